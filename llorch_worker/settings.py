@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,17 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from llorch_worker.demo_model import DEMO, demo_model, model_path
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Variant = Literal[
-    "amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon"
-]
-"""The instruction sets that kernels for CPUs are compiled for."""
-KernelChoice = Literal["auto", "torch", Variant]
-"""``auto``: the fastest for this device and dtype; ``torch``: torch's own; or a CPU's variant."""
-KvDtype = Literal["auto", "fp8", "int8"]
-"""How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
-clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
+from llorch_worker.engine_options import Dtype, EngineOptions, KernelChoice, KvDtype
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
@@ -48,24 +39,8 @@ Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1)]
 LogFormat = Literal["text", "json"]
 """``text``: lines to read; ``json``: one document a line, and one line a job."""
 
-DEFAULT_MAX_SEQUENCES = 16
-DEFAULT_MAX_STEP_TOKENS = 512
+_ENGINE = EngineOptions()
 _WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
-DEFAULT_LOW_WAITS_AT_MOST_S = 60.0
-
-_ENGINE_OPTIONS = {
-    "device",
-    "dtype",
-    "max_sequences",
-    "max_context",
-    "max_step_tokens",
-    "kv_cache_bytes",
-    "prefix_caching",
-    "kernels",
-    "kv_dtype",
-    "cuda_graphs",
-    "batch_invariant",
-}
 
 
 class Settings(BaseSettings):
@@ -110,11 +85,11 @@ class Settings(BaseSettings):
     """Record decode steps as CUDA graphs and replay them."""
     batch_invariant: bool | None = None
     """Give a request the same tokens whatever else runs; by default in float32 only."""
-    max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)
+    max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)
     """Most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)
     """Most tokens in a sequence; by default the model's own context."""
-    max_step_tokens: int = Field(DEFAULT_MAX_STEP_TOKENS, ge=1)
+    max_step_tokens: int = Field(_ENGINE.max_step_tokens, ge=1)
     """Token budget of one engine step. It limits how long a long prompt delays running decodes."""
     kv_cache_bytes: Bytes | None = None
     """Size of the KV blocks, such as ``8GB``; by default enough for ``max_sequences`` full
@@ -124,7 +99,7 @@ class Settings(BaseSettings):
     placement: bool = True
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 
-    low_waits_at_most_s: float = Field(DEFAULT_LOW_WAITS_AT_MOST_S, ge=0, le=1e9)
+    low_waits_at_most_s: float = Field(_ENGINE.low_waits_at_most_s, ge=0, le=1e9)
     """How long more urgent jobs may pass a waiting job; then it starts next."""
     tenant_weights: str = Field("", pattern=rf"^({_WEIGHT}(,{_WEIGHT})*)?$")
     """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""
@@ -173,9 +148,9 @@ class Settings(BaseSettings):
         return self.model_name or default_model_name(self.model)
 
     @property
-    def engine_options(self) -> dict[str, Any]:
-        """The settings that ``Engine.load`` and ``plan_load`` take as options of the same name."""
-        return self.model_dump(include=_ENGINE_OPTIONS)
+    def engine_options(self) -> EngineOptions:
+        """The settings that the engine reads."""
+        return EngineOptions(**{each.name: getattr(self, each.name) for each in fields(_ENGINE)})
 
     @property
     def environment(self) -> dict[str, str]:

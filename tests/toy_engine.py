@@ -23,13 +23,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
 from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine_options import EngineOptions
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
 from tests.toy_generation import ToyGeneration
@@ -83,21 +84,20 @@ class ToyEngine:
     def load(
         cls,
         path: str | Path,
+        options: EngineOptions,
         *,
-        device: str = "auto",
-        max_sequences: int = 16,
-        max_context: int | None = None,
         model_name: str = "toy",
         progress: Callable[[int, int], None] | None = None,
-        **_: Any,
+        **changed: Any,
     ) -> ToyEngine:
+        options = replace(options, **changed)
         steps = max(1, int(float(os.environ.get("TOY_LOAD_S", "0")) * 100))
         for step in range(steps):
             time.sleep(0.01)
             if progress is not None:
                 progress(step + 1, steps)
-        place = device if device.startswith("cuda") else "toy"
-        return cls(model_name, max_sequences, max_context or 4096, place)
+        place = options.device if options.device.startswith("cuda") else "toy"
+        return cls(model_name, options.max_sequences, options.max_context or 4096, place)
 
     def submit(
         self,

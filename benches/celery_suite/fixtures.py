@@ -57,10 +57,13 @@ def celery_config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def celery_worker_pool(celery_session_app: SuiteApp) -> type[EnginePool]:
+def celery_worker_pool(
+    celery_session_app: SuiteApp, celery_config: dict[str, Any]
+) -> type[EnginePool]:
     # As the `celery worker` command does before it builds the worker; installs our transport.
     instance = SimpleNamespace(app=celery_session_app)
     TestWorkController.named_queues = ()
+    celery_session_app.own_config = dict(celery_config)
     register(celery_session_app)
     signals.celeryd_init.send(sender=anon_nodename(), instance=instance, options={})
     celery_session_app.steps["worker"].add(ResidencyStep)

@@ -35,9 +35,9 @@ from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence as Running
 from llorch_worker.engine.stats import Counters
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import select_sample
 from llorch_worker.model import ForwardModel, Llama, RaggedBatch
-from llorch_worker.settings import KvDtype
 
 PREFILLS = 5
 """The first one does not count."""

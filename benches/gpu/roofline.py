@@ -8,8 +8,8 @@ import torch
 
 from llorch_worker.cache import PagedKV
 from llorch_worker.engine.memory.load_plan import cache_shape
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.model import Llama, LlamaConfig
-from llorch_worker.settings import KvDtype
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.device.graphs import Recorder
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_plan import CACHE_SHARE
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import choose_ops
 from llorch_worker.model import LlamaConfig
-from llorch_worker.settings import KvDtype
 
 PEER_BATCH = 64
 

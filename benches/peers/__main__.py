@@ -16,7 +16,8 @@ from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.interrupts import terminable
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import INTERRUPTED, usage_error
-from llorch_worker.settings import Dtype, Settings
+from llorch_worker.engine_options import Dtype
+from llorch_worker.settings import Settings
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000

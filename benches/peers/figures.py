@@ -15,7 +15,7 @@ from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.quantities import counted, human_bytes
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 WIDE_SPREAD = 0.25
 WIDE_MARK = "*"

@@ -110,7 +110,7 @@ def measure_peers(plan: Plan, wanted: Wanted, measured: Callable[[str], None]) -
 
 def _checked(plan: Plan, wanted: Wanted) -> LoadPlan:
     settings = plan.settings
-    model = plan_load(settings.model, **settings.engine_options)
+    model = plan_load(settings.model, settings.engine_options)
     if model.checkpoint.layout != "gguf":
         raise usage_error(f"{settings.model} is not a .gguf file, which llama.cpp needs")
     longest = {}
@@ -125,11 +125,12 @@ def _checked(plan: Plan, wanted: Wanted) -> LoadPlan:
                 f"{options} must leave room for one more token in the model's context of "
                 f"{model.config.max_context} (got {tokens})"
             )
-    loads = {
-        "max_sequences": max(*wanted.batches, wanted.slots),
-        "max_context": max(longest.values()),
-    }
-    return plan_load(settings.model, **settings.engine_options | loads)
+    loaded = replace(
+        settings.engine_options,
+        max_sequences=max(*wanted.batches, wanted.slots),
+        max_context=max(longest.values()),
+    )
+    return plan_load(settings.model, loaded)
 
 
 @contextmanager

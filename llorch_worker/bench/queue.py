@@ -59,10 +59,10 @@ def measure_queue(
     with (
         Engine.load(
             settings.model,
+            settings.engine_options,
             model_name=settings.served_name,
             num_threads=plan.threads,
             progress=plan.progress,
-            **settings.engine_options,
         ) as engine,
         Client(sandbox.redis_url, model=settings.served_name) as client,
     ):
@@ -100,7 +100,7 @@ def checked_settings(settings: Settings, load: Load) -> Settings:
         )
     context = max(longest, SINGLE_PROMPT_TOKENS + SINGLE_NEW_TOKENS)
     settings = settings.model_copy(update={"max_context": min(own, context)})
-    memory = plan_load(settings.model, **settings.engine_options)
+    memory = plan_load(settings.model, settings.engine_options)
     if memory.misfit or 2 * memory.total_bytes > memory.free_bytes:
         raise CommandError(
             "OUT_OF_MEMORY",

@@ -87,7 +87,7 @@ def measure_startup(plan: Plan) -> StartupFigures:
         ModelLoadFailed: as ``plan_load`` does.
     """
     settings = plan.settings
-    fitting = plan_load(settings.model, **settings.engine_options)
+    fitting = plan_load(settings.model, settings.engine_options)
     if fitting.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",
@@ -115,7 +115,7 @@ def measure_startup(plan: Plan) -> StartupFigures:
         model=settings.model,
         device=last.device,
         dtype=last.dtype,
-        max_sequences=fitting.max_sequences,
+        max_sequences=fitting.options.max_sequences,
         max_context=fitting.shape.max_context,
         passes=plan.passes,
         file_bytes=size,

@@ -9,6 +9,7 @@ end is noted in the same step too, so that another worker does it if this one di
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ logger = get_logger(__name__)
 
 RETRY_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 2.0
+_NEVER = threading.Event()
+"""For apps without a worker."""
 
 
 class _OneEnd(Backend):  # type: ignore[misc]
@@ -81,7 +84,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
             else:
                 self._outage.over()
                 return value
-            if self.app.out_of_time.wait(pause_s):
+            if getattr(self.app, "out_of_time", _NEVER).wait(pause_s):
                 raise Reject("the worker ends, and Redis is away", requeue=True)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

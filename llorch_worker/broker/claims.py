@@ -27,7 +27,7 @@ from llorch_worker.broker.results import (
 )
 from llorch_worker.broker.scripts import Reply, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Failed, encode_event
-from llorch_worker.settings import DEFAULT_LOW_WAITS_AT_MOST_S
+from llorch_worker.engine_options import EngineOptions
 
 logger = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class ClaimTerms:
     """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
     tenant_weights: str = ""
-    low_waits_at_most_ms: int = round(DEFAULT_LOW_WAITS_AT_MOST_S * 1e3)
+    low_waits_at_most_ms: int = round(EngineOptions.low_waits_at_most_s * 1e3)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache.rope_tables import RopeScaling
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 BLOCK_SIZE_TOKENS = 16
 MAX_QUERY_TOKENS = 1024

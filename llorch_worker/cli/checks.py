@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -223,9 +223,11 @@ def model_file(settings: Settings) -> Iterator[Check]:
     from llorch_worker.weights.contents import stored_numbers
 
     device_fault = _device_fault(settings.device)
-    options = settings.engine_options | ({"device": "cpu"} if device_fault else {})
+    options = settings.engine_options
+    if device_fault:
+        options = replace(options, device="cpu")
     try:
-        plan = plan_load(settings.model, **options)
+        plan = plan_load(settings.model, options)
         load_tokenizer(plan.checkpoint)
     except LlorchError as error:
         remedy = (

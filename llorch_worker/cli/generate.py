@@ -36,9 +36,10 @@ def generate(
 
     with Engine.load(
         settings.model,
+        settings.engine_options,
         model_name=settings.served_name,
         progress=screen.loading_bar(f"loading {settings.served_name}"),
-        **settings.engine_options | {"max_sequences": request.n},
+        max_sequences=request.n,
     ) as engine:
         generation = engine.submit(request)
         story = StoryPrinter(screen, choices=request.n, opening=request.prompt)

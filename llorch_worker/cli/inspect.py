@@ -35,7 +35,7 @@ def inspect(
     from llorch_worker.text import load_tokenizer
 
     settings = settings.model_copy(update={"model": model_path(path)})
-    plan = plan_load(settings.model, **settings.engine_options)
+    plan = plan_load(settings.model, settings.engine_options)
     load_tokenizer(plan.checkpoint)  # raises if a worker could not use it
     model = _model_document(settings, plan)
     if as_json:
@@ -86,7 +86,7 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "quantised_types": [asdict(kind) for kind in plan.kept_types],
         "kernels": plan.kernels.ops.name,
         "kernels_reason": plan.kernels.reason,
-        "max_sequences": plan.max_sequences,
+        "max_sequences": plan.options.max_sequences,
         "max_context_tokens": plan.shape.max_context,
         "full_contexts": plan.full_contexts,
         "weights_bytes": plan.weights_bytes,
@@ -146,7 +146,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     cache = plan.cache_bytes
     kv_bytes = cache["kv"] + cache.get("kv_scales", 0)
     held = f"{plan.full_contexts:g} full context{'' if plan.full_contexts == 1 else 's'}"
-    wish = "" if plan.full_contexts >= plan.max_sequences else ", fewer than sequences"
+    wish = "" if plan.full_contexts >= plan.options.max_sequences else ", fewer than sequences"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -168,7 +168,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
         f"of {human_bytes(plan.free_bytes)} free",
     )
     title = (
-        f"Memory on {plan.device}, {counted(plan.max_sequences, 'sequence')} of up to "
+        f"Memory on {plan.device}, {counted(plan.options.max_sequences, 'sequence')} of up to "
         f"{counted(plan.shape.max_context, 'token')}"
     )
     screen.out.print(Text(f"\n{title}", "bold"))

@@ -6,9 +6,10 @@ import itertools
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -39,16 +40,10 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
+from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel, LlamaConfig
-from llorch_worker.settings import (
-    DEFAULT_LOW_WAITS_AT_MOST_S,
-    DEFAULT_MAX_SEQUENCES,
-    DEFAULT_MAX_STEP_TOKENS,
-    KernelChoice,
-    KvDtype,
-    default_model_name,
-)
+from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 
 
@@ -75,21 +70,16 @@ class Engine:
         tokenizer: Tokenizer,
         model_name: str,
         weight_bytes: int,
-        max_sequences: int = DEFAULT_MAX_SEQUENCES,
-        max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
-        prefix_caching: bool = True,
-        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
+        options: EngineOptions,
         workspace_bytes: int = 0,
         weights: object = None,
-        kernels: KernelChoice = "auto",
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
-        At most ``max_sequences`` sequences run at once, and a step computes at most
-        ``max_step_tokens`` tokens. ``workspace_bytes`` are planned for the steps. ``weights`` holds
+        ``workspace_bytes`` are planned for the steps. ``weights`` holds
         the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
         ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
         """
@@ -98,7 +88,7 @@ class Engine:
         self.config = config
         self.cache = cache
         self.max_context = cache.max_context
-        self.max_sequences = max_sequences
+        self.max_sequences = options.max_sequences
         self._model = model
         self._parts = {"weights": weights or model, **cache.parts()}
         self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
@@ -112,18 +102,22 @@ class Engine:
         self._arrivals = itertools.count()
         self._counters = Counters()
         self._device = device = cache.shape.device
-        self._max_step_tokens = max_step_tokens
+        self._max_step_tokens = options.max_step_tokens
         self._scheduler = Scheduler(
             cache.blocks,
             block_size=cache.block_size,
-            max_sequences=max_sequences,
-            max_step_tokens=max_step_tokens,
-            prefix_caching=prefix_caching,
-            low_waits_at_most_s=low_waits_at_most_s,
+            max_sequences=options.max_sequences,
+            max_step_tokens=options.max_step_tokens,
+            prefix_caching=options.prefix_caching,
+            low_waits_at_most_s=options.low_waits_at_most_s,
         )
-        sampler = Sampler(config.vocab_size, device, select_sample(device, kernels), truncate_rows)
+        sample = select_sample(device, options.kernels)
+        sampler = Sampler(config.vocab_size, device, sample, truncate_rows)
         self._scored_rows = scored_rows(
-            config, cache.shape, max_sequences=max_sequences, max_step_tokens=max_step_tokens
+            config,
+            cache.shape,
+            max_sequences=options.max_sequences,
+            max_step_tokens=options.max_step_tokens,
         )
         runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
         self._core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
@@ -137,30 +131,21 @@ class Engine:
     def load(
         cls,
         path: str | Path,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_sequences: int = DEFAULT_MAX_SEQUENCES,
-        max_context: int | None = None,
+        options: EngineOptions | None = None,
         *,
         model_name: str | None = None,
-        max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
-        kv_cache_bytes: int | None = None,
-        prefix_caching: bool = True,
         num_threads: int | None = None,
-        kernels: KernelChoice = "auto",
-        kv_dtype: KvDtype = "auto",
-        cuda_graphs: bool = True,
-        batch_invariant: bool | None = None,
-        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
+        **changed: Any,
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
 
-        A card becomes the calling thread's current card. ``Settings`` describes the options that
-        are not described here.
+        A card becomes the calling thread's current card.
 
         Args:
+            changed: fields of :class:`.EngineOptions`, such as ``device="cpu"``, in place of those
+                of ``options``.
             num_threads: torch's CPU threads, process-wide; by default those of
                 :func:`cpu_threads`, for the engine alone.
             progress: called with the bytes loaded and the bytes in total.
@@ -172,23 +157,11 @@ class Engine:
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        place = resolve_device(device)
+        options = replace(options or EngineOptions(), **changed)
+        place = resolve_device(options.device)
         choose_threads = num_threads is None and place.type == "cpu"
         use_device(place)
-        plan = plan_load(
-            path,
-            str(place),
-            dtype,
-            max_sequences,
-            max_context,
-            max_step_tokens=max_step_tokens,
-            kv_cache_bytes=kv_cache_bytes,
-            prefix_caching=prefix_caching,
-            kernels=kernels,
-            kv_dtype=kv_dtype,
-            cuda_graphs=cuda_graphs,
-            batch_invariant=batch_invariant,
-        )
+        plan = plan_load(path, replace(options, device=str(place)))
         tokenizer = load_tokenizer(plan.checkpoint)
         loaded = load_as_planned(plan.require_fit(), progress)
         engine = cls(
@@ -198,21 +171,17 @@ class Engine:
             tokenizer=tokenizer,
             model_name=model_name or default_model_name(Path(path)),
             weight_bytes=loaded.model.weight_bytes,
-            max_sequences=plan.max_sequences,
-            max_step_tokens=plan.max_step_tokens,
-            prefix_caching=plan.prefix_caching,
-            low_waits_at_most_s=low_waits_at_most_s,
+            options=options,
             workspace_bytes=plan.workspace_bytes,
             weights=loaded.model,
-            kernels=kernels,
-            truncate_rows=select_truncate_rows(place, kernels),
+            truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
         )
         if compiles_late(place):
             try:
                 with part_of_load("a step", place, plan.workspace_bytes):
                     # On the engine's own thread, because libraries keep state per thread.
-                    sizes = (max_sequences, max_step_tokens, engine._scored_rows)
+                    sizes = (options.max_sequences, options.max_step_tokens, engine._scored_rows)
                     engine._thread.call(lambda: compile_kernels(loaded.model, loaded.cache, *sizes))
             except BaseException:
                 engine.close()

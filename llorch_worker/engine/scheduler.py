@@ -43,7 +43,7 @@ from operator import attrgetter
 from llorch_worker.cache import BlockPool
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
-from llorch_worker.settings import DEFAULT_LOW_WAITS_AT_MOST_S
+from llorch_worker.engine_options import EngineOptions
 
 _ORDER = attrgetter("order")
 
@@ -91,7 +91,7 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_caching: bool = True,
-        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
+        low_waits_at_most_s: float = EngineOptions.low_waits_at_most_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens.

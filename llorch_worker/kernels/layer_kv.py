@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 FP8_LARGEST = 448.0
 """The largest number of float8 e4m3 without infinities."""

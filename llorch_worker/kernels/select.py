@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from llorch_worker.engine_options import KernelChoice, KvDtype, Variant
 from llorch_worker.kernels import torch_ops
 from llorch_worker.kernels.interface import FusedSample, Ops, TruncateRows
 from llorch_worker.kernels.invariant_ops import InvariantOps
@@ -21,7 +22,6 @@ from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.native.truncate_rows import truncate_rows
 from llorch_worker.kernels.native.variants import is_measured
 from llorch_worker.kernels.torch_ops import TorchOps
-from llorch_worker.settings import KernelChoice, KvDtype, Variant
 
 FP8_CAPABILITY = (8, 9)
 """Ada and later cards convert float8 e4m3; Triton refuses to compile it for earlier ones."""

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.engine_options import KernelChoice
 from llorch_worker.kernels import find_native_kernels
 from llorch_worker.kernels.fixed_linear import fixed_linear
-from llorch_worker.settings import KernelChoice
 from llorch_worker.weights.linear import DenseLinears, Linears
 from llorch_worker.weights.native_linear import NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears

@@ -65,7 +65,7 @@ def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
         return model
 
     request = GenerationRequest(prompt="Once upon a time", max_tokens=8, temperature=0)
-    with Engine.load(demo_model, "cpu", around_model=keep) as engine:
+    with Engine.load(demo_model, device="cpu", around_model=keep) as engine:
         (model,) = models
         kinds = (Engine, Llama, type(model.ops), type(model.output), type(model.blocks[0]))
         before = [dict(vars(kind)) for kind in kinds]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.cache import CacheShape, PagedKV
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 
 def make(kv_dtype: KvDtype = "auto") -> PagedKV:

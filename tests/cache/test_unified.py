@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from llorch_worker.cache import CacheShape, UnifiedCache
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 SHAPE = CacheShape(
     num_layers=3,

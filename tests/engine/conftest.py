@@ -17,7 +17,8 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.device.queue import DeviceQueue, InlineQueue
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import TorchOps
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.kernels import TorchOps, TruncateRows
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
@@ -42,7 +43,16 @@ class LoadedModel:
         )
         return UnifiedCache.allocate(shape, num_blocks)
 
-    def engine(self, *, num_blocks: int = 512, model: Any = None, **settings: Any) -> Engine:
+    def engine(
+        self,
+        *,
+        num_blocks: int = 512,
+        model: Any = None,
+        truncate_rows: TruncateRows | None = None,
+        num_threads: int | None = None,
+        queue: DeviceQueue | None = None,
+        **options: Any,
+    ) -> Engine:
         return Engine(
             model=model or self.model,
             config=self.config,
@@ -50,7 +60,10 @@ class LoadedModel:
             tokenizer=self.tokenizer,
             model_name="stories",
             weight_bytes=self.model.weight_bytes,
-            **settings,
+            options=EngineOptions(**options),
+            truncate_rows=truncate_rows,
+            num_threads=num_threads,
+            queue=queue,
         )
 
 

@@ -22,12 +22,14 @@ def test_every_variant_stays_close_to_float32(
     """Each reads a greedy text of the reference. Native kernels multiply a quantised model's
     weights with 8-bit activations; torch's dequantise it to bfloat16."""
     request = GenerationRequest(prompt=PROMPT, max_tokens=TOKENS, temperature=0, ignore_eos=True)
-    with Engine.load(trained_model / file, "cpu", "float32") as engine:
+    with Engine.load(trained_model / file, device="cpu", dtype="float32") as engine:
         text = engine.submit(request).result(600).choices[0].token_ids
         ids = [*engine.tokenizer.encode(PROMPT), *text]
         exact = engine.logits(ids)
     for kernels in [*runnable_variants(), "torch"]:
-        with Engine.load(trained_model / file, "cpu", "bfloat16", kernels=kernels) as engine:
+        with Engine.load(
+            trained_model / file, device="cpu", dtype="bfloat16", kernels=kernels
+        ) as engine:
             logits = engine.logits(ids)
         divergence = torch.nn.functional.kl_div(
             logits.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True

@@ -8,7 +8,7 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.settings import KvDtype
+from llorch_worker.engine_options import KvDtype
 from tests.engine.conftest import LoadedModel
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
@@ -16,7 +16,14 @@ PROMPT = "Once upon a time, there was a little girl named Lily."
 
 def load(loaded: LoadedModel, kv_dtype: KvDtype, **options: Any) -> Engine:
     return Engine.load(
-        loaded.path, "cpu", "float32", 3, 96, kernels="torch", kv_dtype=kv_dtype, **options
+        loaded.path,
+        device="cpu",
+        dtype="float32",
+        max_sequences=3,
+        max_context=96,
+        kernels="torch",
+        kv_dtype=kv_dtype,
+        **options,
     )
 
 

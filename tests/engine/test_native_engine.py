@@ -10,8 +10,8 @@ import pytest
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine_options import Dtype, EngineOptions, KvDtype
 from llorch_worker.kernels import native_absence
-from llorch_worker.settings import Dtype, KvDtype
 from tests.kernels.native import runnable_variants
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
@@ -29,7 +29,7 @@ def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(
     demo_model: Path, kv_dtype: KvDtype
 ) -> None:
     options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "kv_dtype": kv_dtype}
-    assert plan_load(demo_model, **options).kernels.ops.name == "native"
+    assert plan_load(demo_model, EngineOptions(**options)).kernels.ops.name == "native"
     request = GenerationRequest(prompt=PROMPT, max_tokens=24, temperature=0)
     answers = []
     for step_tokens in (16, 512):

@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.triton import (
     paged_decode,
     paged_prefill,
@@ -33,7 +34,6 @@ from llorch_worker.kernels.triton import (
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles
 from llorch_worker.kernels.triton.paged_prefill import PrefillTiles
 from llorch_worker.kernels.triton.quantised_linear import MatmulTiles
-from llorch_worker.settings import KvDtype
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
+from llorch_worker.engine_options import Variant
 from llorch_worker.kernels.native.library import NativeKernels, NativeUnavailable, native_kernels
 from llorch_worker.kernels.native.variants import missing_flags, variants_of
-from llorch_worker.settings import Variant
 
 VARIANTS = variants_of(platform.machine())
 

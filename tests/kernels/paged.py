@@ -9,9 +9,9 @@ from random import Random
 
 import torch
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 
 BLOCK_SIZE = 16

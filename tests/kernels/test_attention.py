@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import TorchOps
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.paged_decode import splits_for
-from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
 from tests.sizes import sized

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.fixed_linear import fixed_linear
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
@@ -16,7 +17,6 @@ from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.quantised_linear import quantised_linear
-from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE, INTERPRETED
 from tests.kernels.native import native_or_skip
 from tests.kernels.paged import Scene, scene

@@ -15,6 +15,7 @@ import torch
 
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.engine.memory.placement import check_kernels
+from llorch_worker.engine_options import KernelChoice, Variant
 from llorch_worker.kernels import choose_ops
 from llorch_worker.kernels.native import library, variants
 from llorch_worker.kernels.native.build import built
@@ -24,7 +25,6 @@ from llorch_worker.kernels.native.library import (
     native_kernels,
 )
 from llorch_worker.kernels.native.variants import VARIANTS
-from llorch_worker.settings import KernelChoice, Variant
 from tests.kernels.native import VARIANTS as HERE
 from tests.kernels.native import native_or_skip
 

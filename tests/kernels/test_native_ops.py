@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.cache import CausalMasks
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
-from llorch_worker.settings import KvDtype
 from tests.kernels.native import native_or_skip, variant_params
 from tests.kernels.paged import Scene, layer_kv, scene
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import TorchOps
 from llorch_worker.kernels.triton import TritonOps
-from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import layer_kv
 

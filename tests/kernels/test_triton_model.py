@@ -12,10 +12,10 @@ from benches.profile.ranges import Ranges
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.memory.load_plan import cache_shape
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.model import RaggedBatch
-from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE, INTERPRETED
 from tests.sizes import sized
 

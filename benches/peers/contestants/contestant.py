@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from llorch_worker.settings import KvDtype
+    from llorch_worker.engine_options import KvDtype
 
 LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"

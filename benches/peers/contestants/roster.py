@@ -18,8 +18,8 @@ from benches.peers.contestants.contestant import (
     CannotRun,
 )
 from benches.peers.contestants.process import Interpreter
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.processors import usable_processors
-from llorch_worker.settings import KvDtype
 
 LLAMA_SERVER: Final = "llama-server"
 STOCK_CELERY: Final = "stock-celery"

@@ -94,12 +94,12 @@ def bytes_from_disk() -> int:
 
 
 def _load(settings: Settings) -> FreshLoad:
-    plan = plan_load(settings.model, **settings.engine_options)
+    plan = plan_load(settings.model, settings.engine_options)
     kv_bytes = plan.num_blocks * plan.block_bytes if plan.device.type == "cpu" else 0
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
     began_s = time.perf_counter()
-    with Engine.load(settings.model, **settings.engine_options) as engine:
+    with Engine.load(settings.model, settings.engine_options) as engine:
         loaded_s = time.perf_counter()
         engine.submit(request).result()
         ready_s = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llorch_worker.bench.instruments.watched_model import WatchedModel
 from llorch_worker.bench.load import Load
@@ -50,15 +50,13 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
     began_s = time.perf_counter()
     with Engine.load(
         settings.model,
+        settings.engine_options,
         num_threads=plan.threads,
         progress=plan.progress,
         around_model=watch,
-        **settings.engine_options
-        | {
-            "max_sequences": largest.jobs,
-            "max_context": fitting.shape.max_context,
-            "kv_cache_bytes": _blocks_for_all(largest) * fitting.block_bytes,
-        },
+        max_sequences=largest.jobs,
+        max_context=fitting.shape.max_context,
+        kv_cache_bytes=_blocks_for_all(largest) * fitting.block_bytes,
     ) as engine:
         yield LoadedEngine(engine, watches[0], fitting.checkpoint, time.perf_counter() - began_s)
 
@@ -87,8 +85,10 @@ def _checked_plan(settings: Settings, load: Load) -> LoadPlan:
             f"the model's context of {own} tokens"
         )
     context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
-    one = {"max_context": context, "max_sequences": 1, "kv_cache_bytes": None}
-    plan = plan_load(settings.model, **settings.engine_options | one)
+    one = replace(
+        settings.engine_options, max_context=context, max_sequences=1, kv_cache_bytes=None
+    )
+    plan = plan_load(settings.model, one)
     if plan.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",

@@ -19,14 +19,9 @@ from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.kept_types import KeptType, kept_types
 from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
 from llorch_worker.engine.memory.workspace import workspace_bytes
+from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import LlamaConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.settings import (
-    DEFAULT_MAX_SEQUENCES,
-    DEFAULT_MAX_STEP_TOKENS,
-    KernelChoice,
-    KvDtype,
-)
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
@@ -46,10 +41,7 @@ class LoadPlan:
     kernels: ChosenOps
     """The operations for everything except matrix products, and why they were chosen."""
     shape: CacheShape
-    max_sequences: int
-    max_step_tokens: int
-    prefix_caching: bool
-    kv_cache_bytes: int | None
+    options: EngineOptions
     weights_bytes: int
     workspace_bytes: int
     """The most memory that one step takes besides weights and cache."""
@@ -121,7 +113,9 @@ class LoadPlan:
         if misfit is None:
             fitting = self._room_bytes(left_bytes) // self.block_bytes
             return replace(self, num_blocks=min(self.num_blocks, fitting))
-        asked_for = self.shape.context_blocks if self.kv_cache_bytes is None else self.num_blocks
+        asked_for = (
+            self.shape.context_blocks if self.options.kv_cache_bytes is None else self.num_blocks
+        )
         return replace(self, num_blocks=asked_for, misfit=misfit)
 
     @property
@@ -140,7 +134,7 @@ class LoadPlan:
         return int(left_bytes * self.cache_share) - sum(self._fixed_bytes.values())
 
     def _misfit(self, left_bytes: int) -> str | None:
-        room, asked = self._room_bytes(left_bytes), self.kv_cache_bytes
+        room, asked = self._room_bytes(left_bytes), self.options.kv_cache_bytes
         needed = self.shape.context_blocks * self.block_bytes
         one_context = f"one context of {self.shape.max_context} tokens"
         if left_bytes < 0:
@@ -172,22 +166,8 @@ class LoadPlan:
         )
 
 
-def plan_load(
-    path: str | Path,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_sequences: int = DEFAULT_MAX_SEQUENCES,
-    max_context: int | None = None,
-    *,
-    max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
-    kv_cache_bytes: int | None = None,
-    prefix_caching: bool = True,
-    kernels: KernelChoice = "auto",
-    kv_dtype: KvDtype = "auto",
-    cuda_graphs: bool = True,
-    batch_invariant: bool | None = None,
-) -> LoadPlan:
-    """The plan for a load with these options, which are those of ``Engine.load``.
+def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
+    """The plan for a load with these options.
 
     Reads the model file's metadata and no weights. A model that does not fit is a plan with a
     ``misfit``, not an error.
@@ -196,21 +176,24 @@ def plan_load(
         InvalidLoadOption: an option is out of its range.
         ModelLoadFailed: the file is missing, damaged or not a Llama, or there is no such device.
     """
-    for name, value in (("max_sequences", max_sequences), ("max_step_tokens", max_step_tokens)):
+    for name in ("max_sequences", "max_step_tokens"):
+        value = getattr(options, name)
         if value < 1:
             raise InvalidLoadOption(f"{name} must be at least 1 (got {value})")
-    place = resolve_device(device)
+    place, kernels = resolve_device(options.device), options.kernels
     check_kernels(kernels, place)
     checkpoint = open_checkpoint(Path(path))
     config = resolve_config(checkpoint)
-    compute = resolve_dtype(dtype, place, parameters=parameter_count(config), kernels=kernels)
-    if max_context is None:
-        max_context = config.max_context
+    compute = resolve_dtype(
+        options.dtype, place, parameters=parameter_count(config), kernels=kernels
+    )
+    max_context = config.max_context if options.max_context is None else options.max_context
     if not 1 <= max_context <= config.max_context:
         raise InvalidLoadOption(
             f"max_context must be at most {config.max_context}, the model's own context, and at "
             f"least 1 (got {max_context})"
         )
+    batch_invariant = options.batch_invariant
     if batch_invariant is None:
         batch_invariant = compute is torch.float32
     linears = select_linears(place, compute, kernels, batch_invariant=batch_invariant)
@@ -219,17 +202,17 @@ def plan_load(
         compute,
         kernels,
         head_dim=config.head_dim,
-        kv_dtype=kv_dtype,
+        kv_dtype=options.kv_dtype,
         batch_invariant=batch_invariant,
     )
-    recorded = cuda_graphs and records_decode(place, chosen.ops)
+    recorded = options.cuda_graphs and records_decode(place, chosen.ops)
     shape = cache_shape(
         config,
         max_context,
         dtype=compute,
         device=place,
-        kv_dtype=kv_dtype,
-        decode_rows=max_sequences if recorded else 0,
+        kv_dtype=options.kv_dtype,
+        decode_rows=options.max_sequences if recorded else 0,
         max_query_tokens=MAX_QUERY_TOKENS if chosen.ops.reads_mask else 0,
     )
     plan = LoadPlan(
@@ -238,20 +221,20 @@ def plan_load(
         linears=linears,
         kernels=chosen,
         shape=shape,
-        max_sequences=max_sequences,
-        max_step_tokens=max_step_tokens,
-        prefix_caching=prefix_caching,
-        kv_cache_bytes=kv_cache_bytes,
+        options=options,
         weights_bytes=model_bytes(config, checkpoint, linears, compute),
         workspace_bytes=workspace_bytes(
-            config, shape, max_sequences=max_sequences, max_step_tokens=max_step_tokens
+            config,
+            shape,
+            max_sequences=options.max_sequences,
+            max_step_tokens=options.max_step_tokens,
         ),
         process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
         free_bytes=free_bytes(place),
-        num_blocks=max_sequences * shape.context_blocks,
+        num_blocks=options.max_sequences * shape.context_blocks,
     )
-    if kv_cache_bytes is not None:
-        plan = replace(plan, num_blocks=kv_cache_bytes // plan.block_bytes)
+    if options.kv_cache_bytes is not None:
+        plan = replace(plan, num_blocks=options.kv_cache_bytes // plan.block_bytes)
     return plan.fitted_to(plan.free_bytes - plan.weights_bytes)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
+from llorch_worker.engine_options import KernelChoice
 from llorch_worker.kernels import find_native_kernels, native_absence
-from llorch_worker.settings import KernelChoice
 
 DTYPES = {
     "float32": torch.float32,

@@ -19,8 +19,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from llorch_worker.engine_options import Variant
 from llorch_worker.kernels.native.variants import compiler_flags
-from llorch_worker.settings import Variant
 
 logger = logging.getLogger(__name__)
 

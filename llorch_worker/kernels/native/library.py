@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from llorch_worker.engine_options import Variant
 from llorch_worker.kernels.native.build import CannotBuild, built
 from llorch_worker.kernels.native.tile_permission import tile_refusal
 from llorch_worker.kernels.native.variants import VARIANTS, missing_flags, variants_of
 from llorch_worker.kernels.openmp import torch_openmp
-from llorch_worker.settings import Variant
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
-from llorch_worker.settings import KvDtype
 
 KV_FORMS: tuple[KvDtype, ...] = ("auto", "fp8", "int8")
 """In the order of ``kv_form.h``; without a dtype of its own, a cache is in bfloat16."""

@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
-from llorch_worker.settings import KvDtype
 
 _PROGRAMS_PER_PROCESSOR = 4
 MOST_SPLITS = 64

@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles, padded_group
-from llorch_worker.settings import KvDtype
 
 
 @dataclass(frozen=True)

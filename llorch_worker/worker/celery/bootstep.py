@@ -212,11 +212,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         engine_class = symbol_by_name(app.engine_class)
         engine: Engine = engine_class.load(
             settings.model,
+            settings.engine_options,
             model_name=settings.served_name,
             progress=_progress(app.on_load_progress, self._signs.loading),
-            low_waits_at_most_s=settings.low_waits_at_most_s,
-            **settings.engine_options
-            | {"device": assignment.device, "max_sequences": worker.pool.limit},
+            device=assignment.device,
+            max_sequences=worker.pool.limit,
         )
         return engine
 

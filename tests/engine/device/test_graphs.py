@@ -14,6 +14,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
 from llorch_worker.engine.memory.load_plan import cache_shape
+from llorch_worker.engine_options import EngineOptions
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
 
@@ -35,7 +36,7 @@ def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engin
         tokenizer=loaded.tokenizer,
         model_name="stories",
         weight_bytes=loaded.model.weight_bytes,
-        max_sequences=ROWS,
+        options=EngineOptions(max_sequences=ROWS),
         queue=make_queue(),
     ) as engine:
         yield engine, recorder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
+from llorch_worker.engine_options import EngineOptions
 from tests.engine.conftest import LoadedModel
 
 CONTEXT, SEQUENCES = 100, 4
+OPTIONS = EngineOptions(device="cpu", dtype="float32", max_sequences=SEQUENCES, max_context=CONTEXT)
 CONTEXT_BLOCKS = 7
 """Blocks of 16 tokens for one context."""
 
@@ -27,7 +30,7 @@ def plan(loaded: LoadedModel) -> LoadPlan:
 def planned(loaded: LoadedModel, **options: Any) -> LoadPlan:
     # Operations with a mask, which the exact ones of float32 do without.
     chosen = {"kernels": "torch", "batch_invariant": False, **options}
-    return plan_load(loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **chosen)
+    return plan_load(loaded.path, replace(OPTIONS, **chosen))
 
 
 def left_for(plan: LoadPlan, blocks: int) -> int:
@@ -54,7 +57,10 @@ def test_memory_limits_the_blocks_after_tables_masks_and_workspace(plan: LoadPla
 
 def test_only_operations_that_read_a_mask_are_given_one(demo_model: Path) -> None:
     choices = ("torch", "bfloat16"), ("torch", "float32"), ("auto", "bfloat16")
-    plans = [plan_load(demo_model, "cpu", dtype, kernels=kernels) for kernels, dtype in choices]
+    plans = [
+        plan_load(demo_model, EngineOptions(device="cpu", dtype=dtype, kernels=kernels))
+        for kernels, dtype in choices
+    ]
     for plan in plans:
         assert (plan.cache_bytes["masks"] > 0) == plan.kernels.ops.reads_mask
     assert [plan.cache_bytes["masks"] for plan in plans[:2]] == [512 * 512, 0]
@@ -106,7 +112,7 @@ def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
     options: dict[str, Any] = {"kernels": "torch"}
     with (
         caplog.at_level(logging.INFO, "llorch_worker.engine.loading"),
-        Engine.load(loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **options) as engine,
+        Engine.load(loaded.path, OPTIONS, **options) as engine,
     ):
         assert engine.stats().kv_blocks_total == 10
     assert "10 of 28 planned KV blocks fit" in caplog.text

@@ -21,7 +21,8 @@ def resident():
     return psutil.Process().memory_info().rss
 
 before = resident()
-with Engine.load(sys.argv[1], "cpu", "float32", max_sequences=1024, kv_dtype=sys.argv[2]) as engine:
+options = {"max_sequences": 1024, "kv_dtype": sys.argv[2]}
+with Engine.load(sys.argv[1], device="cpu", dtype="float32", **options) as engine:
     engine.warm_up()
     found = [resident() - before]
     prompts = [[3 + (number + at) % 500 for at in range(500)] for number in range(64)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from llorch_worker.engine_options import Variant
 from llorch_worker.kernels.native.build import built
-from llorch_worker.settings import Variant
 
 
 @dataclass(frozen=True)

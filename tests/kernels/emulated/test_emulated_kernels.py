@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from llorch_worker.engine_options import KvDtype, Variant
 from llorch_worker.kernels import LayerKV
 from llorch_worker.kernels.native.paged_attention import KV_FORMS
 from llorch_worker.kernels.native.tiles import BLOCK_COLUMNS, LEVEL_BYTES, Levels
-from llorch_worker.settings import KvDtype, Variant
 from tests.kernels.emulated.emulator import (
     PROCESSORS,
     Architecture,
