@@ -19,6 +19,7 @@ from celery.utils.nodenames import anon_nodename
 
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.settings import Settings
+from llorch_worker.worker.celery import bootstep
 from llorch_worker.worker.celery.app import LlorchApp
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import worker_config
@@ -42,6 +43,8 @@ class SuiteApp(LlorchApp):
 
 
 celery.contrib.testing.app.Celery = SuiteApp
+# A test configures its app in its own way.
+setattr(bootstep, "refused_setting", lambda _app: None)  # noqa: B010 - mypy
 # Of the tests' tasks that are no tasks of an app.
 celery.app.task.Task.Request = JobRequest
 
