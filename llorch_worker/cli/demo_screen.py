@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -161,14 +165,14 @@ class DemoScreen:
     def leaving(self, gateway: str | None, flower: str | None) -> None:
         """What there was to call and to see; after everything has stopped."""
         if gateway or flower:
-            self._print("\nEverything is stopped. To try these, run llorch demo --keep:\n")
+            self._print(f"\nEverything is stopped. To try these, run {_llorch()} demo --keep:\n")
             self._servers(gateway, flower)
 
     def keeping(self, redis_url: str, gateway: str | None, flower: str | None) -> None:
         """How to use what keeps running under ``--keep``."""
         self._print(
             f"\nEverything keeps running until Ctrl-C. From another terminal:\n\n"
-            f'  [cyan]llorch submit --redis {redis_url} --stream "Long ago"[/]'
+            f'  [cyan]{_llorch()} submit --redis {redis_url} --stream "Long ago"[/]'
         )
         self._servers(gateway, flower)
 
@@ -201,6 +205,12 @@ class DemoScreen:
     def _print(self, markup: str) -> None:
         if not self._screen.as_json:
             self._screen.out.print(markup, soft_wrap=True)
+
+
+def _llorch() -> str:
+    """How a shell finds this command, which need not be on the PATH."""
+    own = Path(sys.argv[0])
+    return os.path.relpath(own) if own.name == "llorch" and not which("llorch") else "llorch"
 
 
 def _asked(request: GenerationRequest) -> str:
