@@ -186,7 +186,7 @@ class ClaimChannel(kombu_redis.Channel):
             return
         self._look_and_wait()
         while self._doorbell.is_rung(self.client.connection):
-            # The poll before the next turn of the loop may not tell of this reply.
+            # The poll before the next turn of the loop may not report this reply.
             self._brpop_read()
             self._look_and_wait()
 

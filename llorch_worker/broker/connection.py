@@ -216,7 +216,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_refused_write(error: BaseException) -> bool:
     """Whether Redis takes no writes for now: it is at its ``maxmemory``, became a replica, lacks
     replicas or cannot save to disk."""
-    # In a script or a pipeline the code stands within the text, or only the class tells.
+    # In a script or a pipeline the code stands within the text, or only the class says so.
     codes = ("READONLY", "NOREPLICAS", "MISCONF")
     refused = isinstance(error, ResponseError) and any(code in str(error) for code in codes)
     return refused or isinstance(error, ReadOnlyError) or is_out_of_memory(error)

@@ -114,7 +114,7 @@ class Doorbell:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
         if self._unblock(connection, client):
             return self.read(connection)
-        # It may have been told of a ring just now.
+        # A ring may just have reached it.
         self._waiting_on = None
         connection.disconnect()
         self.has_rung = True

@@ -43,7 +43,7 @@ class EndedJob(BaseModel):
 
 
 class EndedJobs:
-    """The jobs that this process ends: each is told to all observers and, later, to Redis.
+    """The jobs that this process ends: each is reported to all observers and, later, to Redis.
 
     Thread-safe. The worker's announcer publishes them every few seconds, so they cost a job no
     round trip. Those of a worker that is killed in between are missing from the list.

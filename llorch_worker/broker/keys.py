@@ -161,7 +161,7 @@ def gateway_documents(kind: str, owner: str) -> str:
 
 def webhook(webhook_id: str) -> str:
     """Hash: ``url``, ``caller`` (the name of the gateway's key), ``kind``, ``since_ms``,
-    ``attempts``, ``body`` once what it tells has happened, and ``reason``, why the last attempt
+    ``attempts``, ``body`` once its event has happened, and ``reason``, why the last attempt
     failed."""
     return f"{PREFIX}gateway:webhook:{webhook_id}"
 

@@ -17,11 +17,11 @@ LATE_S = 0.1
 class QueueNews:
     """Key tracking (``CLIENT TRACKING``) on two connections that do nothing else.
 
-    Of the lists for all workers Redis tells once, and then nothing until :meth:`any_exist` has
-    looked at them again, so the reader decides what a busy fleet costs. Of the worker queues, which
-    are many and seldom used, it tells of each change (``BCAST``). News arrives within a
-    millisecond, and costs nothing while the queues are idle. It names what changed, but not how: a
-    pop is news too.
+    Redis reports a change of a list for all workers once, and then nothing until
+    :meth:`any_exist` has looked at it again, so the reader decides what a busy fleet costs. Of the
+    worker queues, which are many and seldom used, it reports each change (``BCAST``). News arrives
+    within a millisecond, and costs nothing while the queues are idle. It names what changed, but
+    not how: a pop is news too.
     """
 
     def __init__(self, asking: Any, hearing: Any, model: str) -> None:
@@ -40,7 +40,7 @@ class QueueNews:
         self.any_exist(self._lists)
 
     def any_exist(self, lists: Iterable[str]) -> bool:
-        """Whether there are jobs in the ``lists``, or rings for them. From now on Redis tells of
+        """Whether there are jobs in the ``lists``, or rings for them. From now on Redis reports
         the next change of each."""
         names = {*lists}
         names |= {keys.bell(queues.bell_queue_of(name)) for name in names}
@@ -50,7 +50,7 @@ class QueueNews:
         """Call it after each renewal of the watcher's lease, which is news too. Raises
         ConnectionError if the one before was not heard of.
 
-        What lies between may forget a connection on which nothing is sent, and tell nobody.
+        A proxy in between may drop a connection on which nothing is sent, without notice.
         """
         if self.renewals and not self._hearing.can_read(timeout=LATE_S):
             raise NoConnection("the connection for news of the queues is dead")

@@ -57,7 +57,7 @@ class WorkerCard(_Card):
     last_seen: float
     engine: dict[str, Any]
     recent: RecentJobs = RecentJobs()
-    # Prometheus is told this place: it must not be an URL of somebody's choice.
+    # Prometheus gets this place: it must not be an URL of somebody's choice.
     metrics_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where it serves metrics; None if it does not."""

@@ -50,8 +50,8 @@ def keep(client: Redis, model: str) -> bool:
     return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
 
 
-def keep_and_tell(client: Redis, model: str, workers: int) -> bool:
-    """:func:`keep`, and tells claims how many workers share the model's jobs."""
+def keep_with_count(client: Redis, model: str, workers: int) -> bool:
+    """:func:`keep`, and publishes for claims how many workers share the model's jobs."""
     try:
         lease_ms = round(LEASE_S * 1e3)
         return bool(client.set(keys.watch(model), max(1, workers), xx=True, px=lease_ms))

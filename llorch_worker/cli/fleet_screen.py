@@ -101,7 +101,7 @@ class FleetScreen:
         late = age_s > self._interval_s + READING_LATE_S
         if self._reader.away is None and not late:
             return title
-        # A Redis that does not even refuse is told by the age alone.
+        # Of a Redis that does not even refuse, the age alone shows it.
         why = f"{self._reader.away or 'Redis does not reply'}"
         return Group(title, Text(f"{why}. Trying again; below is {human_time(age_s)} old.", "red"))
 

@@ -80,7 +80,7 @@ def gateway(
     except SystemExit:  # uvicorn has logged the reason
         message = f"cannot listen at {own.host}:{own.port}; --port and --host choose another place"
         raise CommandError("CANNOT_LISTEN", message) from None
-    # Before the URL is told: who connects at once must wait, and not be refused.
+    # Before the URL is printed: who connects at once must wait, and not be refused.
     sockets[0].listen(BACKLOG)
     url = f"http://{own.host}:{sockets[0].getsockname()[1]}"
     if as_json:

@@ -72,7 +72,7 @@ class StreamCursor:
         self._seen: dict[int, _Seen] = {}
 
     def must_announce(self) -> bool:
-        """Whether to tell the publisher now that a client reads; assumes that the caller does."""
+        """Whether to notify the publisher now that a client reads; assumes that the caller does."""
         due = time.monotonic() - self._announced_at_s > WATCH_RENEW_S
         if due:
             self._announced_at_s = time.monotonic()

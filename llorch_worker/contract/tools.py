@@ -18,7 +18,7 @@ class _Part(BaseModel):
 
 
 class Function(_Part):
-    """A function as the model is told of it; ``parameters`` is a JSON Schema."""
+    """A function as the model sees it; ``parameters`` is a JSON Schema."""
 
     name: Name
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)

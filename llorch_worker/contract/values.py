@@ -1,7 +1,7 @@
 """How much a document may hold.
 
 Every wrong value costs a fault of its own, about 50 microseconds and 2 kB, before the first of them
-are told. So a body of 8 MB could hold up a gateway for minutes.
+are reported. So a body of 8 MB could hold up a gateway for minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_VALUES = 50_000
 _CHECKED_AS_ONE = frozenset(
     {"prompt", "prompt_token_ids", "tokens", "schema", "parameters", "json", "metadata"}
 )
-"""Fields of which at most one fault is told, however much they hold."""
+"""Fields of which at most one fault is reported, however much they hold."""
 
 
 def few_values(document: Any) -> Any:

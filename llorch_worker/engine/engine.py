@@ -319,7 +319,7 @@ class Engine:
         )
 
     def observe(self, observer: StepObserver | None) -> None:
-        """Tells ``observer`` of each step from now on, in place of an earlier one; None ends it."""
+        """Reports each step to ``observer``, in place of an earlier one; None ends it."""
         self._core.observer = observer
 
     @property

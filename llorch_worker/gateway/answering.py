@@ -21,7 +21,7 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from llorch_worker.gateway.errors import ERRORS, as_told
+from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import begun_event_source, encoded
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
@@ -111,9 +111,9 @@ class Answering:
         except Exception as error:
             if not begun:
                 raise
-            told = as_told(error)
-            logger.warning("a stream of %s ends with %s", self._path, told.code)
-            yield encoded(body_of(told).model_dump(mode="json"), "error")
+            shown = as_shown(error)
+            logger.warning("a stream of %s ends with %s", self._path, shown.code)
+            yield encoded(body_of(shown).model_dump(mode="json"), "error")
         finally:
             events.close()
             await self._leave(ended)

@@ -74,7 +74,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """Documents every answer of an endpoint but its own."""
 
 
-def as_told(error: Exception) -> LlorchError:
+def as_shown(error: Exception) -> LlorchError:
     """What a client hears of ``error``, which may name our Redis or quote a prompt."""
     match error:
         case LlorchError():
@@ -119,11 +119,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(BrokerUnavailable)
     def no_redis(_: Request, error: BrokerUnavailable | RedisError) -> JSONResponse:
         logger.warning("503: %s", error)
-        return _answer(503, body_of(as_told(error)))
+        return _answer(503, body_of(as_shown(error)))
 
     @app.exception_handler(Exception)
     def defect(_: Request, error: Exception) -> JSONResponse:
-        return _answer(500, body_of(as_told(error)))
+        return _answer(500, body_of(as_shown(error)))
 
 
 def plain_answer(

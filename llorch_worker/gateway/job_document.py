@@ -79,7 +79,7 @@ async def job_document(client: AsyncClient, job_id: str) -> JobDocument:
 
 
 async def job_event(client: AsyncClient, job_id: str) -> tuple[str, JobDocument] | None:
-    """What a webhook tells of a job; None until it has ended. Raises like :func:`job_document`."""
+    """A webhook's event of a job; None until it has ended. Raises like :func:`job_document`."""
     document = await job_document(client, job_id)
     type = _EVENT_TYPES.get(document.status)
     return None if type is None else (type, document)

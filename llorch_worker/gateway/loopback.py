@@ -29,7 +29,7 @@ class LoopbackOnly:
 
     A page can let its own name resolve to 127.0.0.1 (DNS rebinding). A browser then takes the
     gateway for a part of that site, but sends the site's name as Host. And any page can send a form
-    or an empty POST to any host without asking it first; the browser then tells its Origin.
+    or an empty POST to any host without asking it first; the browser then sends its Origin.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What FastAPI's own telemetry may tell of a request: one span, named after the route."""
+"""What FastAPI's own telemetry may record of a request: one span, named after the route."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Ops(Protocol):
 
     @property
     def reads_mask(self) -> bool:
-        """Whether ``paged_prefill`` reads the mask, rather than tell it from positions."""
+        """Whether ``paged_prefill`` reads the mask, rather than derive it from positions."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Scale each row of ``x: [tokens, hidden]`` to a root mean square of one, times ``weight``.

@@ -129,7 +129,7 @@ class ResponseRequest(Sampling):
     background: bool | None = None
     """Answer at once; the response is made whether or not somebody waits."""
     callback_url: CallbackUrl | None = None
-    """With background: an http or https URL that is told of the end."""
+    """With background: an http or https URL that is notified of the end."""
     max_output_tokens: SkipValidation[int | None] = None
     """By default 256; prompt and answer must fit into the context."""
     text: TextConfig | None = None

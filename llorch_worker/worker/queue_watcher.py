@@ -96,7 +96,7 @@ class QueueWatcher:
                     kept = watch.keep(self._redis, self._model)
                 else:
                     living = worker_queues.living(self._redis, self._model)
-                    kept = watch.keep_and_tell(self._redis, self._model, len(living))
+                    kept = watch.keep_with_count(self._redis, self._model, len(living))
                     watch.empty_moved_lists(self._redis, living)
                     self.alone = len(living) < 2
                     count_at_s = now_s + COUNT_S

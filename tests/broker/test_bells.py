@@ -256,7 +256,7 @@ def test_one_worker_watches_until_its_lease_ends(
     prepare(store)
     assert [watch.acquire(store, "toy") for _ in range(2)] == [True, False]
     assert watch.keep(store, "toy")
-    assert watch.keep_and_tell(store, "toy", 3)
+    assert watch.keep_with_count(store, "toy", 3)
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
     watch.leave(store, "toy")
     assert not watch.keep(store, "toy")

@@ -111,7 +111,7 @@ local function write_events(call, job_id, first, events, end_event, ttl_s)
     return by('XADD', stream, string.format('%d-0', number), 'event', event)
   end
   local number = last_numbers[job_id]
-  -- Mostly there are only earlier entries. Then the first event tells so by going in.
+  -- Mostly there are only earlier entries. Then the first event shows this by going in.
   if not number and events[1] and type(add(redis.pcall, first, events[1])) == 'string' then
     number = tonumber(first)
   end

@@ -94,7 +94,7 @@ class BatchStore(Documents[BatchRecord]):
         return await self.get(owner, batch_id)
 
     async def event(self, batch_id: str) -> tuple[str, Batch] | None:
-        """What a webhook tells of a batch; None until it has ended. Raises ``LookupError`` if Redis
+        """A webhook's event of a batch; None until it has ended. Raises ``LookupError`` if Redis
         does not know it, or not any more."""
         (record,) = await self._read([batch_id])
         if record is None:

@@ -1,4 +1,4 @@
-"""What a webhook tells of a response in the background."""
+"""The event that a webhook sends of a response in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def response_event(store: ResponseStore, job: AsyncJob) -> tuple[str, Resp
     except NotKept:
         raise LookupError(job.id) from None
     if response.status in _UNDER_WAY:
-        # It is kept until its end has been told.
+        # It is kept until its end has been sent.
         await store.keep(record)
         return None
     return f"response.{response.status}", response

@@ -1,4 +1,4 @@
-"""What has come of a response. Its job alone says so, and any gateway can tell."""
+"""What has come of a response. Its job alone says so, and any gateway can read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from llorch_worker.client import AsyncJob, JobState, StreamEntry
 from llorch_worker.contract import LlorchError, Started, Tokens
-from llorch_worker.gateway.errors import as_told
+from llorch_worker.gateway.errors import as_shown
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responses.store import NotKept
 from llorch_worker.openai_api.errors import body_of
@@ -59,8 +59,8 @@ async def response_events(
                     new = events.end(await end_of(job))
             for event in new:
                 yield event
-    except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to tell
-        detail = body_of(as_told(error)).error
+    except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to say
+        detail = body_of(as_shown(error)).error
         yield events.error(detail.code, detail.message)
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus asks for. Only operators may ask, because it tells of the whole fleet."""
+"""What Prometheus asks for. Only operators may ask, because it shows the whole fleet."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class DeadWebhook(BaseModel):
     reason: str | None
     """Why the last attempt failed."""
     since: datetime
-    """When there was something to tell."""
+    """When its event happened."""
 
 
 class DeadWebhookList(BaseModel):

@@ -20,14 +20,14 @@ MOST_DEAD = 1_000
 
 @dataclass(frozen=True)
 class Webhook:
-    """Something to tell once it has happened."""
+    """An event to send once it has happened."""
 
     id: str
     url: str
     caller: str
     kind: str
     since_ms: int
-    """Since when it could be told; until then, since when it is expected."""
+    """Since when it could be sent; until then, since when it is expected."""
     attempts: int = 0
     body: str | None = None
     reason: str | None = None
@@ -41,7 +41,7 @@ class Outbox:
         self._redis: Any = client
 
     async def add(self, webhook_id: str, url: str, caller: str, kind: str, *, in_s: float) -> None:
-        """Adds a webhook that waits for what it is to tell, to be looked at ``in_s`` from now."""
+        """Adds a webhook that waits for its event, to be looked at ``in_s`` from now."""
         now_ms = await self.now_ms()
         fields = {"url": url, "caller": caller, "kind": kind, "since_ms": now_ms, "attempts": 0}
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -76,7 +76,7 @@ class Outbox:
             await pipe.execute()
 
     async def complete(self, webhook: Webhook, body: str) -> Webhook:
-        """Keeps what is to be told, because the job's result may expire before the last attempt."""
+        """Keeps the event, because the job's result may expire before the last attempt."""
         now_ms = await self.now_ms()
         fields = {"body": body, "since_ms": now_ms}
         await self._redis.hset(keys.webhook(webhook.id), mapping=fields)

@@ -40,7 +40,7 @@ ENQUEUED_WITHIN_MS = 60_000
 Event = tuple[str, BaseModel]
 """A type, like job.completed, and its data."""
 EventOf = Callable[[Webhook], Awaitable[Event | None]]
-"""What a webhook tells; None: its job has not ended. Raises ``LookupError`` if Redis does not know
+"""A webhook's event; None: its job has not ended. Raises ``LookupError`` if Redis does not know
 the job, or not any more."""
 
 
@@ -58,7 +58,7 @@ class Webhooks:
         secret_of: Callable[[str], str | None],
         event_of: Mapping[str, EventOf],
     ) -> None:
-        """``secret_of`` a key's name; ``event_of``: what to tell, by kind of webhook."""
+        """``secret_of`` a key's name; ``event_of``: its event, by kind of webhook."""
         self._client = client
         self._own = own
         self._secret_of = secret_of
@@ -68,10 +68,10 @@ class Webhooks:
         self._watchers: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
-    # For those who have something to tell --------------------------------------------------------
+    # For those who have events to send --------------------------------------------------------
 
     async def expect(self, job_id: str, url: str, caller: Caller, kind: str = "job") -> None:
-        """Tells ``url`` of the job's end. Called before the job is enqueued: a gateway that dies
+        """Notifies ``url`` of the job's end. Called before the job is enqueued: a gateway that dies
         after that owes the webhook.
 
         Raises:
@@ -88,14 +88,14 @@ class Webhooks:
             await self._outbox.remove(job_id)
 
     def watch(self, job: AsyncJob) -> None:
-        """Has the end told at once; without this call, within a minute."""
+        """Sends the event at once; without this call, within a minute."""
         if len(self._watchers) < MOST_WATCHED:
             task = asyncio.create_task(self._await_end(job))
             self._watchers.add(task)
             task.add_done_callback(self._watchers.discard)
 
     async def due(self, webhook_id: str) -> None:
-        """What an expected webhook is to tell has happened. Without this call it is told within a
+        """The event of an expected webhook has happened. Without this call it is sent within a
         minute."""
         with suppress(RedisError):
             await self._outbox.now_due(webhook_id)

@@ -5,7 +5,7 @@
 // with a scale, and in some types an offset, for each output row and each group of G input columns.
 // A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane r of vector s
 // holds row r's columns 4 s .. 4 s + 3, one byte each. With codes of 4 bits, vectors s and s + G / 8
-// share 64 bytes, the first in the low halves. scales.h tells how scales and offsets are stored.
+// share 64 bytes, the first in the low halves. scales.h says how scales and offsets are stored.
 //
 // Activations are rounded to int8 with one scale for each row and group, as in llama.cpp: products
 // of bytes are the fastest on these processors, and the sums are exact within a group.

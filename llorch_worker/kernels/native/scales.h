@@ -14,7 +14,7 @@ enum {
     NO_LEVELS,
     BYTE_LEVELS,     // for each of 16 groups a signed byte for the scale
     NIBBLE_LEVELS,   // for each of 16 groups one for the scale in the low half, one for the offset
-    SIX_BIT_LEVELS,  // for each of eight groups 6 bits and 6 bits; unpack_block tells where
+    SIX_BIT_LEVELS,  // for each of eight groups 6 bits and 6 bits; unpack_block shows where
 };
 
 ALWAYS_INLINE int level_bytes(int levels) { return levels == SIX_BIT_LEVELS ? 12 : 16; }

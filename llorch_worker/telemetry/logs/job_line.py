@@ -43,7 +43,7 @@ def log_job(job: EndedJob) -> None:
 
 
 def is_of_celery(record: logging.LogRecord) -> bool:
-    """Whether Celery's line tells that a generation was received or how it ended."""
+    """Whether Celery's line says that a generation was received or how it ended."""
     data = getattr(record, "data", None)
     # A producer may have given the task another name, its shadow. Celery's own are not generations.
     named = isinstance(data, dict) and not str(data.get("name", "celery.")).startswith("celery.")

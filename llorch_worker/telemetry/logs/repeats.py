@@ -25,10 +25,10 @@ class _Repeated:
 
 class Repeats(logging.Filter):
     """Lets each warning pass :data:`MOST_A_MINUTE` times a minute, and errors that say exactly the
-    same. How many were left out is told with the next line of the log after that minute.
+    same. How many were left out is logged with the next line of the log after that minute.
 
     A warning repeats if its logger and its template are the same: "the lease of job %s was lost"
-    for a thousand jobs is one event. Errors that differ, in a job's id for example, are all told.
+    for a thousand jobs is one event. Errors that differ, in a job's id for example, are all logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

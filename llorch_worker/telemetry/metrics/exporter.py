@@ -23,7 +23,7 @@ _JSON = "application/json"
 class Exporter(SmallServer):
     """``/metrics``, ``/targets`` (Prometheus' HTTP service discovery) and ``/health``.
 
-    It keeps nothing, so any number may run. It asks for no keys and tells the names of models and
+    It keeps nothing, so any number may run. It asks for no keys and exposes the names of models and
     workers.
     """
 

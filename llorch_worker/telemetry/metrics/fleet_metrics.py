@@ -1,4 +1,4 @@
-"""The metrics of all workers together, read from Redis. Any gateway or exporter tells the same."""
+"""Metrics of all workers together, read from Redis. Any gateway or exporter reports the same."""
 
 from __future__ import annotations
 

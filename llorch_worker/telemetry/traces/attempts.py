@@ -132,7 +132,7 @@ class AttemptSpans:
         self, attempt: _Attempt, state: str | None, end: Any, fields: Mapping[str, Any]
     ) -> None:
         claim, queued_ns = attempt.claim, _queued_ns(attempt)
-        # A worker that died has not told of the wait.
+        # A worker that died has not recorded the wait.
         if attempt.enqueued_s is not None and (claim.first or claim.attempt > 1):
             first_ns = attempt.began_ns - (claim.claimed_ms - claim.first_claimed_ms) * 1_000_000
             self._add_past("queue", attempt.queue_parent, queued_ns, first_ns)

@@ -53,7 +53,7 @@ local function unix_ms(text)
   return math.floor(1000 * (seconds + (tonumber('0' .. fraction) or 0)))
 end
 
--- A job with a longer id is buried unread. The worker refuses ids of over 255 characters, and tells their
+-- A job with a longer id is buried unread. The worker refuses ids of over 255 characters, and reports that to their
 -- producers: for that it must claim them.
 local MOST_ID_BYTES = 65536
 

@@ -64,7 +64,7 @@ local function bring_forward(list, place, most)
   return bytes
 end
 
--- Tell how many jobs a worker has, if it has room for more.
+-- Record how many jobs a worker has, if it has room for more.
 local function note_load(place, jobs, has_room)
   if has_room then
     redis.call('ZADD', load_of(place), jobs, place)
