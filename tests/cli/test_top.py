@@ -122,7 +122,7 @@ def test_of_hundreds_of_workers_the_most_loaded_are_shown_and_the_rest_summed_up
     # Ctrl-Z gives the terminal back, and `fg` takes it again.
     top.press("\x1a")
     top.wait_stopped()
-    assert top.raw.endswith(FIRST_SCREEN + "\x1b[?25h")
+    wait_until(lambda: top.raw.endswith(FIRST_SCREEN + "\x1b[?25h"))
     top.process.send_signal(signal.SIGCONT)
     wait_until(lambda: top.raw.count(SECOND_SCREEN) == 2)
     top.press("q")
