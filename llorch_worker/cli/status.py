@@ -93,6 +93,12 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
     with Client(url) as client:
         found: JobStatus = client.job(job_id).status()
+    if found.forgotten:
+        raise CommandError(
+            "UNKNOWN_JOB",
+            f"job {job_id[:80]!r} has ended, and its result was deleted; a message that repeats "
+            "its id is dropped, so send a job again with a new id",
+        )
     if found.state == "unknown":
         raise unknown_job(job_id)
     if screen.as_json:

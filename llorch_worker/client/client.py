@@ -250,7 +250,11 @@ class Job:
             (meta, cancelling), (state, sent) = pipe.execute()
         waits = state in ("queued", "scheduled") or (state is None and sent is not None)
         return job_status(
-            self.id, decode_state(meta), waits=waits, cancelling=cancelling is not None
+            self.id,
+            decode_state(meta),
+            waits=waits,
+            cancelling=cancelling is not None,
+            ended=state == "ended",
         )
 
     def _announce_reader(self) -> None:

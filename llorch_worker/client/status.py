@@ -21,16 +21,22 @@ class JobStatus:
     state: JobState
     worker: str | None = None
     error: ErrorDocument | None = None
+    forgotten: bool = False
+    """The job has ended, and its result was deleted, as Celery's ``forget()`` does. Workers drop a
+    message that repeats its id."""
 
     @property
     def ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-def job_status(job_id: str, stored: StoredState, *, waits: bool, cancelling: bool) -> JobStatus:
+def job_status(
+    job_id: str, stored: StoredState, *, waits: bool, cancelling: bool, ended: bool
+) -> JobStatus:
     """The status that follows from the stored state and the marks in Redis.
 
-    ``waits``: for its ETA or for a worker, perhaps not for the first time.
+    ``waits``: for its ETA or for a worker, perhaps not for the first time. ``ended``: its record
+    says so, whatever has become of its result.
     """
     match stored.end:
         case GenerationResult():
@@ -47,4 +53,4 @@ def job_status(job_id: str, stored: StoredState, *, waits: bool, cancelling: boo
         return JobStatus(job_id, "queued")
     if stored.status != "PENDING":
         return JobStatus(job_id, "running", worker=stored.worker)
-    return JobStatus(job_id, "unknown")
+    return JobStatus(job_id, "unknown", forgotten=ended)
