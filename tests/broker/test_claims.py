@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys
+from llorch_worker.broker import claims, keys, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
@@ -213,3 +213,21 @@ def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Red
         looks += 1
     assert [claim.job_id for claim in taken] == ["a"]
     assert looks < 20
+
+
+@pytest.mark.parametrize("how", ["its worker dies", "its worker drains", "its ETA comes"])
+def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
+    store: redis.Redis, how: str
+) -> None:
+    push(store, "a", eta="2999-01-01T00:00:00" if how == "its ETA comes" else None)
+    taken = take(store)
+    store.set(QUEUE, "somebody's")
+    if how == "its worker drains":
+        assert claims.hand_back(store, taken[0])
+    for is_stopped in (True, False):
+        if not is_stopped:
+            store.delete(QUEUE)
+        store.zadd(keys.LEASES, {"a": 0}, xx=True)
+        store.zadd(queues.scheduled("toy"), {"a": 0}, xx=True)
+        sweep(store)
+        assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])

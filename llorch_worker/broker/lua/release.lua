@@ -23,16 +23,17 @@ if state == 'ended' then
 end
 -- A new fence, so that the caller's writes still in flight fail.
 redis.call('HINCRBY', job, 'fence', 1)
-if state == 'lapsed' then
+local suspect = record[5] and record[6] == '0'
+local list = suspect and suspects_list(record[4]) or record[4]
+if state == 'lapsed' or not takes_jobs(list) then
   redis.call('ZADD', LEASES, 0, job_id)
 else
   redis.call('HDEL', job, 'message')
   redis.call('HINCRBY', job, 'attempts', -1)
   redis.call('HSET', job, 'state', 'queued')
-  local suspect = record[5] and record[6] == '0'
   if record[6] == '1' then
     redis.call('HDEL', job, 'strikes', 'peers', 'alone')
   end
-  redis.call('RPUSH', suspect and suspects_list(record[4]) or record[4], record[3])
+  redis.call('RPUSH', list, record[3])
 end
 return 1

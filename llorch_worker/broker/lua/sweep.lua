@@ -23,7 +23,9 @@ for i = #lapsed, 1, -1 do
   redis.call('ZREM', LEASES, id)
   local state, message, list, progress, worker, peers = unpack(redis.call('HMGET', job,
     'state', 'message', 'list', 'progress', 'worker', 'peers'))
-  if state == 'claimed' then
+  if state == 'claimed' and not (takes_jobs(list) and takes_jobs(suspects_list(list))) then
+    redis.call('ZADD', LEASES, now_ms() + lease_ms, id)
+  elseif state == 'claimed' then
     redis.call('HINCRBY', job, 'fence', 1)
     redis.call('HSET', job, 'state', 'queued')
     redis.call('HDEL', job, 'message')

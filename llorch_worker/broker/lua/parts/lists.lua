@@ -24,3 +24,10 @@ end
 local function load_of(place)
   return load_key(place:match('^[^' .. WORKER_MARK .. ']*'))
 end
+
+-- Whether jobs can be pushed there: somebody may have written a key of another type at the list's name.
+-- Redis takes nothing back when a script fails, so ask before the job's last other trace goes.
+local function takes_jobs(list)
+  local kind = redis.call('TYPE', list).ok
+  return kind == 'none' or kind == 'list'
+end

@@ -7,6 +7,7 @@ local function schedule(id, message, list, eta_ms)
   redis.call('ZADD', scheduled_set(list), eta_ms, id)
 end
 
+local RETRY_MS = 1000 -- when to look again at a list that takes no jobs
 local MOST_SEARCHED = 1000 -- due jobs that a search for high ones reads, so that it stays short
 
 -- Put up to `limit` jobs whose ETA has come at the head of their queues, the earliest in front; the high
@@ -26,8 +27,13 @@ local function release_due(scheduled, limit, high_only)
   local lists = {}
   for i = math.min(#found, limit), 1, -1 do
     local id, state, list = unpack(found[i])
-    redis.call('ZREM', scheduled, id)
-    if state == 'scheduled' then
+    local goes = state == 'scheduled' and takes_jobs(list)
+    if state == 'scheduled' and not goes then
+      redis.call('ZADD', scheduled, now_ms() + RETRY_MS, id)
+    else
+      redis.call('ZREM', scheduled, id)
+    end
+    if goes then
       local message = redis.call('HGET', job_key(id), 'message')
       redis.call('HSET', job_key(id), 'state', 'queued')
       redis.call('HDEL', job_key(id), 'message', 'list')
