@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -110,8 +111,10 @@ class Fork:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        # It may have ended, and its end been collected, without this object's knowledge.
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
