@@ -47,7 +47,7 @@ class StartupFigures(Figures):
     """``ready_s`` as a multiple of ``read_s``: median over the passes."""
     resident_bytes: int | None
     """Resident memory of the process that loaded; None on a card, which holds the model itself."""
-    foretold_bytes: int
+    planned_bytes: int
     """Predicted without the KV blocks of a CPU, which take memory as they are used."""
     notes: tuple[str, ...]
 
@@ -70,10 +70,10 @@ class StartupFigures(Figures):
             f"{self.first_token_s:.2g} s of the load"
         )
         if self.resident_bytes is not None:
-            apart = self.resident_bytes / self.foretold_bytes - 1
+            apart = self.resident_bytes / self.planned_bytes - 1
             yield (
                 f"resident when ready {human_bytes(self.resident_bytes)}, predicted "
-                f"{human_bytes(self.foretold_bytes)} ({apart:+.1%})"
+                f"{human_bytes(self.planned_bytes)} ({apart:+.1%})"
             )
         yield from map(remark, self.notes)
 
@@ -129,7 +129,7 @@ def measure_startup(plan: Plan) -> StartupFigures:
         resident_bytes=None
         if fitting.device.type == "cuda"
         else round(median(load.resident_bytes for load in loads)),
-        foretold_bytes=last.foretold_bytes,
+        planned_bytes=last.planned_bytes,
         notes=from_disk_notes(size, [load.from_disk_bytes for load in loads]),
     )
 

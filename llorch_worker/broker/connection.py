@@ -205,7 +205,7 @@ def broker_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OperationalError) as error:
-        raise _told(url, error) from error
+        raise _broker_error(url, error) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -222,7 +222,7 @@ def is_refused_write(error: BaseException) -> bool:
     return refused or isinstance(error, ReadOnlyError) or is_out_of_memory(error)
 
 
-def _told(url: str, error: BaseException) -> BrokerUnavailable:
+def _broker_error(url: str, error: BaseException) -> BrokerUnavailable:
     where = safe_url(url)
     if is_out_of_memory(error):
         return BrokerUnavailable(

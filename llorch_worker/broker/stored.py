@@ -11,7 +11,7 @@ logger = get_logger(__name__)
 
 Document = TypeVar("Document", bound=BaseModel)
 
-_told: set[type[BaseModel]] = set()
+_warned: set[type[BaseModel]] = set()
 
 
 def read(kind: type[Document], text: str | bytes) -> Document | None:
@@ -20,8 +20,8 @@ def read(kind: type[Document], text: str | bytes) -> Document | None:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        if kind not in _told:
-            _told.add(kind)
+        if kind not in _warned:
+            _warned.add(kind)
             fields = sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]})
             logger.warning(
                 "an entry in Redis is no readable %s (%s); all such entries are skipped",

@@ -97,7 +97,7 @@ class _Run:
         self._total = found.lines
         self._rules = OpenAIRules(ENDPOINTS, found.repeated)
         self._output = output
-        self._told: set[type] = set()
+        self._reported: set[type] = set()
 
     async def run(self, settings: Settings, window: int) -> None:
         with cancelling():
@@ -140,7 +140,7 @@ class _Run:
             self._screen.note("no worker is running: the jobs wait until one starts", "yellow")
 
     def _tell(self, error: QueueFull | ModelNotServed | BrokerUnavailable) -> None:
-        if type(error) not in self._told:
-            self._told.add(type(error))
+        if type(error) not in self._reported:
+            self._reported.add(type(error))
             why = f"waiting for room: {error.message}" if isinstance(error, QueueFull) else error
             self._screen.note(str(why), "yellow")

@@ -101,7 +101,7 @@ class Answering:
             async for job, event in events.read():
                 if not begun and isinstance(event, Finished):
                     _refuse_nothing([event])
-                for document in await self._told(job, event, chunks):
+                for document in await self._documents(job, event, chunks):
                     begun = True
                     yield encoded(document)
             for document in chunks.end():
@@ -118,7 +118,9 @@ class Answering:
             events.close()
             await self._leave(ended)
 
-    async def _told(self, job: int, event: Progress, chunks: Chunks) -> Iterable[Mapping[str, Any]]:
+    async def _documents(
+        self, job: int, event: Progress, chunks: Chunks
+    ) -> Iterable[Mapping[str, Any]]:
         match event:
             case Started():
                 chunks.started(job, event)

@@ -92,7 +92,7 @@ class Stack:
         trace: TracebackType | None,
     ) -> None:
         self._stop_all()
-        self._say_held_back(told=str(error or ""))
+        self._say_held_back(reported=str(error or ""))
 
     def start(self) -> None:
         """Start the plan's programs. On return Redis answers; the others are still starting.
@@ -269,11 +269,11 @@ class Stack:
             return
         self._on_line(name, line)
 
-    def _say_held_back(self, told: str = "") -> None:
-        """Pass on lines that were held back, except the sentence with which ``told`` ends."""
+    def _say_held_back(self, reported: str = "") -> None:
+        """Pass on lines that were held back, except the sentence with which ``reported`` ends."""
         while self._held_back:
             name, line = self._held_back.popleft()
-            if not told.endswith(f": {error_sentence(line.strip())}"):
+            if not reported.endswith(f": {error_sentence(line.strip())}"):
                 self._on_line(name, line)
 
     def _ended(self, timeout_s: float) -> list[Child]:

@@ -47,7 +47,7 @@ class Llama2Chat:
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if tools:
-            rule = "the model has no chat template, which alone could tell it of tools"
+            rule = "the model has no chat template, which alone could show it tools"
             raise refusal("tools", rule, f"{len(tools)} tools")
         _check_turns(messages)
         system = ""
@@ -86,9 +86,9 @@ class TemplateChat:
             rule = "the model's chat template has no place for them"
             raise refusal("tools", rule, f"{len(tools)} tools")
         turns = [{"role": m.role, **_turn(i, m)} for i, m in enumerate(messages)]
-        told = [_told(tool) for tool in tools]
-        mark = _mark_for(json.dumps([turns, told], ensure_ascii=False) + template)
-        text = self._templates.render(self._as_text(turns, mark), self._as_text(told, mark))
+        described = [_described(tool) for tool in tools]
+        mark = _mark_for(json.dumps([turns, described], ensure_ascii=False) + template)
+        text = self._templates.render(self._as_text(turns, mark), self._as_text(described, mark))
         ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
@@ -159,7 +159,7 @@ def _arguments(spelling: str, field: str) -> dict[str, Any]:
     return value
 
 
-def _told(tool: Tool) -> dict[str, Any]:
+def _described(tool: Tool) -> dict[str, Any]:
     """A tool as templates expect it."""
     function: dict[str, Any] = {"name": tool.function.name}
     if tool.function.description is not None:

@@ -81,7 +81,7 @@ class Tokenizer:
         return ids[len(before) :] if ids[: len(before)] == before else self._codec.encode(text)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Prompt ids of a conversation that the assistant is to answer, told of ``tools``.
+        """Prompt ids of a conversation that the assistant is to answer, with ``tools`` to call.
 
         Raises:
             InvalidRequest: the model's chat format does not allow these turns, or no tools.

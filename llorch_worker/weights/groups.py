@@ -42,7 +42,7 @@ class BlockScales:
     offsets: Floats | None
     """[rows, columns / 256] float32, or None if the type has none"""
     level_bytes: Bytes
-    """[rows, columns / 256 * bytes of a block] uint8: the small numbers as ``levels`` tells"""
+    """[rows, columns / 256 * bytes of a block] uint8: the small numbers, laid out by ``levels``"""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class LeaseKeeper:
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
     some time for its claim. One sweep is enough for a fleet, so workers take turns: a key that
-    expires tells that one has swept.
+    expires shows that one has swept.
 
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.

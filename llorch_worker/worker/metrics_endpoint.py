@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MetricsEndpoint:
-    """Counts steps and ends of jobs, and tells them at a port. If all ports are taken it counts
+    """Counts steps and ends of jobs, and serves them at a port. If all ports are taken it counts
     nothing: a worker without metrics still works."""
 
     def __init__(

@@ -25,7 +25,7 @@ READ_S = 0.2
 RUNG_S = 0.01
 """How long the worker that was rung has to claim before the watcher looks whether a job is left."""
 PAUSE_S = 0.005
-"""Between two looks, so that many pushes cost few. Redis tells of the next change only after a
+"""Between two looks, so that many pushes cost few. Redis reports the next change only after a
 look."""
 ACTIVE_S = 10.0
 """How long after the last change a ring may still be lost. Later only news may be."""

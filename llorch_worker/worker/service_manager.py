@@ -1,4 +1,4 @@
-"""Tells systemd how this process is, by the protocol of sd_notify(3)."""
+"""Reports to systemd how this process is, by the protocol of sd_notify(3)."""
 
 from __future__ import annotations
 

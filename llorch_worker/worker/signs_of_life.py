@@ -13,7 +13,7 @@ from llorch_worker.worker.service_manager import ServiceManager
 logger = get_logger(__name__)
 
 BEAT_S = 5.0
-"""How often a worker shows that it lives. A watchdog is told at least twice in its own time."""
+"""How often a worker shows that it lives. A watchdog gets two signs or more in its time."""
 
 
 class SignsOfLife:

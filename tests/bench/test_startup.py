@@ -48,12 +48,12 @@ def test_the_table_fits_80_columns(document: Any, printed: Printed) -> None:
     assert not [line for line in lines if "spread" in line], "one pass has none"
 
 
-def test_foretold_bytes_are_without_blocks_that_nothing_has_used(document: Any) -> None:
+def test_planned_bytes_are_without_blocks_that_nothing_has_used(document: Any) -> None:
     larger = load_afresh(Settings(model=STORY_MODEL, max_context=512, max_sequences=512), threads=1)
     kv_bytes = 512 * 32 * 40_960
     rope_bytes = (512 - 64) * 32 * 4
     assert larger.held_bytes - document["held_bytes"] == rope_bytes
-    assert larger.foretold_bytes < document["foretold_bytes"] + kv_bytes / 2
+    assert larger.planned_bytes < document["planned_bytes"] + kv_bytes / 2
     assert larger.resident_bytes < document["resident_bytes"] + kv_bytes / 2
 
 

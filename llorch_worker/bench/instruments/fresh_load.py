@@ -32,7 +32,7 @@ class FreshLoad(Frozen):
     first_token_s: float
     held_bytes: int
     """Held by weights and tables. The KV blocks of a CPU take memory as they are used."""
-    foretold_bytes: int
+    planned_bytes: int
     """Predicted by the same process, before the load, without the KV blocks of a CPU."""
     resident_bytes: int
     """Resident memory of the process after the token."""
@@ -110,7 +110,7 @@ def _load(settings: Settings) -> FreshLoad:
             load_s=loaded_s - began_s,
             first_token_s=ready_s - loaded_s,
             held_bytes=sum(stats.bytes.values()) - kv_bytes,
-            foretold_bytes=plan.total_bytes - kv_bytes,
+            planned_bytes=plan.total_bytes - kv_bytes,
             resident_bytes=psutil.Process().memory_info().rss,
             from_disk_bytes=bytes_from_disk() - read_before,
         )

@@ -1,7 +1,7 @@
 -- Put the jobs of dead workers back to the head of their queues.
 --
 -- A job without progress since its claim may have killed the worker. It becomes a suspect, and so
--- does each other job without progress of that worker. Suspects are told apart by halves: each may
+-- does each other job without progress of that worker. Suspects are divided into halves: each may
 -- next run beside at most half as many suspects as this time. A death counts as a strike; progress
 -- clears the strikes, so that an innocent job survives any number of deaths around it, up to
 -- `max_deaths`. In its last attempt a job is a suspect whatever it does, and alone.

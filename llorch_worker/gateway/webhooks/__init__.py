@@ -1,1 +1,1 @@
-"""Webhooks: telling a URL that something has ended, at least once."""
+"""Webhooks: posting to a URL that something has ended, at least once."""

@@ -40,10 +40,10 @@ class Repeats(logging.Filter):
         self._lock = threading.RLock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self._tell(self._ended())
-        if record.levelno < logging.WARNING or getattr(record, "tells_of_repeats", False):
+        self._report(self._ended())
+        if record.levelno < logging.WARNING or getattr(record, "counts_repeats", False):
             return True
-        key = record.name, record.levelno, _told(record)
+        key = record.name, record.levelno, _repeated_text(record)
         with self._lock:
             repeated = self._seen.setdefault(
                 key, _Repeated(self._clock(), record.name, record.levelno)
@@ -65,19 +65,19 @@ class Repeats(logging.Filter):
             over = [key for key, repeated in self._seen.items() if repeated.since_s < until_s]
             return [(key[2], self._seen.pop(key)) for key in over]
 
-    def _tell(self, ended: list[tuple[str, _Repeated]]) -> None:
-        for told, repeated in ended:
+    def _report(self, ended: list[tuple[str, _Repeated]]) -> None:
+        for text, repeated in ended:
             if repeated.left_out:
                 logging.getLogger(repeated.logger).log(
                     repeated.level,
                     "%d more like %r were left out within a minute",
                     repeated.left_out,
-                    told,
-                    extra={"tells_of_repeats": True},
+                    text,
+                    extra={"counts_repeats": True},
                 )
 
 
-def _told(record: logging.LogRecord) -> str:
+def _repeated_text(record: logging.LogRecord) -> str:
     """What makes a record a repeat."""
     if record.levelno == logging.WARNING:
         return str(record.msg)

@@ -36,7 +36,7 @@ class Exporter(SmallServer):
         self.registry.register(self._fleet)
         routes = {
             "/metrics": lambda accept: (200, *exposition(self.registry, accept)),
-            "/targets": lambda _: self._told_targets(),
+            "/targets": lambda _: self._targets(),
             "/health": lambda _: (200, b'{"status":"ok"}', _JSON),
         }
         super().__init__(host, port, routes)
@@ -56,7 +56,7 @@ class Exporter(SmallServer):
             if card.metrics_address is not None
         ]
 
-    def _told_targets(self) -> Answer:
+    def _targets(self) -> Answer:
         try:
             return 200, json.dumps(self.targets()).encode(), _JSON
         except RedisError as error:

@@ -123,12 +123,12 @@ class AttemptSpans:
             context.detach(attempt.token)
         if attempt.span.is_recording():
             if task.name == TASK_NAME:
-                self._tell(attempt, state, retval, kwargs)
+                self._record(attempt, state, retval, kwargs)
             elif state == states.FAILURE:
                 _fail(attempt.span, type(retval).__name__)
         attempt.span.end()
 
-    def _tell(
+    def _record(
         self, attempt: _Attempt, state: str | None, end: Any, fields: Mapping[str, Any]
     ) -> None:
         claim, queued_ns = attempt.claim, _queued_ns(attempt)
@@ -136,22 +136,22 @@ class AttemptSpans:
         if attempt.enqueued_s is not None and (claim.first or claim.attempt > 1):
             first_ns = attempt.began_ns - (claim.claimed_ms - claim.first_claimed_ms) * 1_000_000
             self._add_past("queue", attempt.queue_parent, queued_ns, first_ns)
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "gen_ai.provider.name": "llorch",
             "gen_ai.operation.name": "chat" if "messages" in fields else "text_completion",
         }
         if state is not None and not HELD_CLAIMS.has_ended(claim):
             # It was handed back, or another worker has taken it over.
-            told["llorch.outcome"] = "continues elsewhere"
+            attributes["llorch.outcome"] = "continues elsewhere"
         elif isinstance(end, GenerationResult):
-            told |= _of_request(fields) | _of_result(end)
+            attributes |= _of_request(fields) | _of_result(end)
             self._engine_parts(attempt.span, queued_ns, end.timings)
         elif state == states.IGNORED:
-            told["llorch.outcome"] = "cancelled"
+            attributes["llorch.outcome"] = "cancelled"
         else:
-            told["llorch.outcome"] = "failed"
+            attributes["llorch.outcome"] = "failed"
             _fail(attempt.span, end.code if isinstance(end, LlorchError) else "INTERNAL")
-        attempt.span.set_attributes(told)
+        attempt.span.set_attributes(attributes)
 
     def _engine_parts(self, attempt: Span, queued_ns: int, timings: Timings) -> None:
         parent = attempt.get_span_context()
@@ -187,7 +187,7 @@ def _of_result(result: GenerationResult) -> dict[str, Any]:
 
 
 def _queued_ns(attempt: _Attempt) -> int:
-    """When the job was enqueued, as ``Delivery.queued_at_s`` tells the engine."""
+    """When the job was enqueued, as ``Delivery.queued_at_s`` gives it to the engine."""
     claimed_s, since_s = attempt.claim.claimed_ms / 1e3, attempt.enqueued_s
     if since_s is None:
         since_s = attempt.claim.first_claimed_ms / 1e3

@@ -254,9 +254,9 @@ class _OneLine(logging.Filter):
 
 
 def _progress(
-    listener: Callable[[int, int], None] | None, tell: Callable[[str], None]
+    listener: Callable[[int, int], None] | None, report: Callable[[str], None]
 ) -> Callable[[int, int], None]:
-    """Logs and tells the load's progress every few seconds, and lets a shutdown end the load."""
+    """Logs and reports the load's progress every few seconds, and lets a shutdown end the load."""
     logged_at_s = time.monotonic()
 
     def progress(done_bytes: int, total_bytes: int) -> None:
@@ -268,7 +268,7 @@ def _progress(
             logged_at_s = time.monotonic()
             percent = 100 * done_bytes // max(total_bytes, 1)
             logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
-            tell(f"loaded {percent}% of {total_bytes // MIB} MiB")
+            report(f"loaded {percent}% of {total_bytes // MIB} MiB")
 
     return progress
 

@@ -40,7 +40,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._events_due = False
         self._awaits_token = False
         # With them every worker hears every other's heartbeats, and greets all others at its start.
-        # What they would tell it, it learns from Redis.
+        # What they would report, it reads in Redis.
         alone = dict(worker_options or {}) | {"without_gossip": True, "without_mingle": True}
         super().__init__(*args, worker_options=alone, **options)
 

@@ -20,10 +20,10 @@ PAUSE_S = 1.0
 class RedisAtStart:
     """A worker that could claim jobs, but not store their results, would fail each of them."""
 
-    def __init__(self, app: Any, tell: Callable[[str], None]) -> None:
-        """``tell`` gets a sign of life while the worker waits."""
+    def __init__(self, app: Any, report: Callable[[str], None]) -> None:
+        """``report`` gets a sign of life while the worker waits."""
         self._app = app
-        self._tell = tell
+        self._report = report
         self._logged = ""
 
     def works(self) -> bool:
@@ -48,7 +48,7 @@ class RedisAtStart:
     def wait(self) -> None:
         """Returns when all connections work; ends with the worker."""
         while not self.works():
-            self._tell("waiting for Redis")
+            self._report("waiting for Redis")
             state.maybe_shutdown()
             time.sleep(PAUSE_S)
             state.maybe_shutdown()

@@ -77,7 +77,7 @@ class JobRequest(Request):  # type: ignore[misc]
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        """Like Celery's, but also tells monitors that a cancelled job was revoked. They get no
+        """Like Celery's, but also reports to monitors that a cancelled job was revoked. They get no
         traceback of an answer: it would lead to code that did its duty."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
