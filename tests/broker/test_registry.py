@@ -81,7 +81,7 @@ def test_an_odd_worker_card_hides_no_other(redis_server: RedisServer, odd: dict[
 def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "_told", set())
+    monkeypatch.setattr(stored, "_warned", set())
     with connect(redis_server.url) as client, caplog.at_level(logging.WARNING):
         client.flushall()
         registry.announce(client, card("a@h"))
