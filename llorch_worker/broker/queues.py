@@ -176,11 +176,6 @@ def queue_of(list_key: str) -> str:
     return list_key.partition(STEP_SEPARATOR)[0]
 
 
-def is_shared_high(queue: str) -> bool:
-    """Whether it holds high jobs for any worker."""
-    return is_high(queue) and WORKER_MARK not in queue
-
-
 def bell_queue_of(list_key: str) -> str:
     """The queue whose bell rings for a list's jobs, like ``bell_of`` in ``lua/parts/bells.lua``.
     Suspects and scheduled jobs may be any worker's."""

@@ -40,7 +40,7 @@ terms.suspects = suspects
 local limit = terms.limit
 local claims, dropped, unlisted, unlisted_bytes, bytes = {}, {}, 0, 0, 0
 local most_peers, suspects_held = math.huge, 0
-local suspects_line = {list = suspects, bell = bell_of(suspects), jobs = 0, tenants_jobs = 0}
+local suspects_line = new_line(suspects)
 local reschedules = false
 
 -- Take the next message of a line; false if its job must wait.

@@ -12,17 +12,14 @@
 local function count_waiting()
   local filled = redis.call('EXISTS', unpack(KEYS, 2))
   local waiting = filled > 0 and redis.call('LLEN', KEYS[1]) or 0
-  local behind = waiting > 0 and waiting_behind(KEYS[1]) or 0
   if waiting > 0 then
+    waiting = waiting + waiting_behind(KEYS[1])
     filled = filled - 1
   end
   for i = 2, filled > 0 and #KEYS or 0 do
-    local jobs = KEYS[i] ~= KEYS[1] and redis.pcall('LLEN', KEYS[i]) or 0
-    jobs = type(jobs) == 'number' and jobs or 0 -- a key of another type stops its own queue alone
-    waiting = waiting + jobs
-    behind = behind + (jobs > 0 and waiting_behind(KEYS[i]) or 0)
+    waiting = waiting + (KEYS[i] ~= KEYS[1] and length(KEYS[i]) or 0)
   end
-  return waiting + behind
+  return waiting
 end
 
 local job_id = ARGV[1]

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from celery.app.utils import Settings as CelerySettings
 
 from llorch_worker.broker.producer import celery_url
-from llorch_worker.broker.url import REDIS_PORT, safe_url
+from llorch_worker.broker.url import RedisUrl, safe_url
 from llorch_worker.contract import TASK_NAME, shown
+from llorch_worker.contract.errors import InvalidUrl
 from llorch_worker.worker.celery.refusals import NO_TIME_LIMITS
 
 _VARIABLES = {
@@ -152,17 +152,9 @@ def _same_redis(url: str, redis_url: str) -> bool:
     if url in (redis_url, celery_url(redis_url)):
         return True
     try:
-        return _place(url) == _place(redis_url)
-    except ValueError:
+        return RedisUrl.parse(url) == RedisUrl.parse(redis_url)
+    except InvalidUrl:
         return False
-
-
-def _place(url: str) -> tuple[Any, ...]:
-    split = urlsplit(url)
-    return (
-        split.scheme, split.username or "", split.password or "", split.hostname,
-        split.port or REDIS_PORT, split.path.strip("/") or "0", sorted(parse_qsl(split.query)),
-    )  # fmt: skip
 
 
 def _refusal(name: str, given: Any, source: str, redis_url: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
@@ -29,8 +30,8 @@ def leave_in_time(redis_url: str, drain_s: float) -> None:
 
 
 def _leave(redis_url: str, after_s: float) -> None:
-    never = threading.Event()
-    while not never.wait(after_s):
+    while True:
+        time.sleep(after_s)
         try:
             with connect_impatient(redis_url) as client:
                 client.ping()

@@ -35,11 +35,6 @@ local function read_record(id)
   }
 end
 
--- The record of a job of which Redis knows at most what enqueue.lua writes.
-local function new_record(idempotency)
-  return {attempts = 0, history = '', fence = 0, deaths = 0, idempotency = idempotency, retried_ms = false}
-end
-
 -- Whether the job has had all its attempts. It ends only after a death for which no other suspect
 -- can be to blame, or after very many.
 local function is_exhausted(record, terms)

@@ -5,7 +5,7 @@
 -- time bounds the wait where jobs are long, the count shares a fleet where they are short. Neither needs
 -- the time of a job's enqueueing, which stock producers do not send.
 --
--- `passed` is the key of the notes: see keys.py. Lines are those of tenants.lua.
+-- `passed` is the key of the notes: see keys.py. Lines are those of lines.lua.
 
 local MOST_PASSED = 16
 
