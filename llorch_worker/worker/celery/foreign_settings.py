@@ -38,9 +38,12 @@ _DEFAULTS = {
     "redis_db": None,
     "redis_username": None,
     "redis_password": None,
+    "control_exchange": "celery",
+    "event_exchange": "celeryev",
     "result_accept_content": None,
     "task_always_eager": False,
     "worker_direct": False,
+    "worker_enable_remote_control": True,
     "worker_soft_shutdown_timeout": 0,
 }
 """Settings that must keep these values, beside those of the app itself."""
@@ -70,6 +73,9 @@ _REASONS = {
     "result_extended": "it would store prompts with results",
     "accept_content": "jobs are JSON",
     "worker_concurrency": "set LLORCH_MAX_SEQUENCES",
+    "control_exchange": "revokes and commands of other applications would not arrive",
+    "event_exchange": "monitors of other applications would hear nothing",
+    "worker_enable_remote_control": "a revoke could not end a running job",
     "worker_direct": "each worker has a queue of its own without it",
     "worker_soft_shutdown_timeout": "set LLORCH_DRAIN_S",
     "worker_pool": "the worker needs its own pool",
