@@ -15,8 +15,8 @@ from llorch_worker.contract.command_errors import USAGE, CommandError, usage_err
 from llorch_worker.settings import Settings
 
 BACKLOG = 2048
-STOP_S = 15
-"""How long a gateway that is asked to stop waits for answers; streams end by themselves sooner."""
+STOP_S = 10
+"""How long a gateway that is asked to stop waits for answers, before it answers 503."""
 
 
 @settings_options("redis_url")
@@ -36,6 +36,7 @@ def gateway(
     from pydantic import ValidationError
 
     from llorch_worker.gateway.app import create_app
+    from llorch_worker.gateway.connections import connections, raise_file_limit
     from llorch_worker.gateway.loopback import is_loopback
     from llorch_worker.gateway.settings import GatewaySettings
     from llorch_worker.misspelt import warnings
@@ -60,6 +61,7 @@ def gateway(
     logging.getLogger("uvicorn.access").addFilter(_without_query)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
+    raise_file_limit()
     app = create_app(settings, own)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -67,7 +69,8 @@ def gateway(
             own.host,
             own.port,
             # httptools, which uvicorn prefers where it is installed, keeps a header of any size.
-            http="h11",
+            http=connections(own.header_timeout_s, own.waiting_connections),
+            timeout_keep_alive=own.keep_alive_s,
             log_config=None,
             backlog=BACKLOG,
             server_header=False,

@@ -4,6 +4,7 @@ read whole."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -14,6 +15,8 @@ from llorch_worker.gateway.errors import HttpError, plain_answer
 
 _CLOSE = {"Connection": "close"}
 """What the client still sends is not read."""
+SLOWEST_BYTES_S = 16 * 2**10
+"""A body that comes more slowly, on average, may take no longer than ``timeout_s``."""
 
 
 class BodyLimit:
@@ -38,12 +41,18 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            # A proxy in front may take the other for the body's end, and the rest for a request.
+            both = "send Content-Length or Transfer-Encoding, not both"
+            answer = plain_answer(400, "INVALID_REQUEST", both, headers=_CLOSE)
+            return await answer(scope, receive, send)
         limit = self._limit_of(scope["path"])
         too_large = f"the body must be at most {limit} bytes"
         if _declared(scope) > limit:
             answer = plain_answer(413, "TOO_LARGE", too_large, headers=_CLOSE)
             return await answer(scope, receive, send)
         read, whole = 0, False
+        began_s = time.monotonic()
 
         async def limited() -> Message:
             nonlocal read, whole
@@ -54,10 +63,11 @@ class BodyLimit:
                 self._admit(Headers(scope=scope).get("authorization"))
             except HttpError as error:
                 raise HTTPException(error.status, error.message, _CLOSE) from None
+            late_s = self._timeout_s + read / SLOWEST_BYTES_S - (time.monotonic() - began_s)
             try:
-                message = await asyncio.wait_for(receive(), self._timeout_s)
+                message = await asyncio.wait_for(receive(), min(self._timeout_s, late_s))
             except TimeoutError:
-                late = f"nothing of the body came for {self._timeout_s:g} s"
+                late = f"the body stopped for {self._timeout_s:g} s, or came too slowly"
                 raise HTTPException(408, late, _CLOSE) from None
             read += len(message.get("body", b""))
             whole = not message.get("more_body", False)

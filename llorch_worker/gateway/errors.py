@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -68,10 +69,18 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "The queue, or this key's share of it, is full.",
         500: "The job failed, or a defect.",
         503: "No worker serves the model, or Redis does not answer.",
+        507: "The gateway's disk is full.",
         504: "The deadline passed before the first token.",
     }.items()
 }
 """Documents every answer of an endpoint but its own."""
+
+
+def no_space(error: BaseException | None) -> HttpError | None:
+    """The answer to an error of writing a file, if its disk is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return HttpError(507, "NO_SPACE", "the gateway has no space left for this file")
+    return None
 
 
 def as_shown(error: Exception) -> LlorchError:
@@ -90,7 +99,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LlorchError)
     def llorch_error(_: Request, error: LlorchError) -> JSONResponse:
-        return _answer(status_of(error), body_of(error))
+        return error_answer(error)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -110,7 +119,10 @@ def install(app: FastAPI) -> None:
         return plain_answer(error.status, error.code, error.message, param=error.param)
 
     @app.exception_handler(HTTPException)
-    def framework_error(_: Request, error: HTTPException) -> JSONResponse:
+    def framework_error(request: Request, error: HTTPException) -> JSONResponse:
+        # FastAPI keeps a large body in a temporary file.
+        if (full := no_space(error.__cause__)) is not None:
+            return http_error(request, full)
         code = _CODES.get(error.status_code, "HTTP_ERROR")
         message = _UNROUTED.get(error.status_code, str(error.detail))
         return plain_answer(error.status_code, code, message, headers=error.headers)
@@ -119,11 +131,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(BrokerUnavailable)
     def no_redis(_: Request, error: BrokerUnavailable | RedisError) -> JSONResponse:
         logger.warning("503: %s", error)
-        return _answer(503, body_of(as_shown(error)))
+        return error_answer(as_shown(error))
 
     @app.exception_handler(Exception)
     def defect(_: Request, error: Exception) -> JSONResponse:
-        return _answer(500, body_of(as_shown(error)))
+        return error_answer(as_shown(error))
+
+
+def error_answer(error: LlorchError) -> JSONResponse:
+    return _answer(status_of(error), body_of(error))
 
 
 def plain_answer(

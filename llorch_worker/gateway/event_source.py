@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 60.0
 """A reader that takes nothing for so long is gone."""
-DRAIN_S = 10.0
-"""How long streams may go on when the gateway is asked to stop."""
+DRAIN_S = 3600.0
+"""sse-starlette would end a stream without a word when the gateway stops; OpenRequests does it."""
 
 
 class _EventSource(EventSourceResponse):

@@ -37,7 +37,13 @@ class GatewaySettings(BaseSettings):
     max_file_bytes: Bytes = 512 * 2**20
     """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
     body_timeout_s: float = Field(30.0, gt=0)
-    """How long a client may pause while it sends a body."""
+    """How long a client may pause while it sends a body, which must come at 16 KiB/s on average."""
+    header_timeout_s: float = Field(20.0, gt=0)
+    """How long a client may need for the header of a request, from its connection on."""
+    keep_alive_s: int = Field(90, ge=1)
+    """How long a connection stays open after an answer: longer than those of a proxy in front."""
+    waiting_connections: int = Field(1000, ge=1)
+    """Most connections of one address without a request; one more closes the oldest of them."""
     files: str = str(Path.home() / ".llorch" / "files")
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
     response_ttl_s: int = Field(24 * 3600, ge=1)

@@ -44,6 +44,13 @@ class RedisUnreachable(InternalError):
     code = "REDIS_UNREACHABLE"
 
 
+class GatewayStopping(InternalError):
+    """The gateway stops; another one serves."""
+
+    code = "GATEWAY_STOPPING"
+    retriable = True
+
+
 _STATUS: tuple[tuple[type[LlorchError], int], ...] = (
     (InvalidRequest, 400),
     (NoWorker, 503),
@@ -53,6 +60,7 @@ _STATUS: tuple[tuple[type[LlorchError], int], ...] = (
     (Cancelled, 409),
     (OutOfMemory, 503),
     (RedisUnreachable, 503),
+    (GatewayStopping, 503),
     (AttemptsExhausted, 500),
     (InternalError, 500),
 )

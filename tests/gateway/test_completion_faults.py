@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +91,28 @@ def test_a_stream_goes_on_when_its_worker_dies(
     assert rest[-1]["finish_reason"] == "length"
 
 
-def test_a_gateway_that_is_stopped_waits_for_no_answer_for_ever(
-    own_gateway: GatewayProcess, own_http: httpx.Client, own_client: Client, latch: Latch
+def test_a_gateway_that_stops_answers_whoever_waits(
+    own_gateway: GatewayProcess, own_http: httpx.Client, own_client: Client, make_latch: Any
 ) -> None:
-    def ask() -> None:
-        with suppress(httpx.TransportError):
-            own_http.post(PATH, json=body(latch))
-
-    asking = threading.Thread(target=ask)
+    whole, streamed = make_latch("whole"), make_latch("streamed")
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(own_http.post(PATH, json=body(whole))))
     asking.start()
-    wait_until(lambda: held_ids(own_client.redis), what="the job to run")
-    own_gateway.process.terminate()
+    with own_http.stream("POST", PATH, json=body(streamed, stream=True)) as answer:
+        lines = answer.iter_lines()
+        while "w0 " not in next(lines):
+            pass
+        wait_until(lambda: len(held_ids(own_client.redis)) == 2, what="both jobs to run")
+        own_gateway.process.terminate()
+        rest = list(lines)
     assert own_gateway.process.wait(STOP_TIMEOUT_S) is not None
     asking.join()
-    # Nobody waits for it any more.
-    latch.wait_ended(1)
+    assert answers[0].status_code == 503
+    assert answers[0].headers["retry-after"]
+    error = answers[0].json()["error"]
+    assert (error["llorch_code"], error["retriable"]) == ("GATEWAY_STOPPING", True)
+    assert "event: error" in rest
+    assert json.loads(rest[-2].removeprefix("data: "))["error"] == error
+    # Nobody waits for the jobs any more.
+    whole.wait_ended(1)
+    streamed.wait_ended(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi.testclient import TestClient
 
 from llorch_worker.client import Client
 from llorch_worker.contract import (
@@ -26,7 +29,9 @@ from llorch_worker.contract import (
     OutOfMemory,
     QueueFull,
 )
+from llorch_worker.gateway import errors
 from llorch_worker.gateway.errors import TooManyJobs
+from llorch_worker.gateway.files.store import storage_errors
 from llorch_worker.openai_api.errors import NoWorker, body_of, status_of
 from tests.gateway import sse
 from tests.gateways import GatewayProcess, running_gateway
@@ -76,6 +81,46 @@ def head(*more: str, path: str = "/v1/jobs") -> bytes:
         "",
     ]
     return "\r\n".join(lines).encode()
+
+
+def test_two_lengths_of_one_body_are_refused_and_the_connection_closed(
+    strict: GatewayProcess,
+) -> None:
+    with connect(strict) as raw:
+        raw.sendall(
+            head("Content-Length: 2", "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
+        )
+        status, body = answer_of(raw)
+    assert (status, body["error"]["llorch_code"]) == (400, "INVALID_REQUEST")
+
+
+def test_a_body_that_drips_is_a_408(strict: GatewayProcess) -> None:
+    with connect(strict) as raw:
+        raw.sendall(head("Content-Length: 900"))
+        raw.settimeout(0.1)
+        answer = b""
+        while not answer:
+            raw.sendall(b" ")
+            with suppress(TimeoutError):
+                answer = raw.recv(65536)
+    assert b"408" in answer.splitlines()[0]
+
+
+@pytest.mark.parametrize("of_the_form", [True, False])
+def test_a_full_disk_is_named(of_the_form: bool) -> None:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.post("/")
+    def upload() -> None:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        if of_the_form:
+            raise HTTPException(400, "There was an error parsing the body") from full
+        with storage_errors():
+            raise full
+
+    answer = TestClient(app).post("/")
+    assert (answer.status_code, answer.json()["error"]["llorch_code"]) == (507, "NO_SPACE")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from fsspec.core import url_to_fs
 
 from llorch_worker.contract.command_errors import USAGE, CommandError
-from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.errors import HttpError, no_space
 
 BLOCK_BYTES = 2**20
 
@@ -94,6 +94,8 @@ def storage_errors() -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise HttpError(404, "NOT_FOUND", "no such file", param="id") from None
-    except OSError:
+    except OSError as error:
+        if (full := no_space(error)) is not None:
+            raise full from None
         message = "the store of files does not answer; try again later"
         raise HttpError(503, "FILES_UNAVAILABLE", message) from None

@@ -19,6 +19,7 @@ _WRAPPINGS = tuple(
     ipaddress.ip_network(each)
     for each in (
         "::ffff:0:0/96",
+        "::ffff:0:0:0/96",
         "64:ff9b::/96",
         "64:ff9b:1::/48",
         "2002::/16",

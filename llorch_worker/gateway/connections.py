@@ -1,0 +1,95 @@
+"""Connections that wait for a request: not for ever, and not too many from one address."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import defaultdict
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+Waiting = dict[str, dict["_Connection", None]]
+"""The connections of each address without a request, the longest waiting first."""
+
+
+def connections(header_timeout_s: float, most_waiting: int) -> type[asyncio.Protocol]:
+    """uvicorn's connection, with two limits.
+
+    ``header_timeout_s``: for the whole header of a request, from the connection or the header's
+    first byte on. ``most_waiting``: connections without a request from one address; one more
+    closes that which has waited longest.
+    """
+
+    own = {
+        "header_timeout_s": header_timeout_s,
+        "most_waiting": most_waiting,
+        "waiting": defaultdict(dict),
+    }
+    return type("Connection", (_Connection,), own)
+
+
+class _Connection(H11Protocol):
+    header_timeout_s: float
+    most_waiting: int
+    waiting: Waiting
+
+    _header_due: asyncio.TimerHandle | None = None
+    _address = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._expect_header()
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._header_due is None and not self._is_answering():
+            self._expect_header()
+        super().data_received(data)
+        if self._is_answering():
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        self._wait()
+        super().on_response_complete()
+        if self._is_answering():  # the next request had come already
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_header(self) -> None:
+        self._header_due = self.loop.call_later(
+            self.header_timeout_s, self.timeout_keep_alive_handler
+        )
+
+    def _wait(self) -> None:
+        own = self.waiting[self._address]
+        own[self] = None
+        if len(own) > self.most_waiting:
+            longest = next(iter(own))
+            del own[longest]
+            longest.timeout_keep_alive_handler()
+
+    def _stop_waiting(self) -> None:
+        if self._header_due is not None:
+            self._header_due.cancel()
+            self._header_due = None
+        own: dict[Any, None] = self.waiting.get(self._address, {})
+        own.pop(self, None)
+        if not own:
+            self.waiting.pop(self._address, None)
+
+
+def raise_file_limit() -> None:
+    """Raises the soft limit of open files, often 1,024, to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS names a hard limit that it does not grant
+        return

@@ -1,0 +1,91 @@
+"""Silent and slow connections without a request harm nobody, and end."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.gateways import GatewayProcess, running_gateway
+from tests.services import RedisServer
+
+MOST_WAITING = 20
+SLOW_HEADER = b"GET /health HTTP/1.1\r\nX: "
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with running_gateway(
+        redis_server.url, folder, header_timeout_s=1, waiting_connections=MOST_WAITING
+    ) as process:
+        yield process
+
+
+def connect(gateway: GatewayProcess) -> socket.socket:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def ask(raw: socket.socket) -> None:
+    raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += raw.recv(65536)
+
+
+def test_a_connection_beyond_the_limit_closes_the_one_that_waits_longest(
+    gateway: GatewayProcess,
+) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(gateway)) for _ in range(3 * MOST_WAITING)]
+        # They end in the order in which they came, however many there are.
+        for each in silent[: 2 * MOST_WAITING]:
+            assert each.recv(1) == b""
+        assert httpx.get(f"{gateway.url}/v1/models").status_code == 200
+
+
+def test_a_header_that_does_not_end_is_cut_off(gateway: GatewayProcess) -> None:
+    with connect(gateway) as silent, connect(gateway) as dripping:
+        dripping.sendall(SLOW_HEADER)
+        dripping.settimeout(0.1)
+        closed = False
+        while not closed:
+            with suppress(TimeoutError):
+                try:
+                    dripping.sendall(b"x")
+                    closed = dripping.recv(1) == b""
+                except ConnectionError:
+                    closed = True
+        assert silent.recv(1) == b""
+
+
+def test_a_second_request_has_the_same_time_for_its_header(gateway: GatewayProcess) -> None:
+    with connect(gateway) as kept, connect(gateway) as slow:
+        ask(kept)
+        ask(slow)
+        slow.sendall(SLOW_HEADER)
+        assert slow.recv(1) == b""
+        # One that says nothing after an answer is kept alive.
+        ask(kept)
+
+
+def test_a_gateway_may_open_as_many_files_as_the_system_lets_it(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with running_gateway(redis_server.url, tmp_path, fresh=True) as process:
+            limits = psutil.Process(process.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits == (hard, hard)
