@@ -20,7 +20,7 @@ from celery import Celery
 
 from benches.fleet.stubs import MODEL
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
-from llorch_worker.broker import keys, registry, worker_queues
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
@@ -238,7 +238,7 @@ def measure(client: redis.Redis, push: Push, rate: float, jobs: int) -> tuple[Us
 
 def check_all_live(client: redis.Redis, workers: int) -> None:
     """Jobs are neither placed with a worker that counts as gone nor shared with it."""
-    living = len(worker_queues.living(client, MODEL))
+    living = len(registry.living(client, MODEL))
     if living != workers:
         raise RuntimeError(f"Redis knows {living} of {workers} workers")
 

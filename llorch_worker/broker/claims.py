@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import keys, queues, registry
 from llorch_worker.broker.results import (
     decode_state,
     failure_document,
@@ -136,6 +136,7 @@ def claim(
         "suspects_held": [claim.job_id for claim in held if claim.suspect],
         "urgent": urgent,
         "rung": rung,
+        "gone_ms": registry.GONE_AFTER_S * 1000,
         "lease_ms": terms.lease_ms,
         "max_attempts": terms.max_attempts,
         "max_deaths": terms.max_deaths,
@@ -150,7 +151,7 @@ def claim(
         "claim",
         [json.dumps(asked | documents)],
         [
-            keys.watch(model),
+            keys.live(model),
             keys.passed(model),
             queues.scheduled(model),
             queues.suspects(model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import get_args
 
 from redis import Redis
@@ -16,12 +17,12 @@ from llorch_worker.broker.queues import (
     scheduled,
     shared_lists,
     suspects,
+    worker_lists,
 )
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.broker.stopped_queues import wrong_key
-from llorch_worker.broker.worker_queues import lists_of_workers
 from llorch_worker.contract import Priority
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -88,16 +89,20 @@ def read_fleet(client: Redis) -> Fleet:
     """Reads it in a few round trips; no message crosses the network. Raises ``RedisError``."""
     workers = registry.workers(client)
     cards = sorted(registry.models(client).values(), key=lambda card: card.name)
+    remembered = registry.remembered(client)
     return Fleet(
         workers=workers,
-        models=[_load(client, card, workers) for card in cards],
+        models=[_load(client, card, workers, remembered.get(card.name, ())) for card in cards],
         dead_letters=dead_letters.count(client),
     )
 
 
-def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
+def _load(
+    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], queues: Sequence[str]
+) -> ModelLoad:
+    """``queues``: those of the model's workers."""
     model = card.name
-    lists = [*shared_lists(model), *lists_of_workers(client, model)]
+    lists = [*shared_lists(model), *chain.from_iterable(map(worker_lists, queues))]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [

@@ -7,12 +7,6 @@ PREFIX = "llorch:"
 MODELS = f"{PREFIX}models"
 """Hash: model name -> JSON of :class:`llorch_worker.broker.registry.ModelCard`. Never expires."""
 
-WORKER_QUEUES = f"{PREFIX}own_queues"
-"""Sorted set: worker queue -> when its worker was last seen, in ms by Redis' own clock."""
-
-WORKERS = f"{PREFIX}workers"
-"""Set of hostnames that may have a :func:`worker` key; an index."""
-
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
@@ -84,8 +78,8 @@ def load(queue: str) -> str:
 
 
 def watch(model: str) -> str:
-    """The model's number of workers. Exists while one of them watches its lists for producers that
-    do not ring; see :mod:`llorch_worker.broker.watch`."""
+    """Exists while a worker of the model watches its lists for producers that do not ring; see
+    :mod:`llorch_worker.broker.watch`."""
     return f"{PREFIX}watch:{model}"
 
 
@@ -103,9 +97,16 @@ def passed(model: str) -> str:
     return f"{PREFIX}passed:{model}"
 
 
-def worker(hostname: str) -> str:
-    """JSON of :class:`llorch_worker.broker.registry.WorkerCard`, with a TTL of a few seconds."""
-    return f"{PREFIX}workers:{hostname}"
+def live(model: str) -> str:
+    """Sorted set: worker queue -> when that worker of ``model`` was last seen, in ms by Redis' own
+    clock. See :mod:`llorch_worker.broker.registry`."""
+    return f"{PREFIX}live:{model}"
+
+
+def worker(queue: str) -> str:
+    """JSON of :class:`.registry.WorkerCard` of the worker with this queue, with
+    a TTL of a few seconds."""
+    return f"{PREFIX}worker:{queue}"
 
 
 def events(job_id: str) -> str:

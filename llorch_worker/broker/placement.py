@@ -20,7 +20,7 @@ from hashlib import blake2b
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from llorch_worker.broker import keys, worker_queues
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.queues import model_of, normal_queue
 from llorch_worker.contract import GenerationRequest, Message
@@ -80,7 +80,7 @@ class Placement:
     def _places(self, model: str) -> list[str]:
         read_at_s, places = self._seen.get(model, (float("-inf"), []))
         if time.monotonic() - read_at_s >= FRESH_S:
-            places = worker_queues.living(self._redis, model)
+            places = registry.living(self._redis, model)
             self._seen[model] = time.monotonic(), places
         return places
 

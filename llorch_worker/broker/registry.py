@@ -1,4 +1,10 @@
-"""The registry of workers and models: workers write it; clients and operators read it."""
+"""The registry: which workers live, which models they serve, and what they do.
+
+A worker is its queue, ``llorch.<model>@gpu0.host``. For each model a sorted set says when each of
+its workers was last seen; who was seen within ``GONE_AFTER_S`` lives, for all who ask. Beside it
+each living worker has a card. A job for one worker waits in that worker's queue. The worker is a
+preference: once it has been gone for a while, another moves its jobs to the shared queue.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,22 @@ from typing import Annotated, Any
 import redis
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, TypeAdapter, field_validator
 
-from llorch_worker.broker import keys, stored, worker_queues
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker import keys, stored
+from llorch_worker.broker.queues import worker_lists, worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
+from llorch_worker.broker.scripts import run_script, text
 
 ANNOUNCE_INTERVAL_S = 5.0
 WHOLE_EVERY = 6
 """One announcement of so many also renews the model's card."""
 LATE_S = 2.0
 """A worker is silent once its next announcement is overdue by this much."""
-WORKER_TTL_S = worker_queues.GONE_AFTER_S
+GONE_AFTER_S = 16
+"""A worker that misses three announcements is gone."""
+REMEMBERED_S = 24 * 3600
+"""How long the queue of a worker that is gone is still checked."""
+MOST_REMEMBERED = 1_000
+MOST_MOVED_JOBS = 1_000
 
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -118,34 +130,35 @@ class WorkerCard(_Card):
 
 
 def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> WorkerCard | None:
-    """Writes the card of the worker and marks its worker queue as served. The ``whole``, also the
-    model's card and the index of workers, is written too if Redis has no card of the worker.
+    """Notes that the worker lives, with its card. The ``whole``, also the model's card, is written
+    too if Redis has no card of the worker.
 
     Returns the previous card under the worker's name.
     """
-    document = card.model_dump_json()
-    # redis-py's annotations do not know that this returns the old value.
-    replaced: Any = client.set(keys.worker(card.hostname), document, ex=WORKER_TTL_S, get=True)
-    if whole or replaced is None:
-        model = ModelCard(
-            name=card.model,
-            max_context=card.max_context,
-            queue_limit=card.queue_limit,
-            last_seen=time.time(),
-        )
-        with client.pipeline(transaction=False) as pipe:
-            pipe.hset(keys.MODELS, model.name, model.model_dump_json())
-            pipe.sadd(keys.WORKERS, card.hostname)
-            pipe.execute()
-    worker_queues.mark_seen(client, worker_queue(card.model, card.hostname))
+    model = ModelCard(
+        name=card.model,
+        max_context=card.max_context,
+        queue_limit=card.queue_limit,
+        last_seen=time.time(),
+    )
+    queue = worker_queue(card.model, card.hostname)
+    documents = [card.model_dump_json(), model.name, model.model_dump_json()]
+    replaced = run_script(
+        client,
+        "announce",
+        [queue, GONE_AFTER_S, int(whole), *documents],
+        [keys.live(card.model), keys.worker(queue)],
+    )
     return None if replaced is None else stored.read(WorkerCard, replaced)
 
 
-def withdraw(client: redis.Redis, hostname: str) -> None:
-    """Deletes a worker's card. Its model stays known, so that jobs may wait for another worker."""
+def withdraw(client: redis.Redis, model: str, hostname: str) -> None:
+    """Notes that a worker is gone. Its model stays known, so that jobs may wait for another."""
+    queue = worker_queue(model, hostname)
     with client.pipeline(transaction=False) as pipe:
-        pipe.delete(keys.worker(hostname))
-        pipe.srem(keys.WORKERS, hostname)
+        pipe.delete(keys.worker(queue))
+        # A second more, because `living` counts whole ones.
+        pipe.zincrby(keys.live(model), -1000 * (GONE_AFTER_S + 1), queue)
         pipe.execute()
 
 
@@ -158,12 +171,40 @@ def models(client: redis.Redis) -> dict[str, ModelCard]:
 
 def workers(client: redis.Redis) -> list[WorkerCard]:
     """The workers that are alive now, by hostname."""
-    hostnames = sorted(str(name) for name in client.smembers(keys.WORKERS))
-    if not hostnames:
-        return []
-    documents = client.mget([keys.worker(hostname) for hostname in hostnames])
-    gone = [name for name, text in zip(hostnames, documents, strict=True) if text is None]
-    if gone:
-        client.srem(keys.WORKERS, *gone)
+    names = [keys.worker(queue) for queues in remembered(client).values() for queue in queues]
+    documents = client.mget(names) if names else []
     cards = [stored.read(WorkerCard, text) for text in documents if text is not None]
-    return [card for card in cards if card is not None]
+    return sorted((card for card in cards if card is not None), key=lambda card: card.hostname)
+
+
+def living(client: redis.Redis, model: str) -> list[str]:
+    """The queues of the workers that serve ``model`` now."""
+    seconds, _ = client.time()
+    oldest_ms = (int(seconds) - GONE_AFTER_S) * 1000
+    return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
+
+
+def remembered(client: redis.Redis) -> dict[str, list[str]]:
+    """Every model ever served, and the queues of the workers that served it within the last day."""
+    models = list(map(str, client.hkeys(keys.MODELS)))
+    with client.pipeline(transaction=False) as pipe:
+        for model in models:
+            pipe.zrange(keys.live(model), 0, -1)
+        return dict(zip(models, (list(map(str, names)) for names in pipe.execute()), strict=True))
+
+
+def is_remembered(client: redis.Redis, model: str, hostname: str) -> bool:
+    """Whether the worker serves ``model`` or did so within the last day."""
+    return client.zscore(keys.live(model), worker_queue(model, hostname)) is not None
+
+
+def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
+    """Moves jobs of workers that have been gone for ``grace_s`` to their models' shared queues.
+
+    Returns the number of jobs moved from each worker queue.
+    """
+    gone_ms = round((GONE_AFTER_S + grace_s) * 1e3)
+    bounds = [gone_ms, REMEMBERED_S * 1000, MOST_REMEMBERED, MOST_MOVED_JOBS]
+    live = [keys.live(str(model)) for model in client.hkeys(keys.MODELS)]
+    moved = run_script(client, "reroute", [*bounds, *worker_lists("")], live)
+    return {text(queue): jobs for queue, jobs in moved}

@@ -36,7 +36,7 @@ defines each function at each call of the script, so a script gets no others."""
 _CONSTANTS = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
-    "WORKER_QUEUES": keys.WORKER_QUEUES,
+    "MODELS": keys.MODELS,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
     "WEBHOOKS": keys.WEBHOOKS,

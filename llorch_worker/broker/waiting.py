@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 
 from redis import Redis
 from redis.client import NEVER_DECODE
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue, normal_queue_of
 
 SCANNED_AT_ONCE_KEYS = 5_000
@@ -50,8 +51,8 @@ def unserved(client: Redis) -> dict[str, int]:
     Redis has more than a million keys, only a part is scanned. Bytes of a queue's name that are not
     UTF-8 appear as ``\\xff``.
     """
-    known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
-    known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
+    served = registry.remembered(client)
+    known = {*map(normal_queue, served), *chain.from_iterable(served.values())}
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):

@@ -50,17 +50,6 @@ def keep(client: Redis, model: str) -> bool:
     return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
 
 
-def keep_with_count(client: Redis, model: str, workers: int) -> bool:
-    """:func:`keep`, and publishes for claims how many workers share the model's jobs."""
-    try:
-        lease_ms = round(LEASE_S * 1e3)
-        return bool(client.set(keys.watch(model), max(1, workers), xx=True, px=lease_ms))
-    except ResponseError as error:
-        if not is_out_of_memory(error):
-            raise
-    return keep(client, model)
-
-
 def leave(client: Redis, model: str) -> None:
     """Rings for all that waits, and ends the lease."""
     run_script(client, "ring", [1], queues.watched(model))

@@ -6,7 +6,7 @@ import time
 
 import redis
 
-from llorch_worker.broker import registry, worker_queues
+from llorch_worker.broker import registry
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.contract import (
     ContextLengthExceeded,
@@ -43,7 +43,7 @@ class Admission:
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
         card = self.card(request.model or default_model, worker)
-        if worker is not None and not worker_queues.is_known(self._redis, card.name, worker):
+        if worker is not None and not registry.is_remembered(self._redis, card.name, worker):
             raise ModelNotServed(
                 f"no worker {worker!r} serves {card.name!r}; there is {self._workers_of(card.name)}"
             )

@@ -22,10 +22,10 @@ class Announcer:
     """A thread that writes the worker's entry in the registry and removes it at the end."""
 
     def __init__(
-        self, client: redis.Redis, hostname: str, make_card: Callable[[], WorkerCard]
+        self, client: redis.Redis, model: str, hostname: str, make_card: Callable[[], WorkerCard]
     ) -> None:
         self._redis = client
-        self._hostname = hostname
+        self._model, self._hostname = model, hostname
         self._make_card = make_card
         self._outage = RedisOutage("cannot announce the worker", "announcing the worker again")
         self._announced = self._warned = False
@@ -42,7 +42,7 @@ class Announcer:
         self._stop.set()
         self._thread.join()
         try:
-            registry.withdraw(self._redis, self._hostname)
+            registry.withdraw(self._redis, self._model, self._hostname)
             ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             logger.warning(

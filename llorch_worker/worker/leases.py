@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, keys, worker_queues
+from llorch_worker.broker import claims, keys, registry
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -180,7 +180,7 @@ class LeaseKeeper:
             raise
 
     def _reroute(self) -> None:
-        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+        moved = registry.reroute(self._redis, self._settings.direct_grace_s)
         for queue, jobs in moved.items():
             logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 

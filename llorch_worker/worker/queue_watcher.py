@@ -11,7 +11,7 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
-from llorch_worker.broker import keys, watch, worker_queues
+from llorch_worker.broker import keys, registry, watch
 from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
@@ -92,11 +92,9 @@ class QueueWatcher:
                 # This process was suspended, and another worker may watch by now.
                 return
             if now_s >= keep_at_s:
-                if now_s < count_at_s:
-                    kept = watch.keep(self._redis, self._model)
-                else:
-                    living = worker_queues.living(self._redis, self._model)
-                    kept = watch.keep_with_count(self._redis, self._model, len(living))
+                kept = watch.keep(self._redis, self._model)
+                if now_s >= count_at_s:
+                    living = registry.living(self._redis, self._model)
                     watch.empty_moved_lists(self._redis, living)
                     self.alone = len(living) < 2
                     count_at_s = now_s + COUNT_S

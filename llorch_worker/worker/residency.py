@@ -99,7 +99,7 @@ class Residency:
             is_cancelled=self._listener.is_cancelled,
             end_worker=on_broken,
         )
-        self._announcer = Announcer(self._redis, hostname, self._worker_card)
+        self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)
         self._token_desk = TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer)
         self._check = ResidencyCheck(
             lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave

@@ -27,6 +27,19 @@ def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
     store.hset(keys.MODELS, name, card(limit, name).model_dump_json())
 
 
+def note_seen(store: redis.Redis, *worker_queues: str, ago_s: float = 0) -> None:
+    """As if the workers of these queues had announced themselves so long ago, without cards."""
+    seconds, _ = store.time()
+    for queue in worker_queues:
+        model = queues.model_of(queue)
+        store.hsetnx(keys.MODELS, model, card(name=model).model_dump_json())
+        store.zadd(keys.live(model), {queue: (seconds - ago_s) * 1e3})
+
+
+DAYS_S = 1e6
+"""After which nobody remembers a worker."""
+
+
 def load(store: redis.Redis) -> ModelLoad:
     """What the model has to do now."""
     store.hsetnx(keys.MODELS, "toy", card().model_dump_json())

@@ -22,7 +22,7 @@ HALVINGS = 4
 LIVE = ("scheduled", "claimed", "queued")
 ENDS = ("SUCCESS", "FAILURE", "REVOKED")
 LAST_EVENTS = ("finished", "failed", "cancelled")
-REGISTRY = {keys.DEAD, keys.MODELS, keys.WORKER_QUEUES, keys.load(queues.normal_queue("toy"))}
+REGISTRY = {keys.DEAD, keys.MODELS, keys.live("toy"), keys.load(queues.normal_queue("toy"))}
 """Keys that stay when all jobs have ended."""
 
 _DUMP = """

@@ -8,15 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys, queues, watch, worker_queues
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import claims, keys, queues, watch
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.client import Client
-from llorch_worker.worker.queue_watcher import QueueWatcher
-from tests.broker.jobs import TERMS, look, push, take
+from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
-from tests.services import RedisServer, wait_until
+from tests.services import wait_until
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = worker_queue("toy", "gpu0@host")
@@ -36,7 +34,7 @@ def test_a_client_rings_for_its_job(producer: Client) -> None:
 def test_a_client_that_sends_to_one_worker_rings_for_that_worker_for_a_while(
     producer: Client,
 ) -> None:
-    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
+    note_seen(producer.redis, OWN_QUEUE)
     producer.submit(prompt="x", worker="gpu0@host")
     assert (rings(producer.redis, OWN_QUEUE), rings(producer.redis)) == (1, 0)
     assert 0 < producer.redis.ttl(keys.bell(OWN_QUEUE)) <= 60
@@ -69,7 +67,7 @@ def test_a_ring_is_passed_on_however_fresh_its_job_is(producer: Client, priority
 
 def test_a_worker_gets_back_the_ring_for_its_own_queue(producer: Client) -> None:
     """Nobody else looks there, so a full worker would not hear of a high job again."""
-    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
+    note_seen(producer.redis, OWN_QUEUE)
     producer.submit(prompt="x", worker="gpu0@host", priority="high")
     assert producer.redis.lpop(keys.bell(f"{OWN_QUEUE}:high"))
     watch.pass_ring_on(producer.redis, "toy", queues.queues("toy", "gpu0@host"))
@@ -93,7 +91,9 @@ def test_a_claim_that_leaves_jobs_rings_for_the_next_worker(store: redis.Redis) 
 
 
 def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis) -> None:
-    store.set(keys.watch("toy"), 4)
+    note_seen(store, *(worker_queue("toy", f"gpu{n}@host") for n in range(4)))
+    note_seen(store, worker_queue("toy", "dead@host"), ago_s=20)
+    note_seen(store, worker_queue("toys", "gpu0@host"))
     push(store, *(f"job{number}" for number in range(9)))
     # What is left of 9 after each: 6, 4, 3, 2, 1, 0.
     assert [len(take(store)) for _ in range(6)] == [3, 2, 1, 1, 1, 1]
@@ -101,13 +101,13 @@ def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis)
 
 
 def test_a_worker_alone_takes_all_it_has_room_for(store: redis.Redis) -> None:
-    store.set(keys.watch("toy"), 1)
+    note_seen(store, OWN_QUEUE)
     push(store, *(f"job{number}" for number in range(9)))
     assert len(take(store, limit=8)) == 8
 
 
 def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
-    store.set(keys.watch("toy"), 100)
+    note_seen(store, *(worker_queue("toy", f"gpu{n}@host") for n in range(100)))
     push(store, *(f"job{number}" for number in range(9)))
     store.rename(QUEUE, OWN_QUEUE)
     push(store, "a", "b")
@@ -256,7 +256,6 @@ def test_one_worker_watches_until_its_lease_ends(
     prepare(store)
     assert [watch.acquire(store, "toy") for _ in range(2)] == [True, False]
     assert watch.keep(store, "toy")
-    assert watch.keep_with_count(store, "toy", 3)
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
     watch.leave(store, "toy")
     assert not watch.keep(store, "toy")
@@ -284,21 +283,6 @@ def test_a_watcher_that_lives_is_the_only_one_after_redis_clock_was_set_back(
     assert not watch.acquire(store, "toy")
     assert watch.keep(store, "toy")
     assert not watch.acquire(store, "toy")
-
-
-def test_the_watcher_counts_the_living_workers_of_its_model(
-    store: redis.Redis, redis_server: RedisServer
-) -> None:
-    for model, worker in (("toy", "a@h"), ("toy", "b@h"), ("toys", "c@h")):
-        worker_queues.mark_seen(store, worker_queue(model, worker))
-    store.zadd(keys.WORKER_QUEUES, {worker_queue("toy", "dead@h"): 1})
-    with connect(redis_server.url) as client:
-        watcher = QueueWatcher(client, "toy")
-        watcher.start()
-        try:
-            wait_until(lambda: store.get(keys.watch("toy")) == "2")
-        finally:
-            watcher.close()
 
 
 def high_jobs(store: redis.Redis, *job_ids: str) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys, placement, watch, worker_queues
+from llorch_worker.broker import claims, keys, placement, watch
 from llorch_worker.broker.claims import Claim, Taken
 from llorch_worker.broker.placement import Placement, prefix_key
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from tests.broker.jobs import TERMS, push
+from tests.broker.jobs import DAYS_S, TERMS, note_seen, push
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
 from tests.waiting import wait_until
@@ -30,7 +30,7 @@ def ranked(store: redis.Redis) -> list[str]:
     """The places of four workers, as they suit REQUEST; all have room and run nothing."""
     places = [worker_queue("toy", f"gpu{number}@host") for number in range(4)]
     for place in places:
-        worker_queues.mark_seen(store, place)
+        note_seen(store, place)
         store.zadd(LOAD, {place: 0})
     return Placement(store).candidates(REQUEST, "toy")
 
@@ -45,7 +45,8 @@ def place_of(message: str) -> str | None:
 
 
 def look(store: redis.Redis, place: str, *, limit: int = 10, held: Sequence[Claim] = ()) -> Taken:
-    """A look of the worker with this place."""
+    """A look of the worker with this place, which leaves no jobs to others."""
+    store.delete(keys.live("toy"))
     return claims.claim(
         store, consumed=[*filter(None, [place]), QUEUE], held=held, limit=limit, worker="w@h",
         terms=TERMS, place=place,
@@ -118,14 +119,13 @@ def test_every_producer_ranks_the_workers_alike(store: redis.Redis, ranked: list
 def test_a_worker_that_leaves_moves_only_its_own_prompts(
     store: redis.Redis, ranked: list[str]
 ) -> None:
-    store.zrem(keys.WORKER_QUEUES, ranked[1])
+    note_seen(store, ranked[1], ago_s=DAYS_S)
     assert Placement(store).candidates(REQUEST, "toy") == [ranked[0], *ranked[2:]]
 
 
 def test_one_worker_or_none_is_no_choice(store: redis.Redis) -> None:
     assert Placement(store).candidates(REQUEST, "toy") == []
-    worker_queues.mark_seen(store, worker_queue("toy", "gpu0@host"))
-    worker_queues.mark_seen(store, worker_queue("toys", "gpu1@host"))
+    note_seen(store, worker_queue("toy", "gpu0@host"), worker_queue("toys", "gpu1@host"))
     assert Placement(store).candidates(REQUEST, "toy") == []
 
 

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from llorch_worker.broker import claims, keys, queues, scripts, worker_queues
+from llorch_worker.broker import claims, keys, queues, registry, scripts
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
+from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
 from tests.broker.protocol_users import OWN_QUEUE
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
@@ -82,8 +83,8 @@ class Protocol(Workers):
     @rule()
     def reroute(self) -> None:
         """The worker of a queue has been gone for long."""
-        self.store.zadd(keys.WORKER_QUEUES, {OWN_QUEUE: 0})
-        worker_queues.reroute(self.store, grace_s=0)
+        note_seen(self.store, OWN_QUEUE, ago_s=DAYS_S)
+        registry.reroute(self.store, grace_s=0)
 
     # What follows an end -----------------------------------------------------------------------
 

@@ -7,11 +7,17 @@ import time
 from typing import Any
 
 import pytest
+import redis
 
 from llorch_worker.broker import keys, registry, stored
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.registry import WorkerCard
+from tests.broker.jobs import note_seen
+from tests.broker.test_maxmemory import fill
 from tests.services import RedisServer
+
+CARD = keys.worker(worker_queue("other", "a@h"))
 
 
 def card(hostname: str, model: str = "m") -> WorkerCard:
@@ -36,20 +42,14 @@ def test_a_worker_is_listed_while_it_lives_and_its_model_stays_known(
         registry.announce(client, card("b@h"))
         registry.announce(client, card("a@h", "other"))
         assert [worker.hostname for worker in registry.workers(client)] == ["a@h", "b@h"]
-        assert 0 < client.ttl(keys.worker("a@h")) <= registry.WORKER_TTL_S
-        registry.withdraw(client, "a@h")
+        assert 0 < client.ttl(CARD) <= registry.GONE_AFTER_S
+        assert registry.living(client, "other") == ["llorch.other@a.h"]
+        registry.withdraw(client, "other", "a@h")
         assert [worker.hostname for worker in registry.workers(client)] == ["b@h"]
+        assert registry.living(client, "other") == []
+        assert registry.is_remembered(client, "other", "a@h")
         assert sorted(registry.models(client)) == ["m", "other"]
         assert registry.models(client)["m"].max_context == 128
-
-
-def test_a_silent_worker_is_not_listed(redis_server: RedisServer) -> None:
-    with connect(redis_server.url) as client:
-        client.flushall()
-        registry.announce(client, card("a@h"))
-        client.delete(keys.worker("a@h"))  # as its TTL does
-        assert registry.workers(client) == []
-        assert client.scard(keys.WORKERS) == 0
 
 
 ODD_FIGURES: tuple[Any, ...] = ("x", -1, 1e300, float("nan"), 10**400, None, [])
@@ -74,7 +74,7 @@ def test_an_odd_worker_card_hides_no_other(redis_server: RedisServer, odd: dict[
         registry.announce(client, card("a@h"))
         registry.announce(client, card("odd@h"))
         document = json.dumps(card("odd@h").model_dump(mode="json") | odd)
-        client.set(keys.worker("odd@h"), document)
+        client.set(keys.worker(worker_queue("m", "odd@h")), document)
         assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
 
 
@@ -86,8 +86,8 @@ def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
         client.flushall()
         registry.announce(client, card("a@h"))
         client.hset(keys.MODELS, "weird", "{}")
-        client.sadd(keys.WORKERS, "odd@h")
-        client.set(keys.worker("odd@h"), "{secret")
+        registry.announce(client, card("odd@h"))
+        client.set(keys.worker(worker_queue("m", "odd@h")), "{secret")
         for _ in range(2):
             assert list(registry.models(client)) == ["m"]
             assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
@@ -99,3 +99,12 @@ def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
         (False, True),
     ]
     assert "secret" not in str(told)
+
+
+def test_at_maxmemory_a_worker_still_lives(store: redis.Redis) -> None:
+    """Else its jobs would go to others, and it would share none of theirs."""
+    registry.announce(store, card("a@h"))
+    note_seen(store, worker_queue("m", "a@h"), ago_s=20)
+    fill(store)
+    registry.announce(store, card("a@h"), whole=False)
+    assert registry.living(store, "m") == ["llorch.m@a.h"]

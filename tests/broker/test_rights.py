@@ -14,11 +14,12 @@ import redis
 from celery import Celery, chain, chord
 from redis.exceptions import NoPermissionError
 
-from llorch_worker.broker import dead_letters, keys, worker_queues
+from llorch_worker.broker import dead_letters, keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import tenants_list, worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled
+from tests.broker.jobs import note_seen
 from tests.cli.command import run
 from tests.flowers import running_flower
 from tests.gateways import running_gateway
@@ -209,7 +210,7 @@ def test_jobs_of_tenants_wait_in_lists_of_their_own_and_end(
 def test_a_job_is_placed(producer: Client, admin: redis.Redis, worker: WorkerProcess) -> None:
     """With workers that are gone, so the second job meets the ring of the first."""
     load, gone = keys.load("llorch.toy"), worker_queue("toy", "gone@test")
-    worker_queues.mark_seen(admin, gone)
+    note_seen(admin, gone)
     jobs = []
     for _ in range(2):
         admin.delete(load)

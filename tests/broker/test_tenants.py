@@ -8,12 +8,12 @@ import pytest
 import redis
 from kombu import Connection
 
-from llorch_worker.broker import claims, keys, worker_queues
+from llorch_worker.broker import claims, keys
 from llorch_worker.broker.queues import tenants_list, worker_queue
 from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.client import Client
 from llorch_worker.contract import QueueFull
-from tests.broker.jobs import TERMS, announce, load, push, take
+from tests.broker.jobs import TERMS, announce, load, note_seen, push, take
 from tests.services import RedisServer
 
 
@@ -113,7 +113,7 @@ def test_a_placed_job_with_the_longest_names_brings_up_the_next(
     producer: Client, store: redis.Redis
 ) -> None:
     for name in ("w1", "w2"):
-        worker_queues.mark_seen(store, worker_queue("toy", f"{name}@{'h' * 250}"))
+        note_seen(store, worker_queue("toy", f"{name}@{'h' * 250}"))
     place = worker_queue("toy", f"w1@{'h' * 250}")
     store.zadd(keys.load("llorch.toy"), {place: 0})
     for _ in range(3):

@@ -6,15 +6,15 @@ import pytest
 import redis
 from redis.client import Pipeline
 
-from llorch_worker.broker import keys, queues, worker_queues
+from llorch_worker.broker import keys, queues
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.broker.waiting import unserved
+from tests.broker.jobs import note_seen
 
 
 @pytest.fixture(autouse=True)
 def served(store: redis.Redis) -> None:
-    store.hset(keys.MODELS, "toy", "{}")
-    worker_queues.mark_seen(store, worker_queue("toy", "gpu0@host"))
+    note_seen(store, worker_queue("toy", "gpu0@host"))
 
 
 def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import redis
 
-from llorch_worker.broker import keys, queues, worker_queues
+from llorch_worker.broker import queues, registry
 from llorch_worker.broker.queues import worker_lists, worker_queue
+from tests.broker.jobs import DAYS_S, note_seen
 
 QUEUE = worker_queue("toy", "gpu0@host")
 
@@ -14,8 +15,8 @@ def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: red
     moved_from = worker_lists(QUEUE)
     for name in moved_from:
         store.lpush(name, "a job", "another")
-    store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
-    assert worker_queues.reroute(store, grace_s=0) == {QUEUE: 2 * len(moved_from)}
+    note_seen(store, QUEUE, ago_s=DAYS_S)
+    assert registry.reroute(store, grace_s=0) == {QUEUE: 2 * len(moved_from)}
     assert not store.exists(*moved_from)
     shared = queues.queues("toy")
     for name in queues.lists(shared):
@@ -23,7 +24,7 @@ def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: red
 
 
 def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
-    worker_queues.mark_seen(store, QUEUE)
+    note_seen(store, QUEUE)
     store.lpush(QUEUE, "a job")
-    assert worker_queues.reroute(store, grace_s=0) == {}
+    assert registry.reroute(store, grace_s=0) == {}
     assert store.llen(QUEUE) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llorch_worker.broker import registry
 from llorch_worker.client import Client
 from tests.cli.command import Started, run
 from tests.cli.test_bad_input import sentence
@@ -61,7 +62,7 @@ def test_a_worker_is_named_after_its_card_and_is_the_only_one_on_it(
             assert found.engine["device"] == "gpu3"
             job = client.submit(prompt="x", max_tokens=3, worker=f"gpu3@{HOST}")
             assert job.result(GET_S).worker == f"gpu3@{HOST}"
-            assert client.redis.zscore("llorch:own_queues", f"llorch.demo@gpu3.{HOST}")
+            assert registry.living(client.redis, "demo") == [f"llorch.demo@gpu3.{HOST}"]
         said = refused("worker", "--redis", url, "--device", "cuda:3", machine=machine)
         assert said.startswith("device cuda:3 already has a worker (gpu3 by gpu3 (process ")
         doctor = run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine))

@@ -117,8 +117,8 @@ def test_status_shows_since_when_a_worker_is_silent_and_cuts_no_name_in_a_pipe(
             registry.announce(client, dead)
             shown = run("status", COLUMNS="").out
         finally:
-            registry.withdraw(client, name)
-            client.zrem(keys.WORKER_QUEUES, worker_queue(served.model, name))
+            registry.withdraw(client, served.model, name)
+            client.zrem(keys.live(served.model), worker_queue(served.model, name))
     (line,) = (line for line in shown.splitlines() if name in line)
     assert re.search(r"1\d s ago$", line.rstrip())
 

@@ -17,6 +17,7 @@ import redis
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
@@ -70,7 +71,7 @@ def announce(store: redis.Redis, number: int) -> None:
         recent=RecentJobs(ended=4, failed=number == 3, e2e_ms={40: 4}, first_token_ms={28: 4}),
     )
     registry.announce(store, card)
-    store.persist(keys.worker(card.hostname))
+    store.persist(keys.worker(worker_queue(card.model, card.hostname)))
 
 
 def test_top_shows_what_a_worker_does_and_follows_the_terminals_size(

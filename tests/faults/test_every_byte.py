@@ -101,8 +101,8 @@ def test_a_step_whose_script_redis_forgot_breaks_no_promise(
 
 
 OF_NO_JOB = {
-    "acquire", "batch_cancel", "batch_claim", "batch_save", "claim_webhooks", "heads", "lengths",
-    "letters", "purge", "ring", "take_place",
+    "acquire", "announce", "batch_cancel", "batch_claim", "batch_save", "claim_webhooks", "heads",
+    "lengths", "letters", "purge", "ring", "take_place",
 }  # fmt: skip
 """No job's end depends on these; see tests/gateway, tests/broker and tests/worker."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from celery.app.task import Context
 
-from llorch_worker.broker import claims, dead_letters, keys, queues, worker_queues
+from llorch_worker.broker import claims, dead_letters, keys, queues, registry
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.results import decode_state
@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     InvalidRequest,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
@@ -233,9 +233,9 @@ def a_worker_moves_the_jobs_of_one_that_is_gone(stage: Stage) -> Acts:
     queue = queues.worker_queue("toy", "gone@host")
     push(stage.store, "a", "b")
     stage.store.rename(queues.normal_queue("toy"), queue)
-    stage.store.zadd(keys.WORKER_QUEUES, {queue: 0})
+    note_seen(stage.store, queue, ago_s=DAYS_S)
     yield None
-    insist(lambda: worker_queues.reroute(stage.client, grace_s=0))
+    insist(lambda: registry.reroute(stage.client, grace_s=0))
     yield ["a", "b"]
     assert not stage.store.exists(queue)
     assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, registry
+from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
 from tests.broker.jobs import announce
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
@@ -164,8 +165,7 @@ def test_queues_that_no_worker_serves_and_silent_workers_are_told(
         client.redis.lpush("llorch.tyo", "a job")
         for name, age_s in (("here@h", 0), ("gone@h", 10)):
             card = worker_card(name, time.time() - age_s)
-            client.redis.sadd(keys.WORKERS, name)
-            client.redis.set(keys.worker(name), json.dumps(card))
+            registry.announce(client.redis, WorkerCard(**card))
         with console_gateway(server.url, folder) as gateway:
             headers = {"Authorization": f"Bearer {OPERATOR[0]}"}
             fleet = httpx.get(f"{gateway.url}/console/api/fleet", headers=headers).json()

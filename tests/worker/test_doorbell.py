@@ -83,8 +83,6 @@ def own_fleet(own_client: Client, tmp_path: Path) -> Iterator[list[WorkerProcess
 
 def all_wait(store: redis.Redis) -> None:
     """Waits until three workers wait for a bell."""
-    # The watcher counts them only every ten seconds; this is what it would find.
-    wait_until(lambda: store.set(keys.watch("toy"), 3, xx=True, keepttl=True))
     wait_until(lambda: waiting(store) == 3)
 
 

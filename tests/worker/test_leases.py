@@ -13,7 +13,7 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
-from tests.broker.jobs import push, take
+from tests.broker.jobs import announce, push, take
 from tests.services import RedisServer, wait_until
 
 NO_SWEEP = "cannot look for jobs of dead workers"
@@ -48,12 +48,13 @@ def test_a_sweep_that_redis_refuses_is_logged_once_and_is_not_an_outage(
     away = threading.Event()
     caplog.set_level("INFO")
     with connect(own_server.url) as client:
-        client.set(keys.WORKER_QUEUES, "no zset")
+        announce(client)
+        client.set(keys.live("toy"), "no zset")
         with keeping(client, away):
             wait_until(lambda: said(caplog, NO_SWEEP))
             before = scripts_run(client)
             wait_until(lambda: scripts_run(client) > before + 20)
-            client.delete(keys.WORKER_QUEUES)
+            client.delete(keys.live("toy"))
             wait_until(lambda: said(caplog, "looking for jobs of dead workers again"))
     assert said(caplog, NO_SWEEP) == 1
     assert said(caplog, NO_RENEWAL) == said(caplog, "renewing leases again") == 0

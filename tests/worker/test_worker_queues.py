@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys, worker_queues
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.queues import model_of, queues, route, worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
+from tests.broker.jobs import DAYS_S, note_seen
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
 
@@ -121,7 +122,7 @@ def test_what_waits_for_a_worker_that_is_gone_goes_to_all_in_order(
     # Known, and so within its grace: the jobs wait for it.
     assert own_client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
     assert {job.status().state for job in jobs} == {"queued"}
-    own_client.redis.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
+    note_seen(own_client.redis, QUEUE, ago_s=DAYS_S)
     assert {job.result(GET_S).worker for job in jobs} == {"w2@test"}
     assert {job.result(0).attempts for job in jobs} == {1}
     wait_until(
@@ -155,12 +156,12 @@ def test_rerouted_jobs_keep_their_priority_and_order(own_client: Client) -> None
     for suffix in ("", ":high", step):
         store.rpush(f"llorch.toy{suffix}", "waits longest")
         store.lpush(f"{QUEUE}{suffix}", "first", "second")
-    store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
-    assert worker_queues.reroute(store, 60) == {QUEUE: 6}
+    note_seen(store, QUEUE, ago_s=DAYS_S)
+    assert registry.reroute(store, 60) == {QUEUE: 6}
     for suffix in ("", ":high", step):
         assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
     assert not store.exists(QUEUE)
-    assert not store.zcard(keys.WORKER_QUEUES), "a day later nobody looks there any more"
-    worker_queues.mark_seen(store, QUEUE)
+    assert not store.zcard(keys.live("toy")), "a day later nobody looks there any more"
+    note_seen(store, QUEUE)
     store.lpush(QUEUE, "third")
-    assert worker_queues.reroute(store, 0) == {}
+    assert registry.reroute(store, 0) == {}

@@ -11,7 +11,7 @@
 --
 -- An `urgent` caller has no room, and preempts for what it takes. It gives the high queues only.
 --
--- KEYS: the number of workers, the note of what was passed, the scheduled jobs, the list of suspects, then the
+-- KEYS: the model's workers, the note of what was passed, the scheduled jobs, the list of suspects, then the
 -- lists that the caller claims from, the most urgent first. kombu pushes left, so the head is right.
 -- ARGV: the caller's terms as JSON: see claims.py.
 --
@@ -133,7 +133,7 @@ end
 local filled, shared_jobs = count_jobs(lines)
 local share = shared_jobs
 if shared_jobs > 1 then
-  share = math.ceil(shared_jobs / math.max(1, tonumber(redis.call('GET', workers) or 1)))
+  share = math.ceil(shared_jobs / math.max(1, redis.call('ZCOUNT', workers, now_ms() - terms.gone_ms, '+inf')))
 end
 local function serve(line, most)
   local taken = take_from(line, most)
