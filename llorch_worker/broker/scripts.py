@@ -39,7 +39,6 @@ _CONSTANTS = {
     "MODELS": keys.MODELS,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
-    "WEBHOOKS": keys.WEBHOOKS,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
     "LOW_SUFFIX": queues.LOW_SUFFIX,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,

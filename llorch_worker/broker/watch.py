@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys, queues
-from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.leases import Lease
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.scripts import run_script
 
@@ -28,32 +27,15 @@ MOST_ASKED = 1000
 """About how many lists it asks for at a time. Redis answers nobody meanwhile."""
 
 
-def acquire(client: Redis, model: str) -> bool:
-    """Becomes the watcher, if there is none."""
-    key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
-    left_ms = client.pttl(key)
-    if left_ms > lease_ms:
-        # Redis' clock was set back. A living watcher will renew the lease, a dead one will not.
-        keep(client, model)
-    if left_ms >= 0:
-        return False
-    try:
-        return bool(client.set(key, 1, nx=True, px=lease_ms))
-    except ResponseError as error:
-        if not is_out_of_memory(error):
-            raise
-    return bool(run_script(client, "acquire", [lease_ms], [key]))
-
-
-def keep(client: Redis, model: str) -> bool:
-    """Renews the lease; False if it has lapsed."""
-    return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
+def lease(client: Redis, model: str) -> Lease:
+    """Whoever has it watches ``model``."""
+    return Lease(client, keys.watch(model), LEASE_S)
 
 
 def leave(client: Redis, model: str) -> None:
     """Rings for all that waits, and ends the lease."""
-    run_script(client, "ring", [1], queues.watched(model))
-    client.delete(keys.watch(model))
+    pass_ring_on(client, model)
+    lease(client, model).leave()
 
 
 def ring_for_all(client: Redis, model: str, news: QueueNews | None = None) -> float | None:
@@ -87,9 +69,8 @@ def empty_moved_lists(client: Redis, own_queues: Iterable[str]) -> None:
 def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> None:
     """Rings for all jobs that wait, because the caller took a ring for some and claims no more. In
     the queues that it ``consumed`` some may wait for it alone."""
-    shared = [*queues.shared_lists(model), queues.scheduled(model)]
     its_own = queues.lists(name for name in consumed if queues.WORKER_MARK in name)
-    run_script(client, "ring", [1], [*shared, *its_own])
+    run_script(client, "ring", [1], [*queues.watched(model), *its_own])
 
 
 def _ring(client: Redis, names: list[str], news: QueueNews | None) -> float | None:

@@ -11,12 +11,13 @@ from contextlib import suppress
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, keys, registry
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.leases import Lease
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.settings import Settings
 
@@ -159,24 +160,15 @@ class LeaseKeeper:
 
     def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
         """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""
-        key = keys.turn(work)
         # Somewhat less, so that the worker that did it may do it again when its own time comes.
-        ms = max(1, round(0.9e3 * every_s))
-        try:
-            free = self._redis.set(key, 1, nx=True, px=ms)
-            if not free and self._redis.pttl(key) > ms:
-                # Redis' clock was set back, and the key would stay until it has caught up.
-                free = self._redis.set(key, 1, px=ms)
-        except ResponseError:
-            # At maxmemory, all do it.
-            free = True
-        if not free:
+        turn = Lease(self._redis, keys.turn(work), 0.9 * every_s)
+        if not turn.take():
             return
         try:
             act()
         except RedisError:
             with suppress(RedisError):
-                self._redis.delete(key)
+                turn.leave()
             raise
 
     def _reroute(self) -> None:

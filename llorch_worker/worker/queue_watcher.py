@@ -38,6 +38,7 @@ class QueueWatcher:
     def __init__(self, client: redis.Redis, model: str) -> None:
         self._redis = client
         self._model = model
+        self._lease = watch.lease(client, model)
         self._refused = False
         self.alone = True
         """Whether no other worker of the model is known."""
@@ -55,7 +56,7 @@ class QueueWatcher:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                watches = watch.acquire(self._redis, self._model)
+                watches = self._lease.take()
                 self._outage.over()
                 if watches:
                     self._watch()
@@ -92,7 +93,7 @@ class QueueWatcher:
                 # This process was suspended, and another worker may watch by now.
                 return
             if now_s >= keep_at_s:
-                kept = watch.keep(self._redis, self._model)
+                kept = self._lease.renew()
                 if now_s >= count_at_s:
                     living = registry.living(self._redis, self._model)
                     watch.empty_moved_lists(self._redis, living)

@@ -48,11 +48,11 @@ def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
 
 
 def test_a_watcher_that_leaves_rings_for_what_waits(store: redis.Redis) -> None:
-    assert watch.acquire(store, "toy")
+    assert watch.lease(store, "toy").take()
     push(store, "a")
     watch.leave(store, "toy")
     assert rings(store) == 1
-    assert watch.acquire(store, "toy")
+    assert watch.lease(store, "toy").take()
 
 
 @pytest.mark.parametrize("priority", ["high", "normal"])
@@ -254,35 +254,36 @@ def test_one_worker_watches_until_its_lease_ends(
     store: redis.Redis, prepare: Callable[[redis.Redis], None]
 ) -> None:
     prepare(store)
-    assert [watch.acquire(store, "toy") for _ in range(2)] == [True, False]
-    assert watch.keep(store, "toy")
+    lease = watch.lease(store, "toy")
+    assert [lease.take() for _ in range(2)] == [True, False]
+    assert lease.renew()
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
-    watch.leave(store, "toy")
-    assert not watch.keep(store, "toy")
-    assert watch.acquire(store, "toy")
+    lease.leave()
+    assert not lease.renew()
+    assert lease.take()
 
 
 @pytest.mark.parametrize("prepare", [lambda _store: None, fill], ids=["room", "maxmemory"])
 def test_a_dead_watchers_lease_ends_in_time_after_redis_clock_was_set_back(
     store: redis.Redis, prepare: Callable[[redis.Redis], None]
 ) -> None:
-    assert watch.acquire(store, "toy")
+    assert watch.lease(store, "toy").take()
     store.pexpire(keys.watch("toy"), 3_600_000)
     prepare(store)
-    assert not watch.acquire(store, "toy")
+    assert not watch.lease(store, "toy").take()
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
-    wait_until(lambda: watch.acquire(store, "toy"))
+    wait_until(lambda: watch.lease(store, "toy").take())
 
 
 def test_a_watcher_that_lives_is_the_only_one_after_redis_clock_was_set_back(
     store: redis.Redis,
 ) -> None:
     """A second one would never end, because neither lets the lease lapse."""
-    assert watch.acquire(store, "toy")
+    assert watch.lease(store, "toy").take()
     store.pexpire(keys.watch("toy"), 3_600_000)
-    assert not watch.acquire(store, "toy")
-    assert watch.keep(store, "toy")
-    assert not watch.acquire(store, "toy")
+    assert not watch.lease(store, "toy").take()
+    assert watch.lease(store, "toy").renew()
+    assert not watch.lease(store, "toy").take()
 
 
 def high_jobs(store: redis.Redis, *job_ids: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker import claims, follow_ups, keys, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
@@ -166,7 +166,7 @@ def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(
     # The reply was lost, so the worker does not know that the job has ended.
     claims.end(store, claim, TERMS)
     store.zadd(keys.FOLLOW_UPS, {"a": 0})
-    ((job_id, message, *_),) = run_script(store, "follow_up", [60_000, 10])
+    ((job_id, message, *_),) = follow_ups.take(store, 60)
     assert (job_id, message) == ("a", claim.message.decode())
     assert store.ttl(keys.job("a")) == -1
 
@@ -181,7 +181,7 @@ def test_what_follows_an_end_is_due_in_time_after_the_clock_was_set_back(
     due = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
     # As after TIME went back by an hour.
     store.zadd(keys.FOLLOW_UPS, {job_id: due_ms + 3_600_000 for job_id, due_ms in due.items()})
-    assert run_script(store, "follow_up", [60_000, 10]) == []
+    assert follow_ups.take(store, 60) == []
     shortened = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
     for job_id, due_ms in due.items():
         assert due_ms <= shortened[job_id] <= due_ms + 60_000

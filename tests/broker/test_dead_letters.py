@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
+from llorch_worker.broker import claims, dead_letters, follow_ups, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.dead_letters import DeadLetter
 from llorch_worker.broker.message import ENQUEUED_AT
@@ -292,14 +292,17 @@ def test_a_retried_job_leaves_a_key_that_is_another_jobs_by_now(producer: Client
 
 def test_a_late_follow_up_of_the_old_end_leaves_a_retried_job_alone(producer: Client) -> None:
     job = die_of_attempts(producer)
-    ((job_id, _, document, fence),) = run_script(producer.redis, "follow_up", [60_000, 10])
+    (ended,) = follow_ups.take(producer.redis, 60)
     assert retry(producer, the_letter(producer)) == "retried"
     # As Celery follows up: it stores the end once more.
-    assert run_script(producer.redis, "finish", [job_id, "", document, 60, "end", 60, ""]) == 0
+    assert (
+        run_script(producer.redis, "finish", [ended.job_id, "", ended.document, 60, "end", 60, ""])
+        == 0
+    )
     assert job.status().state == "queued"
     assert die(producer, "later")
-    run_script(producer.redis, "followed_up", [job_id, 60, fence])
-    assert producer.redis.zscore(keys.FOLLOW_UPS, job_id) is not None, "that is another end"
+    follow_ups.note_done(producer.redis, ended.job_id, 60, ended.fence)
+    assert producer.redis.zscore(keys.FOLLOW_UPS, ended.job_id) is not None, "that is another end"
 
 
 @pytest.mark.parametrize("odd", ["{}", "{not json", "7", '{"id": 7}', '{"history": "x"}'])

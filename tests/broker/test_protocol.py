@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from llorch_worker.broker import claims, keys, queues, registry, scripts
+from llorch_worker.broker import claims, follow_ups, keys, queues, registry, scripts
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
 from tests.broker.jobs import DAYS_S, note_seen
@@ -94,7 +94,7 @@ class Protocol(Workers):
         self.follow_up_as(self.processes[worker], late=late)
 
     def follow_up_as(self, process: Process, *, late: bool = False) -> None:
-        taken = run_script(self.store, "follow_up", [TERMS.lease_ms, 10])
+        taken = follow_ups.take(self.store, TERMS.lease_ms / 1e3)
         for job_id, message, document, fence in taken:
             assert message, f"nobody can follow up the end of {job_id}"
             self.ends_followed[job_id, document] += 1
@@ -109,7 +109,7 @@ class Protocol(Workers):
         end = [document, TERMS.result_ttl_s, LAST_EVENTS[status], TERMS.stream_ttl_s, ""]
         if not self.jobs[job_id].forgotten:
             assert not run_script(self.store, "finish", [job_id, "", *end])
-        run_script(self.store, "followed_up", [job_id, TERMS.result_ttl_s, fence])
+        follow_ups.note_done(self.store, job_id, TERMS.result_ttl_s, fence)
 
     @precondition(lambda self: any(process.following for process in self.processes))
     @rule(worker=workers)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import redis
 from celery.app.task import Context
 
-from llorch_worker.broker import claims, dead_letters, keys, queues, registry
+from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, registry
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.results import decode_state
-from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
     InternalError,
     InvalidRequest,
@@ -108,28 +107,22 @@ def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
     # What it could not do or note, the next worker does.
     if stage.store.zcard(keys.FOLLOW_UPS):
         stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
-        assert [text(job_id) for job_id, *_ in follow_up(stage.store)] == ["a"]
+        assert [ended.job_id for ended in follow_ups.take(stage.store, 60)] == ["a"]
         stage.backend.on_chord_part_return(request, "SUCCESS", RESULT)
     assert stage.store.zcard(PART_OF_A_CHORD) == 1
 
 
-def follow_up(client: redis.Redis) -> list[Any]:
-    """As a worker takes what follows the ends of jobs."""
-    taken: list[Any] = run_script(client, "follow_up", [60_000, 10])
-    return taken
-
-
-@STEPS.breaking("follow_up")
+@STEPS.breaking("take_due")
 def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
     assert stage.user.submit(prompt="x", job_id="a").cancel()
     assert take(stage.store) == []
     stage.ends()
     yield None
-    insist(lambda: follow_up(stage.client))
+    insist(lambda: follow_ups.take(stage.client, 60))
     yield []
     # It is this worker's for a while, and then another's, until one has done it.
     stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
-    assert [text(job_id) for job_id, *_ in follow_up(stage.store)] == ["a"]
+    assert [ended.job_id for ended in follow_ups.take(stage.store, 60)] == ["a"]
 
 
 @STEPS.breaking("reserve_key")

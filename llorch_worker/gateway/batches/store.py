@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, leases
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.gateway.batches.record import ENDED, Batch, BatchRecord, Counts
@@ -34,10 +34,15 @@ class BatchStore(Documents[BatchRecord]):
     async def claim(self, token: str) -> BatchRecord | None:
         """A batch that nobody drives; its lease is now ``token``'s."""
         with broker_errors(self._url):
-            claimed = await run_script_async(
-                self._redis, "batch_claim", [token, int(LEASE_S * 1e3)]
-            )
-        return None if claimed is None else BatchRecord.model_validate_json(claimed[1])
+            due = leases.due(keys.BATCH_LEASES, LEASE_S, 1, token=token)
+            for batch_id in await run_script_async(self._redis, *due):
+                key = keys.gateway_document(batch_id)
+                if document := await self._redis.hget(key, "document"):
+                    return BatchRecord.model_validate_json(document)
+                # It has expired.
+                await self._redis.zrem(keys.BATCH_LEASES, batch_id)
+                await self._redis.delete(key)
+        return None
 
     async def save(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis.asyncio
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, leases
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async
 
@@ -52,10 +52,9 @@ class Outbox:
 
     async def claim(self, limit: int, lease_s: float) -> list[str]:
         """The ids of webhooks whose time has come. Nobody else gets them before the lease ends."""
-        due = await run_script_async(
-            self._redis, "claim_webhooks", [limit, int(lease_s * 1e3)], [keys.WEBHOOKS]
-        )
-        return [str(each) for each in due]
+        due = leases.due(keys.WEBHOOKS, lease_s, limit, latest_s=KEPT_S)
+        taken: list[str] = await run_script_async(self._redis, *due)
+        return taken
 
     async def get(self, webhook_id: str) -> Webhook | None:
         fields = await self._redis.hgetall(keys.webhook(webhook_id))

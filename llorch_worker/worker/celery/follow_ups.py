@@ -17,17 +17,16 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import follow_ups
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.follow_ups import FollowUp
 from llorch_worker.broker.message import read_task
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.results import FAILURE, REVOKED, SUCCESS
-from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
 
-AT_ONCE_JOBS = 100
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -55,39 +54,34 @@ class FollowUps:
     def _run(self) -> None:
         while not self._stop.wait(0.8 * self._settings.sweep_s):
             try:
-                while taken := self._take():
+                while taken := follow_ups.take(self._redis, self._settings.lease_s):
                     with self._app.events.default_dispatcher(hostname=self._hostname) as events:
-                        for job_id, message, document, fence in taken:
-                            self._follow_up(text(job_id), message, document, fence, events)
+                        for ended in taken:
+                            self._follow_up(ended, events)
             except (RedisError, OperationalError) as error:
                 self._outage.failed(error)
             else:
                 self._outage.over()
 
-    def _take(self) -> list[Any]:
-        if not self._redis.exists(keys.FOLLOW_UPS):
-            return []
-        lease_ms = round(self._settings.lease_s * 1e3)
-        taken: list[Any] = run_script(self._redis, "follow_up", [lease_ms, AT_ONCE_JOBS])
-        return taken
-
-    def _follow_up(self, job_id: str, message: str, document: str, fence: str, events: Any) -> None:
-        task = read_task(message)
+    def _follow_up(self, ended: FollowUp, events: Any) -> None:
+        task = read_task(ended.message)
         # The result may have expired while no worker was there.
-        if task is not None and document:
+        if task is not None and ended.document:
             headers, body = task
             embed = body[2] if isinstance(body, list) and len(body) == 3 else {}
-            request = Context({**headers, **(embed or {}), "id": job_id, "delivery_info": {}})
+            request = Context({**headers, **(embed or {}), "id": ended.job_id, "delivery_info": {}})
             try:
-                self._end(job_id, request, self._app.backend.decode(document), events)
+                meta = self._app.backend.decode(ended.document)
+                self._end(ended.job_id, request, meta, events)
                 if request.chord and self._app.backend.sends_body(request):
                     # Look again when this worker's time for the job is over.
                     return
             except (RedisError, OperationalError):
                 raise
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
-                logger.error("cannot follow up job %s: %s", job_id, type(error).__name__)
-        run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s, fence])
+                logger.error("cannot follow up job %s: %s", ended.job_id, type(error).__name__)
+        keep_s = self._settings.result_ttl_s
+        follow_ups.note_done(self._redis, ended.job_id, keep_s, ended.fence)
 
     def _end(self, job_id: str, request: Context, meta: dict[str, Any], events: Any) -> None:
         """Does what Celery does after storing ``meta``; the backend stores an end only once."""
