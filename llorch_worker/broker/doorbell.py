@@ -1,12 +1,12 @@
 """Doorbells: how one job wakes one worker.
 
-Each queue has a bell, a Redis list (:func:`keys.bell`). A worker with room that found no more jobs
+Each queue has a bell, a Redis list (``keys.bell``). A worker with room that found no more jobs
 waits for the bells of its queues with BLPOP. Redis serves those that wait in the order in which
 they came, one for each ring. A ring holds no job: the woken worker looks, with ``lua/claim.lua``.
 So no job is ever in nobody's hands, and a ring that dies with its worker costs only time.
 
 A worker without room waits for high jobs alone, which it may claim beyond its room. They ring a
-second bell (:func:`keys.full_bell`) together with the first. Such a worker claims only if the ring
+second bell (``keys.full_bell``) together with the first. Such a worker claims only if the ring
 of the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
 A look and the wait after it go to Redis in one packet, which saves it a read: see

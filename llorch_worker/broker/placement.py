@@ -1,6 +1,6 @@
 """Placement: jobs whose prompts begin alike go to the worker that has computed the beginning.
 
-Each worker's claims and ends keep its number of jobs in :func:`keys.load`, while it has room. A
+Each worker's claims and ends keep its number of jobs in ``keys.load``, while it has room. A
 producer ranks the workers for a prompt by rendezvous hashing: every producer finds the same order,
 and a worker that comes or goes moves only its own prompts. ``lua/enqueue.lua`` takes the first of
 them whose load is bounded, and rings that worker's bell instead of the one for all.

@@ -33,12 +33,20 @@ _PARTS = {
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""
-_CONSTANTS = {
+_NAMES: dict[str, str | keys.Key] = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
-    "MODELS": keys.MODELS,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
+    "MODELS": keys.MODELS,
+    "job_key": keys.job,
+    "events_key": keys.events,
+    "result_key": keys.result,
+    "cancel_key": keys.cancel,
+    "bell_key": keys.bell,
+    "load_key": keys.load,
+    "tenants_key": keys.tenants,
+    "gateway_document_key": keys.gateway_document,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
     "LOW_SUFFIX": queues.LOW_SUFFIX,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
@@ -52,10 +60,7 @@ _CONSTANTS = {
     "ENQUEUED_AT": message.ENQUEUED_AT,
     "PLACE": message.PLACE,
 }
-_KEYS_BY_ID = (
-    keys.job, keys.events, keys.result, keys.cancel, keys.bell, keys.load, keys.gateway_document,
-    keys.tenants,
-)  # fmt: skip
+"""What scripts get from Python: constants, and functions that make a key of an id."""
 
 
 @cache
@@ -70,12 +75,12 @@ def _text(file: str) -> str:
 
 
 def _names() -> Iterator[str]:
-    """Definitions of the constants, and of ``job_key(job_id)`` and its like."""
-    for name, value in _CONSTANTS.items():
-        yield f"local {name} = '{value}'"
-    for key in _KEYS_BY_ID:
-        before, after = key("@").split("@")
-        yield f"local function {key.__name__}_key(id) return '{before}' .. id .. '{after}' end"
+    for name, value in _NAMES.items():
+        if isinstance(value, str):
+            yield f"local {name} = '{value}'"
+        else:
+            before, after = value("@").split("@")
+            yield f"local function {name}(id) return '{before}' .. id .. '{after}' end"
 
 
 @cache
