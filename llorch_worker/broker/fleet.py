@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import get_args
 
@@ -23,8 +24,10 @@ from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.broker.stopped_queues import wrong_key
+from llorch_worker.broker.waiting import unserved
 from llorch_worker.contract import Priority
 
+SCAN_INTERVAL_S = 30.0
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
@@ -83,10 +86,30 @@ class Fleet:
     models: Sequence[ModelLoad]
     """Every model that was ever served, by name."""
     dead_letters: int
+    unserved: Mapping[str, int] = field(default_factory=dict)
+    """Queues of unknown models or workers, with their jobs; up to :data:`SCAN_INTERVAL_S` old."""
+
+
+class FleetReader:
+    """Reads the fleet again and again. Only a scan of the keys finds unserved queues."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis = client
+        self._unserved: dict[str, int] = {}
+        self._scanned_s = float("-inf")
+
+    def read(self) -> Fleet:
+        """Raises ``RedisError``."""
+        fleet = read_fleet(self._redis)
+        if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
+            self._unserved = unserved(self._redis)
+            self._scanned_s = time.monotonic()
+        return replace(fleet, unserved=self._unserved)
 
 
 def read_fleet(client: Redis) -> Fleet:
-    """Reads it in a few round trips; no message crosses the network. Raises ``RedisError``."""
+    """Reads it in a few round trips, without ``unserved``; no message crosses the network. Raises
+    ``RedisError``."""
     workers = registry.workers(client)
     cards = sorted(registry.models(client).values(), key=lambda card: card.name)
     remembered = registry.remembered(client)

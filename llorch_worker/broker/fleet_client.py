@@ -7,10 +7,9 @@ from typing import Self
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.connection import broker_errors, connect
-from llorch_worker.broker.fleet import Fleet, read_fleet
+from llorch_worker.broker.fleet import Fleet, FleetReader
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.broker.waiting import unserved
 from llorch_worker.contract.errors import BrokerUnavailable
 
 PING_TIMEOUT_S = 1.0
@@ -25,6 +24,7 @@ class FleetClient:
     def __init__(self, url: str) -> None:
         self._url = url
         self._redis = connect(url)
+        self._reader = FleetReader(self._redis)
 
     def __enter__(self) -> Self:
         return self
@@ -61,9 +61,4 @@ class FleetClient:
     def fleet(self) -> Fleet:
         """What all workers have to do, and what they can do."""
         with broker_errors(self._url):
-            return read_fleet(self._redis)
-
-    def unserved_queues(self) -> dict[str, int]:
-        """Queues of unknown models or workers, with the number of jobs that wait in each."""
-        with broker_errors(self._url):
-            return unserved(self._redis)
+            return self._reader.read()

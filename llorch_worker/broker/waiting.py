@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
@@ -15,23 +14,6 @@ from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue, normal_queue
 
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
-SCAN_INTERVAL_S = 30.0
-"""How often whoever watches the fleet looks for unserved queues."""
-
-
-class UnservedQueues:
-    """What :func:`unserved` finds, at most ``SCAN_INTERVAL_S`` old."""
-
-    def __init__(self, client: Redis) -> None:
-        self._client = client
-        self._found: dict[str, int] = {}
-        self._scanned_s = float("-inf")
-
-    def read(self) -> dict[str, int]:
-        if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
-            self._found = unserved(self._client)
-            self._scanned_s = time.monotonic()
-        return self._found
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:

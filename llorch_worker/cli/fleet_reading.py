@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from llorch_worker.broker.waiting import SCAN_INTERVAL_S
 from llorch_worker.cli.terminal.screen import Screen, json_text
 from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerUnavailable
@@ -25,8 +24,6 @@ class Reading:
     """The fleet at one moment."""
 
     fleet: Fleet
-    unserved: dict[str, int]
-    """Queues of unknown models or workers, with their jobs; up to :data:`SCAN_INTERVAL_S` old."""
     at_s: float
     """Unix time."""
 
@@ -36,7 +33,7 @@ class Reading:
             "at": _iso(self.at_s),
             "workers": [_worker(card) for card in self.fleet.workers],
             "models": [_model(load) for load in self.fleet.models],
-            "unserved_queues": self.unserved,
+            "unserved_queues": self.fleet.unserved,
             "dead_letters": self.fleet.dead_letters,
         }
 
@@ -47,8 +44,6 @@ class FleetReader:
 
     def __init__(self, client: FleetClient) -> None:
         self._client = client
-        self._unserved: dict[str, int] = {}
-        self._scanned_s = float("-inf")
         self.away: BrokerUnavailable | None = None
         """Why the last reading failed."""
         self.defect: Exception | None = None
@@ -57,11 +52,7 @@ class FleetReader:
 
     def read(self) -> Reading:
         """Raises BrokerUnavailable if Redis does not answer."""
-        fleet = self._client.fleet()
-        if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
-            self._unserved = self._client.unserved_queues()
-            self._scanned_s = time.monotonic()
-        return Reading(fleet, self._unserved, time.time())
+        return Reading(self._client.fleet(), time.time())
 
     def start(self, interval_s: float, on_news: Callable[[], None]) -> None:
         """Reads every ``interval_s`` until the process ends; then calls ``on_news``."""

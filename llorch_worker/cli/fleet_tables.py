@@ -168,7 +168,7 @@ def notices(reading: Reading) -> Iterator[Text]:
     for load in fleet.models:
         if load.waiting and not load.workers:
             yield _waits(load.model, load.waiting)
-    for queue, count in reading.unserved.items():
+    for queue, count in fleet.unserved.items():
         yield _waits(queue, count)
     for load in fleet.models:
         for sentence in load.wrong_keys:

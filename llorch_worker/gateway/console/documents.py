@@ -92,13 +92,11 @@ class FleetDocument(BaseModel):
     dead_letters: DeadLetters
 
     @classmethod
-    def of(
-        cls, fleet: Fleet, unserved: dict[str, int], letters_version: str, now_s: float
-    ) -> FleetDocument:
+    def of(cls, fleet: Fleet, letters_version: str, now_s: float) -> FleetDocument:
         return cls(
             models=[Model.of(load) for load in fleet.models],
             workers=[Worker.of(card, now_s) for card in fleet.workers],
-            unserved=unserved,
+            unserved=dict(fleet.unserved),
             dead_letters=DeadLetters(count=fleet.dead_letters, version=letters_version),
         )
 

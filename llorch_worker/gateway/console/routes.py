@@ -16,8 +16,7 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.ended_jobs import ended_jobs
-from llorch_worker.broker.fleet import read_fleet
-from llorch_worker.broker.waiting import UnservedQueues
+from llorch_worker.broker.fleet import FleetReader
 from llorch_worker.gateway.console.documents import (
     EndedJobs,
     FleetDocument,
@@ -44,7 +43,7 @@ class Console:
         self._reading = threading.Lock()
         self._fleet: FleetDocument | RedisError = RedisError("not read yet")
         self._read_at_s = float("-inf")
-        self._unserved = UnservedQueues(self.redis)
+        self._reader = FleetReader(self.redis)
 
     def fleet(self) -> FleetDocument:
         """The fleet as it was at most a second ago, however many pages ask. Raises ``RedisError``,
@@ -62,9 +61,8 @@ class Console:
             return self._fleet
 
     def _read(self) -> FleetDocument:
-        fleet = read_fleet(self.redis)
-        version = dead_letters.version(self.redis)
-        return FleetDocument.of(fleet, self._unserved.read(), version, time.time())
+        fleet = self._reader.read()
+        return FleetDocument.of(fleet, dead_letters.version(self.redis), time.time())
 
     def close(self) -> None:
         self.redis.close()

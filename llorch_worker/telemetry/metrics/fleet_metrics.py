@@ -6,7 +6,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import connect_impatient
-from llorch_worker.broker.fleet import Fleet, ModelLoad, read_fleet
-from llorch_worker.broker.waiting import UnservedQueues
+from llorch_worker.broker.fleet import Fleet, FleetReader, ModelLoad
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
 @dataclass(frozen=True)
 class _Reading:
     fleet: Fleet
-    unserved: Mapping[str, int]
     used_bytes: int
     limit_bytes: int
 
@@ -49,7 +47,7 @@ class FleetCollector(Collector):
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect_impatient(redis_url)
-        self._unserved = UnservedQueues(self._redis)
+        self._reader = FleetReader(self._redis)
         self._reading = threading.Lock()
         self._last: _Reading | None = None
         self._read_at_s = float("-inf")
@@ -80,8 +78,9 @@ class FleetCollector(Collector):
             "Jobs in a queue of an unknown model or worker, up to 30 s ago.",
             labels=("queue",),
         )
-        for queue in heapq.nlargest(MOST_UNSERVED, found.unserved, key=found.unserved.__getitem__):
-            unserved.add_metric((queue,), found.unserved[queue])
+        jobs = found.fleet.unserved
+        for queue in heapq.nlargest(MOST_UNSERVED, jobs, key=jobs.__getitem__):
+            unserved.add_metric((queue,), jobs[queue])
         yield unserved
         for name, (help, read) in _BY_MODEL.items():
             gauge = GaugeMetricFamily(f"llorch_fleet_{name}", help, labels=("model_name",))
@@ -95,8 +94,7 @@ class FleetCollector(Collector):
                 try:
                     memory = self._redis.info("memory")
                     self._last = _Reading(
-                        fleet=read_fleet(self._redis),
-                        unserved=self._unserved.read(),
+                        fleet=self._reader.read(),
                         used_bytes=int(memory["used_memory"]),
                         limit_bytes=int(memory["maxmemory"]),
                     )
