@@ -91,11 +91,10 @@ class BatchStore(Documents[BatchRecord]):
         """Raises ``HttpError`` 404, or 409 if the batch has ended."""
         record = await self.get(owner, batch_id)
         with broker_errors(self._url):
-            noted = await run_script_async(
-                self._redis, "batch_cancel", [batch_id, int(time.time())]
-            )
-        if not noted:
-            raise HttpError(409, "BATCH_ENDED", f"the batch is {record.batch.status} already")
+            if await self._redis.zscore(keys.BATCH_LEASES, batch_id) is None:
+                raise HttpError(409, "BATCH_ENDED", f"the batch is {record.batch.status} already")
+            document, now_s = keys.gateway_document(batch_id), int(time.time())
+            await self._redis.hsetnx(document, "cancelling_at", now_s)
         return await self.get(owner, batch_id)
 
     async def event(self, batch_id: str) -> tuple[str, Batch] | None:
