@@ -9,7 +9,9 @@ back, what a dead process held is free in time. At ``maxmemory`` leases are take
 from __future__ import annotations
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
+from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.scripts import Argument, run_script
 
 
@@ -28,9 +30,14 @@ class Lease:
         if left_ms > self._lease_ms:
             # The clock was set back. A living holder will renew the lease, a dead one will not.
             self.renew()
-        return left_ms < 0 and bool(
-            run_script(self._redis, "acquire", [self._lease_ms], [self._key])
-        )
+        if left_ms >= 0:
+            return False
+        try:
+            return bool(self._redis.set(self._key, 1, nx=True, px=self._lease_ms))
+        except ResponseError as error:
+            if not is_out_of_memory(error):
+                raise
+        return bool(run_script(self._redis, "acquire", [self._lease_ms], [self._key]))
 
     def renew(self) -> bool:
         """False if the lease has lapsed."""

@@ -198,13 +198,12 @@ def is_remembered(client: redis.Redis, model: str, hostname: str) -> bool:
     return client.zscore(keys.live(model), worker_queue(model, hostname)) is not None
 
 
-def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
-    """Moves jobs of workers that have been gone for ``grace_s`` to their models' shared queues.
+def reroute(client: redis.Redis, model: str, grace_s: float) -> dict[str, int]:
+    """Moves jobs of workers that have been gone for ``grace_s`` to the shared queues of ``model``.
 
     Returns the number of jobs moved from each worker queue.
     """
     gone_ms = round((GONE_AFTER_S + grace_s) * 1e3)
     bounds = [gone_ms, REMEMBERED_S * 1000, MOST_REMEMBERED, MOST_MOVED_JOBS]
-    live = [keys.live(str(model)) for model in client.hkeys(keys.MODELS)]
-    moved = run_script(client, "reroute", [*bounds, *worker_lists("")], live)
+    moved = run_script(client, "reroute", [*bounds, *worker_lists("")], [keys.live(model)])
     return {text(queue): jobs for queue, jobs in moved}

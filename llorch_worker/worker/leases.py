@@ -52,6 +52,7 @@ class LeaseKeeper:
         self,
         client: redis.Redis,
         settings: Settings,
+        model: str,
         *,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
@@ -61,6 +62,7 @@ class LeaseKeeper:
         answer."""
         self._redis = client
         self._settings = settings
+        self._model = model
         self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
@@ -154,7 +156,7 @@ class LeaseKeeper:
         if self._leases_exist:
             self._in_turn("sweep", every_s, self._return_jobs)
         if time.monotonic() >= self._reroute_at_s:
-            self._in_turn("reroute", SWEEPS_A_REROUTE * every_s, self._reroute)
+            self._in_turn(f"reroute:{self._model}", SWEEPS_A_REROUTE * every_s, self._reroute)
             # Only now: a look that failed is repeated with the next sweep.
             self._reroute_at_s = time.monotonic() + SWEEPS_A_REROUTE * every_s
 
@@ -172,7 +174,7 @@ class LeaseKeeper:
             raise
 
     def _reroute(self) -> None:
-        moved = registry.reroute(self._redis, self._settings.direct_grace_s)
+        moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
         for queue, jobs in moved.items():
             logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 

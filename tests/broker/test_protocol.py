@@ -84,7 +84,7 @@ class Protocol(Workers):
     def reroute(self) -> None:
         """The worker of a queue has been gone for long."""
         note_seen(self.store, OWN_QUEUE, ago_s=DAYS_S)
-        registry.reroute(self.store, grace_s=0)
+        registry.reroute(self.store, "toy", grace_s=0)
 
     # What follows an end -----------------------------------------------------------------------
 

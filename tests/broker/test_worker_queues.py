@@ -16,7 +16,7 @@ def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: red
     for name in moved_from:
         store.lpush(name, "a job", "another")
     note_seen(store, QUEUE, ago_s=DAYS_S)
-    assert registry.reroute(store, grace_s=0) == {QUEUE: 2 * len(moved_from)}
+    assert registry.reroute(store, "toy", grace_s=0) == {QUEUE: 2 * len(moved_from)}
     assert not store.exists(*moved_from)
     shared = queues.queues("toy")
     for name in queues.lists(shared):
@@ -26,5 +26,5 @@ def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: red
 def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
     note_seen(store, QUEUE)
     store.lpush(QUEUE, "a job")
-    assert registry.reroute(store, grace_s=0) == {}
+    assert registry.reroute(store, "toy", grace_s=0) == {}
     assert store.llen(QUEUE) == 1

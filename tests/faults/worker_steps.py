@@ -228,7 +228,7 @@ def a_worker_moves_the_jobs_of_one_that_is_gone(stage: Stage) -> Acts:
     stage.store.rename(queues.normal_queue("toy"), queue)
     note_seen(stage.store, queue, ago_s=DAYS_S)
     yield None
-    insist(lambda: registry.reroute(stage.client, grace_s=0))
+    insist(lambda: registry.reroute(stage.client, "toy", grace_s=0))
     yield ["a", "b"]
     assert not stage.store.exists(queue)
     assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]

@@ -13,7 +13,7 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
-from tests.broker.jobs import announce, push, take
+from tests.broker.jobs import push, take
 from tests.services import RedisServer, wait_until
 
 NO_SWEEP = "cannot look for jobs of dead workers"
@@ -27,6 +27,7 @@ def keeping(
     keeper = LeaseKeeper(
         client,
         Settings().model_copy(update={"lease_s": lease_s, "sweep_s": sweep_s}),
+        "toy",
         stalled_for_s=lambda: 0.0,
         on_lost=lambda _claim: None,
         on_away=away.set,
@@ -48,7 +49,6 @@ def test_a_sweep_that_redis_refuses_is_logged_once_and_is_not_an_outage(
     away = threading.Event()
     caplog.set_level("INFO")
     with connect(own_server.url) as client:
-        announce(client)
         client.set(keys.live("toy"), "no zset")
         with keeping(client, away):
             wait_until(lambda: said(caplog, NO_SWEEP))

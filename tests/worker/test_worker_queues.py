@@ -157,11 +157,11 @@ def test_rerouted_jobs_keep_their_priority_and_order(own_client: Client) -> None
         store.rpush(f"llorch.toy{suffix}", "waits longest")
         store.lpush(f"{QUEUE}{suffix}", "first", "second")
     note_seen(store, QUEUE, ago_s=DAYS_S)
-    assert registry.reroute(store, 60) == {QUEUE: 6}
+    assert registry.reroute(store, "toy", 60) == {QUEUE: 6}
     for suffix in ("", ":high", step):
         assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
     assert not store.exists(QUEUE)
     assert not store.zcard(keys.live("toy")), "a day later nobody looks there any more"
     note_seen(store, QUEUE)
     store.lpush(QUEUE, "third")
-    assert registry.reroute(store, 0) == {}
+    assert registry.reroute(store, "toy", 0) == {}

@@ -1,47 +1,46 @@
--- Move jobs from the worker queues of workers that are gone into their models' shared queues.
+-- Move jobs from the worker queues of workers that are gone into the model's shared queues.
 --
 -- Each priority's list goes to the tail of its counterpart, in order. A queue stays known for a
 -- while, because a producer may still send to it.
 --
--- KEYS: the workers of each model.
+-- KEYS: the model's workers.
 --
 -- Returns {queue, jobs moved} for each queue with jobs.
 
 local gone_ms = ARGV[1] -- a worker not seen for this long is gone
 local forgotten_ms = ARGV[2] -- after this long its queue is forgotten
-local most_queues = ARGV[3] -- the most queues of a model to remember
+local most_queues = ARGV[3] -- the most queues to remember
 local left = tonumber(ARGV[4]) -- the most jobs to move, so that one call stays short
 local suffixes = {unpack(ARGV, 5)} -- from a queue's name to its lists, the most urgent first
 
 local now = now_ms()
 local moved = {}
-for _, live in ipairs(KEYS) do
-  local gone = redis.call('ZRANGEBYSCORE', live, '-inf', now - gone_ms)
-  if #gone > 0 then
-    allow_writes()
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - gone_ms)
+if #gone == 0 then
+  return moved
+end
+allow_writes()
+for _, queue in ipairs(gone) do
+  local count = 0
+  local lists = {}
+  for i, suffix in ipairs(suffixes) do
+    lists[i] = queue .. suffix
   end
-  for _, queue in ipairs(gone) do
-    local count = 0
-    local lists = {}
-    for i, suffix in ipairs(suffixes) do
-      lists[i] = queue .. suffix
-    end
-    -- Most are empty, and there may be many.
-    if redis.call('EXISTS', unpack(lists)) > 0 then
-      for _, list in ipairs(lists) do
-        while left > 0 and redis.call('RPOPLPUSH', list, shared_list(list)) do
-          left = left - 1
-          count = count + 1
-        end
+  -- Most are empty, and there may be many.
+  if redis.call('EXISTS', unpack(lists)) > 0 then
+    for _, list in ipairs(lists) do
+      while left > 0 and redis.call('RPOPLPUSH', list, shared_list(list)) do
+        left = left - 1
+        count = count + 1
       end
     end
-    if count > 0 then
-      moved[#moved + 1] = {queue, count}
-    end
   end
-  if #gone > 0 and left > 0 then
-    redis.call('ZREMRANGEBYSCORE', live, '-inf', now - forgotten_ms)
-    redis.call('ZREMRANGEBYRANK', live, 0, -1 - most_queues)
+  if count > 0 then
+    moved[#moved + 1] = {queue, count}
   end
+end
+if left > 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - forgotten_ms)
+  redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - most_queues)
 end
 return moved
