@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +13,6 @@ from llorch_worker.client import Client
 from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
-from tests.services import wait_until
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = worker_queue("toy", "gpu0@host")
@@ -247,43 +245,6 @@ def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
     store.delete(BELL)
     watch.ring_for_all(store, "toy")
     assert rings(store) == 1
-
-
-@pytest.mark.parametrize("prepare", [lambda _store: None, fill], ids=["room", "maxmemory"])
-def test_one_worker_watches_until_its_lease_ends(
-    store: redis.Redis, prepare: Callable[[redis.Redis], None]
-) -> None:
-    prepare(store)
-    lease = watch.lease(store, "toy")
-    assert [lease.take() for _ in range(2)] == [True, False]
-    assert lease.renew()
-    assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
-    lease.leave()
-    assert not lease.renew()
-    assert lease.take()
-
-
-@pytest.mark.parametrize("prepare", [lambda _store: None, fill], ids=["room", "maxmemory"])
-def test_a_dead_watchers_lease_ends_in_time_after_redis_clock_was_set_back(
-    store: redis.Redis, prepare: Callable[[redis.Redis], None]
-) -> None:
-    assert watch.lease(store, "toy").take()
-    store.pexpire(keys.watch("toy"), 3_600_000)
-    prepare(store)
-    assert not watch.lease(store, "toy").take()
-    assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
-    wait_until(lambda: watch.lease(store, "toy").take())
-
-
-def test_a_watcher_that_lives_is_the_only_one_after_redis_clock_was_set_back(
-    store: redis.Redis,
-) -> None:
-    """A second one would never end, because neither lets the lease lapse."""
-    assert watch.lease(store, "toy").take()
-    store.pexpire(keys.watch("toy"), 3_600_000)
-    assert not watch.lease(store, "toy").take()
-    assert watch.lease(store, "toy").renew()
-    assert not watch.lease(store, "toy").take()
 
 
 def high_jobs(store: redis.Redis, *job_ids: str) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import redis
 
-from llorch_worker.broker import keys, registry, stored
+from llorch_worker.broker import keys, queues, registry, stored
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import worker_lists, worker_queue
 from llorch_worker.broker.registry import WorkerCard
-from tests.broker.jobs import note_seen
+from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.test_maxmemory import fill
 from tests.services import RedisServer
 
+QUEUE = worker_queue("toy", "gpu0@host")
 CARD = keys.worker(worker_queue("other", "a@h"))
 
 
@@ -108,3 +109,22 @@ def test_at_maxmemory_a_worker_still_lives(store: redis.Redis) -> None:
     fill(store)
     registry.announce(store, card("a@h"), whole=False)
     assert registry.living(store, "m") == ["llorch.m@a.h"]
+
+
+def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: redis.Redis) -> None:
+    moved_from = worker_lists(QUEUE)
+    for name in moved_from:
+        store.lpush(name, "a job", "another")
+    note_seen(store, QUEUE, ago_s=DAYS_S)
+    assert registry.reroute(store, "toy", grace_s=0) == {QUEUE: 2 * len(moved_from)}
+    assert not store.exists(*moved_from)
+    shared = queues.queues("toy")
+    for name in queues.lists(shared):
+        assert store.lrange(name, 0, -1) == ["another", "a job"]
+
+
+def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
+    note_seen(store, QUEUE)
+    store.lpush(QUEUE, "a job")
+    assert registry.reroute(store, "toy", grace_s=0) == {}
+    assert store.llen(QUEUE) == 1
