@@ -30,6 +30,7 @@ from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.results import SUCCESS, result_meta
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
+from llorch_worker.settings import Settings
 from llorch_worker.worker.queue_watcher import QueueWatcher
 
 MODEL = "toy"
@@ -64,7 +65,7 @@ class Stub:
     """One worker; see the module's docstring."""
 
     def __init__(self, number: int, slots: int, service_s: float, client: Any, loop: Loop) -> None:
-        self.watcher = QueueWatcher(client, MODEL)
+        self.watcher = QueueWatcher(client, MODEL, Settings())
         self.name = f"stub{number}@bench"
         self.claimed: list[tuple[str, int]] = []
         self.held: dict[str, Claim] = {}

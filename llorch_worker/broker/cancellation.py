@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from redis import Redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
-from llorch_worker.broker.results import revoked_document
+from llorch_worker.broker.results import failure_document, revoked_document
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import CancelledEvent, encode_event
+from llorch_worker.contract import CancelledEvent, Event, Failed, LlorchError, encode_event
+from llorch_worker.settings import Settings
 
 CancelOutcome = Literal["queued", "running", "ended", "unknown"]
 """The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
@@ -31,18 +33,35 @@ def cancel(
     ``heard``: somebody who knows the job asked for it, so an id without a trace in Redis is that of
     a stock producer's job, which waits for its first claim. It ends too.
     """
-    outcome: CancelOutcome = run_script(
+    return _end(
         client,
-        "cancel",
-        [
-            job_id,
-            revoked_document(job_id),
-            encode_event(CancelledEvent()),
-            result_ttl_s,
-            stream_ttl_s,
-            max(LONGEST_WAIT_S, result_ttl_s),
-            int(heard),
-            channel(client),
-        ],
+        job_id,
+        revoked_document(job_id),
+        CancelledEvent(),
+        [result_ttl_s, stream_ttl_s, max(LONGEST_WAIT_S, result_ttl_s), int(heard)],
+        channel(client),
+    )
+
+
+def end_waiting(
+    client: Redis, job_id: str, error: LlorchError, settings: Settings
+) -> CancelOutcome:
+    """Fails a job with ``error`` if it waits; one that runs goes on."""
+    keep_s = settings.result_ttl_s
+    return _end(
+        client,
+        job_id,
+        failure_document(job_id, error),
+        Failed(error=error.document()),
+        [keep_s, settings.stream_ttl_s, max(LONGEST_WAIT_S, keep_s), 0],
+        "",
+    )
+
+
+def _end(
+    client: Redis, job_id: str, document: str, event: Event, terms: Sequence[int], told: str
+) -> CancelOutcome:
+    outcome: CancelOutcome = run_script(
+        client, "cancel", [job_id, document, encode_event(event), *terms, told]
     )
     return outcome

@@ -73,6 +73,7 @@ def enqueue(
                 LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
                 tenant,
+                "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 *places,
             ],
             [pushed_to, *counted],

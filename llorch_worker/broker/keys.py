@@ -37,6 +37,9 @@ turn = Key("turn:{}")
 
 LEASES = f"{PREFIX}leases"
 """Sorted set: claimed job -> when its lease ends."""
+DEADLINES = f"{PREFIX}deadlines"
+"""Sorted set: job that our client enqueued with a deadline -> when to see whether it still waits.
+Those that have ended in time stay until then."""
 FOLLOW_UPS = f"{PREFIX}follow_ups"
 """Sorted set: ended job after whose end Celery has more to do -> when a worker may take this up."""
 DEAD = f"{PREFIX}dead"

@@ -36,6 +36,7 @@ defines each function at each call of the script, so a script gets no others."""
 _NAMES: dict[str, str | keys.Key] = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
+    "DEADLINES": keys.DEADLINES,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
     "MODELS": keys.MODELS,

@@ -36,6 +36,7 @@ def exporter(
     it prints its URL once it listens.
     """
     extras.require("metrics")
+    from llorch_worker.broker.deadlines import ending_overdue
     from llorch_worker.telemetry.logs.setup import configure
     from llorch_worker.telemetry.metrics.exporter import Exporter
 
@@ -59,7 +60,8 @@ def exporter(
         )
     try:
         _warn_without_redis(settings.redis_url)
-        server.serve_forever()
+        with ending_overdue(settings):
+            server.serve_forever()
     finally:
         server.server_close()
 

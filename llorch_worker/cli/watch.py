@@ -18,7 +18,7 @@ def watch(job: JobArgument, settings: Settings, as_json: JsonOption = False) -> 
     from llorch_worker.client import Client
 
     with Client(settings) as client:
-        found = client.job(job)
+        found = client.job(job, known=True)
         if found.status().state == "unknown":
             raise unknown_job(job)
         follow(Screen(as_json=as_json), found, request=None, live=True)

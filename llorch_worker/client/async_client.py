@@ -14,6 +14,7 @@ from llorch_worker.broker.connection import connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import Client
+from llorch_worker.client.lost import Trace, queue_look
 from llorch_worker.client.patience import Patience
 from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
@@ -55,11 +56,11 @@ class AsyncClient:
         job = await asyncio.to_thread(
             self._client.submit, request, worker=worker, job_id=job_id, **fields
         )
-        return self.job(job.id)
+        return self.job(job.id, known=True)
 
-    def job(self, job_id: str) -> AsyncJob:
-        """The job with this id, from any producer."""
-        return AsyncJob(self, job_id)
+    def job(self, job_id: str, *, known: bool = False) -> AsyncJob:
+        """See :meth:`Client.job`."""
+        return AsyncJob(self, job_id, known=known)
 
     async def models(self) -> list[ModelCard]:
         """See :meth:`Client.models`."""
@@ -117,10 +118,10 @@ class AsyncClient:
 class AsyncJob:
     """:class:`Job` for asyncio."""
 
-    def __init__(self, client: AsyncClient, job_id: str) -> None:
+    def __init__(self, client: AsyncClient, job_id: str, *, known: bool) -> None:
         self.id = job_id
         self._client = client
-        self._sync = client._client.job(job_id)
+        self._sync = client._client.job(job_id, known=known)
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.id}>"
@@ -134,11 +135,12 @@ class AsyncJob:
     ) -> AsyncIterator[StreamEntry]:
         """See :meth:`Job.stream`. Outages of Redis of up to ``patience_s`` are only a pause."""
         cursor = StreamCursor(self.id, from_id, timeout)
+        trace = self._sync._trace()
         patience = Patience(patience_s)
         block_ms = None
         while not cursor.ended:
             try:
-                reply, state = await self._look(cursor, block_ms)
+                reply, state = await self._look(cursor, block_ms, trace)
             except BrokerUnavailable as error:
                 await patience.bear(error)
                 continue
@@ -153,7 +155,7 @@ class AsyncJob:
         """See :meth:`Job.result`. Outages of Redis of up to ``patience_s`` are only a pause."""
         try:
             async with asyncio.timeout(timeout):
-                end = await self._end(Patience(patience_s))
+                end = await self._end(Patience(patience_s), self._sync._trace())
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
@@ -168,23 +170,23 @@ class AsyncJob:
         """See :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
 
-    async def _end(self, patience: Patience) -> GenerationResult | LlorchError:
+    async def _end(self, patience: Patience, trace: Trace) -> GenerationResult | LlorchError:
         while True:
             try:
                 async with self._client._in_use():
-                    return await self._client._results.end_of(self.id)
+                    return await self._client._results.end_of(self.id, trace)
             except BrokerUnavailable as error:
                 await patience.bear(error)
 
     async def _look(
-        self, cursor: StreamCursor, block_ms: int | None
+        self, cursor: StreamCursor, block_ms: int | None, trace: Trace
     ) -> tuple[Any, StoredState | None]:
         """New entries, or the job's state if there are none."""
         async with self._client._in_use():
             if cursor.must_announce():
                 await self._announce_reader()
             reply = await self._read(cursor, block_ms)
-            state = None if reply else await self._state()
+            state = None if reply else await self._state(trace)
             if state is not None and state.end is not None:
                 # The last events may have arrived between the two commands.
                 reply = await self._read(cursor, None)
@@ -203,5 +205,8 @@ class AsyncJob:
             {cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms
         )
 
-    async def _state(self) -> StoredState:
-        return decode_state(await self._client.redis.get(keys.result(self.id)))
+    async def _state(self, trace: Trace) -> StoredState:
+        async with self._client.redis.pipeline(transaction=False) as pipe:
+            document, traces = await queue_look(pipe, self.id).execute()
+        trace.note(document is not None or traces > 0)
+        return decode_state(document)

@@ -25,6 +25,7 @@ from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
+from llorch_worker.client.lost import Trace, queue_look
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
     FROM_THE_START,
@@ -114,11 +115,15 @@ class Client:
                     places=places,
                     headers=headers,
                 )
-        return Job(self, job_id)
+        return self.job(job_id, known=True)
 
-    def job(self, job_id: str) -> Job:
-        """The job with this id, from any producer."""
-        return Job(self, job_id)
+    def job(self, job_id: str, *, known: bool = False) -> Job:
+        """The job with this id, from any producer.
+
+        ``known``: Redis knew it before, so whoever waits for it hears if it is lost. Otherwise it
+        may be a stock producer's, of which Redis has no trace before a worker takes it.
+        """
+        return Job(self, job_id, known=known)
 
     def models(self) -> list[registry.ModelCard]:
         """Every model that was ever served here, by name."""
@@ -177,8 +182,9 @@ class Client:
 class Job:
     """One job. Its id is also Celery's task id."""
 
-    def __init__(self, client: Client, job_id: str) -> None:
+    def __init__(self, client: Client, job_id: str, *, known: bool) -> None:
         self.id = job_id
+        self._known = known
         self._client = client
         self._redis = client.redis
 
@@ -195,16 +201,18 @@ class Job:
         before :meth:`result` finds the result.
 
         Raises:
+            JobLost: Redis has lost the job.
             TimeoutError: no event arrived for ``timeout`` seconds.
         """
         cursor = StreamCursor(self.id, from_id, timeout)
+        trace = self._trace()
         block_ms = None
         while not cursor.ended:
             with self._client._in_use():
                 if cursor.must_announce():
                     self._announce_reader()
                 reply = self._read(cursor, block_ms)
-                state = None if reply else self._state()
+                state = None if reply else self._state(trace)
                 if state is not None and state.end is not None:
                     # The last events may have arrived between the two commands.
                     reply = self._read(cursor, None)
@@ -215,13 +223,15 @@ class Job:
         """Waits for the end of the job.
 
         Raises:
-            LlorchError: the job failed; the class says why. Cancelled after a cancel.
+            LlorchError: the job failed; the class says why. Cancelled after a cancel, JobLost if
+                Redis has lost it.
             TimeoutError: the job has not ended within ``timeout`` seconds. It continues.
         """
+        trace = self._trace()
         with self._client._in_use():
-            end = self._state().end
+            end = self._state(trace).end
             if end is None:
-                end = self._wait(timeout)
+                end = self._wait(timeout, trace)
         if isinstance(end, LlorchError):
             raise end
         return end
@@ -268,10 +278,16 @@ class Job:
     def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
         return self._redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms)
 
-    def _state(self) -> StoredState:
-        return decode_state(self._redis.get(keys.result(self.id)))
+    def _trace(self) -> Trace:
+        return Trace(self.id, self._client.settings.lease_s, known=self._known)
 
-    def _wait(self, timeout: float | None) -> GenerationResult | LlorchError:
+    def _state(self, trace: Trace) -> StoredState:
+        with self._redis.pipeline(transaction=False) as pipe:
+            document, traces = queue_look(pipe, self.id).execute()
+        trace.note(document is not None or traces > 0)
+        return decode_state(document)
+
+    def _wait(self, timeout: float | None, trace: Trace) -> GenerationResult | LlorchError:
         give_up_s = math.inf if timeout is None else time.monotonic() + timeout
         channel = keys.result(self.id)
         with subscribe(self._redis, channel) as pubsub:
@@ -283,6 +299,6 @@ class Job:
                 # A message, a confirmation or silence. A message may be of a job of the same id in
                 # another database: only the key is this job's.
                 pubsub.get_message(timeout=left_s)
-                end = self._state().end
+                end = self._state(trace).end
                 if end is not None:
                     return end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,8 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.results import decode_state
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.client.client import RESULT_POLL_S
-from llorch_worker.contract import GenerationResult, LlorchError
+from llorch_worker.client.lost import Trace
+from llorch_worker.contract import GenerationResult, JobLost, LlorchError
 
 MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command; also the messages read
@@ -24,6 +26,13 @@ TASK_NAME = "llorch-results"
 CANCEL_AGAIN_S = 0.05
 
 End = GenerationResult | LlorchError
+
+
+@dataclass(eq=False)
+class _Waiter:
+    end: asyncio.Future[End]
+    job_id: str
+    trace: Trace
 
 
 class ResultListener:
@@ -35,16 +44,16 @@ class ResultListener:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client
-        self._waiting: dict[str, list[asyncio.Future[End]]] = {}
-        """Waiters by the job's result key, which is also the name of its channel."""
+        self._waiting: dict[str, list[_Waiter]] = {}
+        """By the job's result key, which is also the name of its channel."""
         self._newcomers: set[str] = set()
         """The keys that the task has not seen yet."""
         self._task: asyncio.Task[None] | None = None
         self._sleep: asyncio.Timeout | None = None
         self._closed = False
 
-    async def end_of(self, job_id: str) -> End:
-        """Waits for the end of the job.
+    async def end_of(self, job_id: str, trace: Trace) -> End:
+        """Waits for the end of the job; ``JobLost`` if Redis has lost it.
 
         Raises:
             RedisError: Redis does not answer.
@@ -53,12 +62,12 @@ class ResultListener:
         if self._closed:
             raise RuntimeError("the client was closed")
         key = keys.result(job_id)
-        waiter: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), job_id, trace)
         self._waiting.setdefault(key, []).append(waiter)
         self._newcomers.add(key)
         try:
             self._wake()
-            return await waiter
+            return await waiter.end
         finally:
             self._leave(key, waiter)
 
@@ -90,7 +99,7 @@ class ResultListener:
             self._task = None
             self._fail_all(error)
 
-    def _leave(self, key: str, waiter: asyncio.Future[End]) -> None:
+    def _leave(self, key: str, waiter: _Waiter) -> None:
         waiters = self._waiting.get(key, [])
         if waiter in waiters:
             waiters.remove(waiter)
@@ -120,6 +129,7 @@ class ResultListener:
                     # The connection is open but brings nothing.
                     await pubsub.aclose()
                     await self._subscribe(pubsub, self._waiting)
+                await self._find_lost()
                 for some in _batches(key for key in pubsub.channels if key not in self._waiting):
                     await pubsub.unsubscribe(*some)
                 heard_since_poll = 0
@@ -159,6 +169,20 @@ class ResultListener:
                 found += document is not None and await self._settle(key, document)
         return found
 
+    async def _find_lost(self) -> None:
+        """Ends the waits for jobs that Redis has lost."""
+        everyone = [waiter for waiters in self._waiting.values() for waiter in waiters]
+        for first in range(0, len(everyone), MOST_AT_ONCE):
+            some = everyone[first : first + MOST_AT_ONCE]
+            names = [keys.job(waiter.job_id) for waiter in some]
+            # Nearly always all are there, which one command tells.
+            all_found = await self._redis.exists(*names) == len(names)
+            for name, waiter in zip(names, some, strict=True):
+                try:
+                    waiter.trace.note(all_found or bool(await self._redis.exists(name)))
+                except JobLost as lost:
+                    _tell(waiter.end, lost)
+
     async def _subscribe(self, pubsub: PubSub, wanted: Iterable[str]) -> None:
         for some in _batches(key for key in wanted if key in self._waiting):
             await pubsub.subscribe(*some)
@@ -175,14 +199,14 @@ class ResultListener:
         if end is None:
             return False
         for waiter in self._waiting.pop(key, ()):
-            _tell(waiter, end)
+            _tell(waiter.end, end)
         return True
 
     def _fail_all(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
             for waiter in waiters:
-                _tell(waiter, error)
+                _tell(waiter.end, error)
 
 
 def _batches(wanted: Iterable[str]) -> Iterator[list[str]]:

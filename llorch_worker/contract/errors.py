@@ -142,6 +142,13 @@ class AttemptsExhausted(LlorchError):
     code = "ATTEMPTS_EXHAUSTED"
 
 
+class JobLost(LlorchError):
+    """Redis has lost the job, with its data."""
+
+    code = "JOB_LOST"
+    retriable = True
+
+
 class ModelLoadFailed(LlorchError):
     """A model file is missing, damaged or not a Llama."""
 
@@ -170,6 +177,7 @@ ERROR_CLASSES: dict[str, type[LlorchError]] = {
         Cancelled,
         OutOfMemory,
         AttemptsExhausted,
+        JobLost,
         ModelLoadFailed,
         InternalError,
     )

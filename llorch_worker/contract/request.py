@@ -43,6 +43,7 @@ from llorch_worker.contract.tools import (
 )
 from llorch_worker.contract.values import few_values, small_json
 
+LONGEST_DEADLINE_S = 7 * 24 * 3600
 MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 1_000
@@ -178,7 +179,7 @@ class GenerationRequest(BaseModel):
     """Whether an answer may hold more than one call."""
 
     priority: Priority = "normal"
-    deadline_s: float | None = Field(None, gt=0, le=7 * 24 * 3600)
+    deadline_s: float | None = Field(None, gt=0, le=LONGEST_DEADLINE_S)
     idempotency_key: str | None = Field(None, min_length=1, max_length=200)
     affinity_key: str | None = Field(None, min_length=1, max_length=MAX_AFFINITY_KEY_CHARS)
     """Jobs with the same key go to the same worker if that makes none wait; by default those whose

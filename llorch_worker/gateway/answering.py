@@ -25,7 +25,7 @@ from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import begun_event_source, encoded
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
-from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, Progress
+from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, OwnClock, Progress
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.openai_api.body import Body, Chunks
 from llorch_worker.openai_api.errors import body_of
@@ -61,6 +61,7 @@ class Answering:
         self._caller = caller
         self._body = body
         self._requests = body.to_requests()
+        self._clock = OwnClock(self._requests)
         self._jobs: list[AsyncJob] = []
         self._created = int(time.time())
 
@@ -83,9 +84,10 @@ class Answering:
     async def _results(self) -> Sequence[GenerationResult]:
         ended = False
         try:
-            results = await asyncio.gather(
-                *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
-            )
+            async with self._clock.limiting():
+                results = await asyncio.gather(
+                    *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
+                )
             ended = True
             _refuse_nothing([terminal_event(result) for result in results])
             return results
@@ -96,7 +98,7 @@ class Answering:
         """Server-sent events. Raises only before the first; an error after it is one of them."""
         begun, ended = False, False
         chunks = self._body.chunks(self._requests, self._jobs[0].id, self._created)
-        events = JobEvents(self._jobs)
+        events = JobEvents(self._jobs, self._clock)
         try:
             async for job, event in events.read():
                 if not begun and isinstance(event, Finished):

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from llorch_worker import __version__
+from llorch_worker.broker.deadlines import ending_overdue
 from llorch_worker.gateway import errors
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
@@ -68,8 +69,9 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         driving = runner.running(gateway.batches, gateway.new_run)
-        async with gateway.webhooks.running(), driving:
-            yield
+        with ending_overdue(settings):
+            async with gateway.webhooks.running(), driving:
+                yield
         await requests.ended()
         await gateway.close()
         console.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Cancelled,
     CancelledEvent,
+    DeadlineExceeded,
     Failed,
     Finished,
+    GenerationRequest,
     GenerationResult,
     InternalError,
     Started,
@@ -21,14 +24,40 @@ from llorch_worker.contract import (
 PATIENCE_S = 30.0
 """How long Redis may be away before those who wait hear of it."""
 MOST_UNREAD = 64
+GRACE_S = 2.0
+"""How long after their deadline the end of jobs may come."""
 
 Progress = Started | Tokens | Finished
 
 
-class JobEvents:
-    """Reads the streams of ``jobs``, each on a task of its own, until :meth:`close`."""
+class OwnClock:
+    """Limits the wait for jobs of these ``requests``, which are sent now, to their deadlines by
+    this process' clock. Their workers, or others, end them sooner if they can."""
 
-    def __init__(self, jobs: Sequence[AsyncJob]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        all_s = [request.deadline_s for request in requests if request.deadline_s is not None]
+        ends = bool(all_s) and len(all_s) == len(requests)
+        now_s = asyncio.get_running_loop().time()
+        self._until_s = now_s + max(all_s) + GRACE_S if ends else None
+
+    @asynccontextmanager
+    async def limiting(self) -> AsyncIterator[None]:
+        """Raises ``DeadlineExceeded`` if the block takes longer."""
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed") from None
+
+
+class JobEvents:
+    """Reads the streams of ``jobs``, each on a task of its own, until :meth:`close`.
+
+    ``clock``: when they must have ended.
+    """
+
+    def __init__(self, jobs: Sequence[AsyncJob], clock: OwnClock | None = None) -> None:
+        self._clock = clock or OwnClock([])
         self._queue: asyncio.Queue[tuple[int, Progress] | Exception] = asyncio.Queue(MOST_UNREAD)
         self._left = len(jobs)
         self._tasks = [asyncio.create_task(self._follow(*each)) for each in enumerate(jobs)]
@@ -37,11 +66,13 @@ class JobEvents:
         """Each event with the number of its job, until all jobs have finished.
 
         Raises:
-            LlorchError: a job failed or was cancelled.
+            LlorchError: a job failed or was cancelled, or its deadline is long past.
             BrokerUnavailable: Redis does not answer.
         """
         while self._left:
-            match await self._queue.get():
+            async with self._clock.limiting():
+                found = await self._queue.get()
+            match found:
                 case Exception() as error:
                     raise error
                 case job, event:

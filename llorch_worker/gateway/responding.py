@@ -113,7 +113,7 @@ class Creation:
             return []
         try:
             record = await self.store.get(earlier_id)
-            end = await end_if_ended(self.gateway.client.job(record.job_id))
+            end = await end_if_ended(self.gateway.client.job(record.job_id, known=True))
         except NotKept as error:
             raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
         if isinstance(end, str):

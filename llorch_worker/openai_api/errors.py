@@ -11,6 +11,7 @@ from llorch_worker.contract import (
     Fault,
     InternalError,
     InvalidRequest,
+    JobLost,
     LlorchError,
     ModelNotServed,
     OutOfMemory,
@@ -62,6 +63,7 @@ _STATUS: tuple[tuple[type[LlorchError], int], ...] = (
     (RedisUnreachable, 503),
     (GatewayStopping, 503),
     (AttemptsExhausted, 500),
+    (JobLost, 503),
     (InternalError, 500),
 )
 ERROR_TYPES = {

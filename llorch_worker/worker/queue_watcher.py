@@ -1,4 +1,5 @@
-"""Rings for jobs of producers that do not ring, if no other worker of the model does."""
+"""Rings for jobs of producers that do not ring, and ends jobs that wait beyond their deadline, if
+no other worker of the model does."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import keys, registry, watch
 from llorch_worker.broker.connection import own_connection
+from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
+from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
 
@@ -35,8 +38,9 @@ IDLE_LOOK_S = 5.0
 class QueueWatcher:
     """A thread that tries to become the watcher of the model, and then watches."""
 
-    def __init__(self, client: redis.Redis, model: str) -> None:
+    def __init__(self, client: redis.Redis, model: str, settings: Settings) -> None:
         self._redis = client
+        self._settings = settings
         self._model = model
         self._lease = watch.lease(client, model)
         self._refused = False
@@ -94,6 +98,7 @@ class QueueWatcher:
                 return
             if now_s >= keep_at_s:
                 kept = self._lease.renew()
+                end_overdue(self._redis, self._settings)
                 if now_s >= count_at_s:
                     living = registry.living(self._redis, self._model)
                     watch.empty_moved_lists(self._redis, living)

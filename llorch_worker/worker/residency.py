@@ -76,7 +76,7 @@ class Residency:
             on_lost=active_jobs.lose,
             on_cancelled=active_jobs.cancel,
         )
-        self._watcher = QueueWatcher(self._redis, engine.model_name)
+        self._watcher = QueueWatcher(self._redis, engine.model_name, settings)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )

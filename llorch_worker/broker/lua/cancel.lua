@@ -1,12 +1,13 @@
--- Cancel a job: a waiting job ends here, a running one is left to its worker.
+-- Cancel a job: a waiting job ends here, a running one is left to its worker. Also ends a job whose deadline
+-- passes while it waits.
 --
 -- Claims are scripts too, so a job cannot be claimed while this script looks at it.
 --
--- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of it), 'ended'
+-- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of a cancel), 'ended'
 -- (it had already ended) or 'unknown' (Redis has no trace of it, and nothing is written).
 
 local job_id = ARGV[1]
--- The result of a cancelled job, in the format of Celery's Redis backend. With its time in us it also
+-- Its result, in the format of Celery's Redis backend. With its time in us it also
 -- names this call, which is sent again if its reply is lost.
 local document = ARGV[2]
 local end_event = ARGV[3]
@@ -16,7 +17,7 @@ local stream_s = ARGV[5] -- for event streams
 -- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
 local heard = ARGV[7] == '1' -- whether the job waits although it has no record: a stock producer's
-local channel = ARGV[8] -- of cancels in this database
+local channel = ARGV[8] -- of cancels in this database, or '' to end the job only if it waits
 local job, cancel = job_key(job_id), cancel_key(job_id)
 
 local state = redis.call('HGET', job, 'state')
@@ -33,9 +34,11 @@ end
 allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
-  -- The key is for a worker that takes the job over; the message is for the one that runs it.
-  redis.call('SET', cancel, document, 'EX', keep_s)
-  redis.call('PUBLISH', channel, job_id)
+  if channel ~= '' then
+    -- The key is for a worker that takes the job over; the message is for the one that runs it.
+    redis.call('SET', cancel, document, 'EX', keep_s)
+    redis.call('PUBLISH', channel, job_id)
+  end
   return 'running'
 end
 -- It waits, or its worker has died and no sweep has found it yet.

@@ -28,7 +28,8 @@ local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
 local idempotency = ARGV[6] -- the key, or ''
 local tenant = ARGV[7] -- or '': see tenants.lua
-local candidates = {unpack(ARGV, 8)} -- places, the best first; none for a job that is not placed
+local deadline_ms = ARGV[8] -- from now, or ''
+local candidates = {unpack(ARGV, 9)} -- places, the best first; none for a job that is not placed
 
 local first = idempotency ~= '' and redis.call('GET', idempotency)
 if first then
@@ -50,6 +51,9 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   return {'sent', job_id}
 end
 redis.call('EXPIRE', job, keep_s)
+if deadline_ms ~= '' then
+  redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
+end
 if idempotency ~= '' then
   redis.call('SET', idempotency, job_id, 'EX', keep_s)
   redis.call('HSET', job, 'idempotency', idempotency)

@@ -12,7 +12,15 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
-from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe, encode_event
+from llorch_worker.contract import (
+    Failed,
+    Fault,
+    InvalidRequest,
+    JobLost,
+    LlorchError,
+    describe,
+    encode_event,
+)
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
@@ -72,7 +80,7 @@ async def known_job(job_id: str, gateway: TheGateway) -> AsyncJob:
     # Other ids could name other keys of Redis.
     if not _ID.fullmatch(job_id):
         raise _no_such_job()
-    return gateway.client.job(job_id)
+    return gateway.client.job(job_id, known=True)
 
 
 TheJob = Annotated[AsyncJob, Depends(known_job)]
@@ -140,6 +148,9 @@ async def _events(job: AsyncJob, position: ReaderPosition) -> AsyncIterator[Serv
             event = position.rest(entry)
             if event is not None:
                 yield ServerSentEvent(encode_event(event), event=event.type, id=str(position))
+    except JobLost as lost:
+        last = Failed(error=lost.document())
+        yield ServerSentEvent(encode_event(last), event=last.type, id=str(position))
     except BrokerUnavailable as error:
         # Without a last event: the reader comes back with Last-Event-ID.
         logger.warning("a stream of job %s ends early: %s", job.id, error)

@@ -82,7 +82,7 @@ async def retrieve(
     """What has come of it by now; with stream, its events from the first on, or from the one after
     the number ``starting_after``."""
     record = await store.get(response_id)
-    job = gateway.client.job(record.job_id)
+    job = gateway.client.job(record.job_id, known=True)
     now = await response_now(record, job)
     if not now.ended:
         # Its conversation may be wanted for as long after its end.
@@ -108,7 +108,7 @@ async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> Dele
     record = await store.get(response_id)
     await store.delete(record)
     if record.response.background:
-        await gateway.client.job(record.job_id).cancel()
+        await gateway.client.job(record.job_id, known=True).cancel()
     return DeletedResponse(id=response_id)
 
 
@@ -119,7 +119,7 @@ async def cancel(response_id: str, gateway: TheGateway, store: TheStore) -> Resp
     if not record.response.background:
         message = "only a response in the background can be cancelled; hang up on others"
         raise HttpError(400, "INVALID_REQUEST", message, param="response_id")
-    job = gateway.client.job(record.job_id)
+    job = gateway.client.job(record.job_id, known=True)
     now = await response_now(record, job)
     if now.ended:
         return now

@@ -1,0 +1,65 @@
+"""Ending jobs that wait beyond their deadline, whoever lives: a worker, a gateway or an exporter.
+
+Workers end the jobs that they run. A job that waits after its worker's death fails too; its tokens
+stay in its stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.cancellation import end_waiting
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.leases import due
+from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import DeadlineExceeded
+from llorch_worker.contract.request import LONGEST_DEADLINE_S
+from llorch_worker.settings import Settings
+
+LOOK_S = 1.0
+MOST_AT_ONCE = 100
+
+
+def end_overdue(client: Redis, settings: Settings) -> None:
+    """Fails all jobs that wait and whose deadline has passed. Raises ``RedisError``."""
+    overdue = [""] * MOST_AT_ONCE if client.exists(keys.DEADLINES) else []
+    while len(overdue) == MOST_AT_ONCE:
+        # One that runs is looked at again: its worker may die.
+        overdue = run_script(
+            client, *due(keys.DEADLINES, LOOK_S, MOST_AT_ONCE, latest_s=LONGEST_DEADLINE_S)
+        )
+        for job_id in overdue:
+            error = DeadlineExceeded("the deadline passed while the job waited for a worker")
+            if end_waiting(client, job_id, error, settings) != "running":
+                client.zrem(keys.DEADLINES, job_id)
+
+
+@contextmanager
+def ending_overdue(settings: Settings) -> Iterator[None]:
+    """Does so every second meanwhile, in a thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        outage = RedisOutage("jobs beyond their deadline wait", "ending overdue jobs again")
+        with connect(settings.redis_url) as client:
+            while not stop.wait(LOOK_S):
+                try:
+                    end_overdue(client, settings)
+                    outage.over()
+                except RedisError as error:
+                    outage.failed(error)
+
+    thread = threading.Thread(target=run, name="llorch-deadlines", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
