@@ -16,8 +16,8 @@ from llorch_worker.broker.queues import (
     WORKER_MARK,
     priority_of,
     scheduled,
-    shared_lists,
     suspects,
+    watched,
     worker_lists,
 )
 from llorch_worker.broker.recent_jobs import RecentJobs
@@ -125,7 +125,7 @@ def _load(
 ) -> ModelLoad:
     """``queues``: those of the model's workers."""
     model = card.name
-    lists = [*shared_lists(model), *chain.from_iterable(map(worker_lists, queues))]
+    lists = [*watched(model), *chain.from_iterable(map(worker_lists, queues))]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
@@ -137,12 +137,14 @@ def _load(
         for position, jobs, since in heads
         if jobs >= 0
     ]
+    scheduled_jobs = [jobs for name, jobs, _ in found if name == scheduled(model)]
+    found = [each for each in found if each[0] != scheduled(model)]
     return ModelLoad(
         card=card,
         queues={each: _queue(each, found) for each in PRIORITIES},
         suspects=sum(jobs for name, jobs, _ in found if name == suspects(model)),
         direct=sum(jobs for name, jobs, _ in found if WORKER_MARK in name),
-        scheduled=int(client.zcard(scheduled(model))),
+        scheduled=sum(scheduled_jobs),
         workers=len(serving),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running + worker.waiting for worker in serving),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from kombu.log import get_logger
 from redis import Redis
@@ -27,16 +27,19 @@ class StoppedQueues:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def look(self, client: Redis, consumed: Iterable[str]) -> bool:
+    def look(self, client: Redis, consumed: Collection[str]) -> bool:
         """Asks for the types of the keys of the ``consumed`` queues; whether any is stopped."""
         names = queues.lists(consumed)
-        found = {}
+        kinds: dict[str, str] = {}
+        for model in set(map(queues.model_of, consumed)):
+            kinds |= {queues.suspects(model): "list", queues.scheduled(model): "zset"}
         if names and client.exists(*names):
-            with client.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.type(name)
-                types = dict(zip(names, map(text, pipe.execute()), strict=True))
-            found = {name: kind for name, kind in types.items() if kind not in ("none", "list")}
+            kinds |= dict.fromkeys(names, "list")
+        with client.pipeline(transaction=False) as pipe:
+            for name in kinds:
+                pipe.type(name)
+            types = dict(zip(kinds, map(text, pipe.execute()), strict=True))
+        found = {name: kind for name, kind in types.items() if kind not in ("none", kinds[name])}
         for name in found.keys() - self._keys:
             logger.error("a queue is stopped: %s", wrong_key(name, found[name]))
         for name in self._keys - found.keys():

@@ -155,13 +155,13 @@ def test_a_wait_ends_although_the_user_may_not_learn_its_id(
 def test_a_claim_that_is_refused_does_not_wait(
     store: redis.Redis, connection: Any, doorbell: Doorbell, look: Look
 ) -> None:
-    store.set(queues.scheduled("toy"), "no sorted set")
+    store.config_set("min-replicas-to-write", 1)
     for _ in range(2):
         with pytest.raises(ResponseError):
             look()
         assert not doorbell.waits(connection)
         assert blocked(store) == 0
-    store.delete(queues.scheduled("toy"))
+    store.config_set("min-replicas-to-write", 0)
     push(store, "a")
     assert ids(look()) == ["a"]
     assert doorbell.waits(connection)

@@ -51,6 +51,20 @@ def test_producers_without_a_tenant_are_one_tenant(producer: Client, store: redi
     assert names(order, a=a, b=b, stock=stock) == "absabsabsabs"
 
 
+def test_a_tenant_that_sends_its_jobs_one_by_one_is_one_tenant_too(
+    producer: Client, store: redis.Redis
+) -> None:
+    stock = [f"stock{n}" for n in range(4)]
+    push(store, *stock)
+    order = []
+    for _ in range(4):
+        send(producer, "a", 1)
+        order += claimed(store, 1)
+    assert [job_id in stock for job_id in order] == [False, True] * 2
+    assert len(claimed(store, 9)) == 4
+    assert list(store.scan_iter("llorch:tenants:*")) == []
+
+
 def test_a_tenant_starts_as_many_jobs_in_its_turn_as_its_weight(producer: Client) -> None:
     heavy, light = send(producer, "heavy", 9), send(producer, "light", 3)
     order = claimed(producer.redis, 12, weights="other=9,heavy=3")

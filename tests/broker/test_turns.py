@@ -66,6 +66,20 @@ def test_a_lower_list_that_was_passed_for_its_bound_gets_its_turn_at_the_next_cl
     assert claimed(store, 1, low_waits_ms=60_000) == ["high2"]
 
 
+@pytest.mark.parametrize("at_first", [["low0"], ["low0", "low1"]], ids=["empty", "first"])
+def test_jobs_of_a_list_that_was_empty_or_first_have_not_been_passed_since_before(
+    store: redis.Redis, at_first: list[str]
+) -> None:
+    waiting(store, LOW, *at_first)
+    waiting(store, QUEUE, "normal0")
+    assert claimed(store, 1) == ["normal0"]
+    passed_for(store, 60_000)
+    assert claimed(store, 1) == ["low0"], "no other list holds jobs"
+    waiting(store, LOW, *["low1"][: 2 - len(at_first)])
+    waiting(store, QUEUE, "normal1", "normal2")
+    assert claimed(store, 3, low_waits_ms=60_000) == ["normal1", "normal2", "low1"]
+
+
 def urgent(store: redis.Redis, low_waits_ms: int) -> list[str]:
     """The job that a worker without room gets, when none with room has taken the ring."""
     store.lpush(keys.bell(f"{QUEUE}{queues.HIGH_SUFFIX}"), 1)
@@ -122,6 +136,12 @@ def test_without_patience_a_worker_without_room_gets_high_jobs_if_no_lower_one_w
     waiting(store, HIGH, "high1", "high2")
     assert urgent(store, 0) == []
     assert claimed(store, 1, low_waits_ms=0) == ["low1"]
+    assert urgent(store, 0) == ["high1"]
+
+
+def test_a_key_of_another_type_is_no_lower_job(store: redis.Redis) -> None:
+    store.set(LOW, "no list")
+    waiting(store, HIGH, "high1")
     assert urgent(store, 0) == ["high1"]
 
 

@@ -14,7 +14,7 @@ from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.client import Client
-from llorch_worker.contract import Priority
+from llorch_worker.contract import TASK_NAME, Priority
 from tests.latch import Latch
 from tests.services import (
     RedisServer,
@@ -22,6 +22,7 @@ from tests.services import (
     begun,
     own_redis,
     running_worker,
+    stock_app,
     token_ids,
     wait_until,
 )
@@ -152,6 +153,25 @@ def test_a_key_of_another_type_stops_its_own_queue_alone_and_is_named(
     own_client.redis.delete(key)
     job = own_client.submit(prompt="x", max_tokens=2, priority=stopped)
     assert job.result(GET_S).text == "w0 w1 "
+    assert "Traceback" not in own_worker.text()
+
+
+@pytest.mark.parametrize("key", [queues.suspects("toy"), queues.scheduled("toy")])
+def test_a_key_in_place_of_suspects_or_scheduled_jobs_stops_no_queue_and_is_named(
+    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client, key: str
+) -> None:
+    own_client.redis.set(key, "mine")
+    with stock_app(own_server.url) as stock:
+        kwargs = {"prompt": "x", "max_tokens": 2}
+        sentence = f"the key {key} holds a string, not jobs; rename or delete it"
+        wait_until(lambda: f"a queue is stopped: {sentence}" in own_worker.text())
+        with FleetClient(own_server.url) as fleet:
+            assert [load.wrong_keys for load in fleet.fleet().models] == [[sentence]]
+        later = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy", countdown=3600)
+        assert own_client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+        own_client.redis.delete(key)
+        scheduled = queues.scheduled("toy")
+        wait_until(lambda: own_client.redis.zscore(scheduled, later.id) is not None)
     assert "Traceback" not in own_worker.text()
 
 

@@ -53,7 +53,7 @@ redis.call('HINCRBY', job, 'fence', 1)
 end_record(job_id, record_s, keep_s)
 if message then
   -- It waited for its ETA, or its worker has died: no list has its message.
-  redis.call('ZREM', scheduled_set(list), job_id)
+  redis.pcall('ZREM', scheduled_set(list), job_id) -- somebody may have written another type there
   leave_follow_ups(job_id, message, 0)
 else
   redis.call('HSET', job, 'follow', state == 'queued' and 'back' or 1)

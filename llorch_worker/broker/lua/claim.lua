@@ -56,6 +56,9 @@ local function take_next(line)
   if list == line.tenants and not job.came_back then
     next_of_tenant(list, message, terms.weights)
   end
+  if waiting_in(line) == 0 then
+    redis.call('HDEL', tenants_key(line.tenants), '*turns')
+  end
   if outcome == 'wait' and line == suspects_line then
     redis.call('RPUSH', list, message)
     line.jobs = line.jobs + 1
@@ -119,14 +122,14 @@ for _, id in ipairs(terms.suspects_held) do
   end
 end
 local next_due
-local others = redis.call('EXISTS', scheduled, suspects, passed .. FULL_SUFFIX)
+local others = redis.call('EXISTS', scheduled, suspects, passed, passed .. FULL_SUFFIX)
 if not terms.urgent and others > 0 then
-  next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
-  if next_due and tonumber(next_due) <= now_ms() then
+  next_due = first_due(scheduled)
+  if next_due and next_due <= now_ms() then
     release_due(scheduled, limit)
     reschedules = true
   end
-  suspects_line.jobs = redis.call('LLEN', suspects)
+  suspects_line.jobs = length(suspects)
   take_from(suspects_line, limit)
 end
 
@@ -160,8 +163,8 @@ for place, line in ipairs(filled) do
     turns.passes = turns.passes + taken
   end
 end
-if turns then
-  note_turns(passed, lower, turns, terms.keep_s)
+if not terms.urgent and (turns or others > 0) then
+  note_turns(passed, lines, lower, turns, terms.keep_s)
 end
 
 -- Ring for what is left.
@@ -172,7 +175,7 @@ for _, line in ipairs((#claims > 0 or bytes >= MOST_BYTES) and filled or {}) do
 end
 local again_ms = -1
 if reschedules then
-  next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+  next_due = first_due(scheduled)
 end
 if next_due then
   again_ms = math.max(0, next_due - now_ms())

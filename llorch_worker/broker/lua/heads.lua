@@ -1,4 +1,4 @@
--- Which lists of KEYS hold jobs, how many, and since when the next one waits.
+-- Which of KEYS, lists of jobs and the scheduled jobs, hold jobs, how many, and since when the next one waits.
 --
 -- Returns {now in s, {position in KEYS, jobs, time in s or ''}, ...}: when the job was enqueued, or
 -- retried. For somebody's key of another type: {position, -1, its type}.
@@ -15,9 +15,12 @@ for first = 1, #KEYS, CHUNK do
   local last = math.min(first + CHUNK - 1, #KEYS)
   local filled = redis.call('EXISTS', unpack(KEYS, first, last))
   for i = first, filled > 0 and last or 0 do
-    local jobs = redis.pcall('LLEN', KEYS[i])
+    local is_scheduled = KEYS[i]:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX
+    local jobs = redis.pcall(is_scheduled and 'ZCARD' or 'LLEN', KEYS[i])
     if type(jobs) ~= 'number' then
       found[#found + 1] = {i, -1, redis.pcall('TYPE', KEYS[i]).ok or 'value'}
+    elseif is_scheduled then
+      found[#found + 1] = {i, jobs, ''}
     elseif jobs > 0 then
       local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, HEAD_BYTES)
       local time = string.match(message, '"' .. enqueued_at .. '":%s*(%d+%.?%d*)%s*[,}]')

@@ -59,7 +59,7 @@ for _, key in ipairs(KEYS) do
   key = read_list(key)
   local waits
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
-    local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+    local next_due = first_due(key)
     waits = next_due and is_due(next_due)
     for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
       rings[bell_of(list)] = true

@@ -1,10 +1,20 @@
 -- Jobs that wait for their ETA.
 
--- Hold a job back until its ETA.
+-- Hold a job back until its ETA. While somebody's key of another type is in the way, it waits in its list.
 local function schedule(id, message, list, eta_ms)
+  local kind = redis.call('TYPE', scheduled_set(list)).ok
+  if kind ~= 'zset' and kind ~= 'none' then
+    redis.call('LPUSH', list, message)
+    return
+  end
   redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
   redis.call('PERSIST', job_key(id))
   redis.call('ZADD', scheduled_set(list), eta_ms, id)
+end
+
+-- When the first scheduled job is due, in ms; nil if there is none, or somebody's key of another type.
+local function first_due(scheduled)
+  return tonumber((redis.pcall('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]))
 end
 
 local RETRY_MS = 1000 -- when to look again at a list that takes no jobs

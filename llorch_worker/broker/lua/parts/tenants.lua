@@ -56,19 +56,19 @@ local function refill(list)
   end
 end
 
--- Bring up the job after one that was popped. `weights` is tenant=weight,...
+-- Bring up the job after one that was popped. `weights` is tenant=weight,... Once no jobs of tenants wait, only
+-- `*turns` stays: a tenant that sends its jobs one by one gets no more turns by that.
 local function next_of_tenant(list, popped, weights)
   local tenant, state = tenant_of(popped), tenants_key(list)
   local message = tenant and redis.call('RPOP', own_list(list, tenant))
   if not message then
     redis.call('HDEL', state, tenant or '', '/' .. (tenant or ''))
+    local turns = redis.call('HINCRBY', state, '*turns', 1)
     if redis.call('EXISTS', list) == 0 and waiting_behind(list) > 0 then
       refill(list)
-    end
-    if redis.call('EXISTS', list) == 0 then
+    elseif redis.call('EXISTS', list) == 0 then
       redis.call('DEL', state)
-    else
-      redis.call('HINCRBY', state, '*turns', 1)
+      redis.call('HSET', state, '*turns', turns)
     end
     return
   end

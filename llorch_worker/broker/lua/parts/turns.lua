@@ -13,15 +13,14 @@ local MOST_PASSED = 16
 -- long. It then gets nothing until one of them has had its turn: only a worker with room can give that.
 -- The note lasts until a claim with room serves one of them.
 local function is_turn_due(passed, lines, low_waits_ms)
-  local behind = {}
+  local behind = 0
   for _, line in ipairs(lines) do
     local normal = line.list:sub(1, -#HIGH_SUFFIX - 1)
     for _, list in ipairs({normal, normal .. LOW_SUFFIX}) do
-      behind[#behind + 1] = list
-      behind[#behind + 1] = tenants_list(list)
+      behind = behind + length(list) + length(tenants_list(list))
     end
   end
-  if redis.call('EXISTS', unpack(behind)) == 0 then
+  if behind == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
     return false
   end
@@ -55,12 +54,24 @@ local function read_turns(passed, lines, low_waits_ms)
   return turns
 end
 
-local function note_turns(passed, lines, turns, keep_s)
-  local notes = {'passes', turns.passes, 'turn', turns.turn}
+-- Note since when claims have passed each of the `lower` lines, and forget it of the other `lines`: they are empty,
+-- or first. Jobs that come to them later, or are passed later, have not waited since then.
+local function note_turns(passed, lines, lower, turns, keep_s)
+  local others = {}
   for _, line in ipairs(lines) do
+    others[line.list] = true
+  end
+  local notes = turns and {'passes', turns.passes, 'turn', turns.turn}
+  for _, line in ipairs(lower) do
+    others[line.list] = nil
     notes[#notes + 1] = line.list
     notes[#notes + 1] = line.had_turn and now_ms() or line.since_ms
   end
-  redis.call('HSET', passed, unpack(notes))
-  redis.call('EXPIRE', passed, keep_s)
+  for list in pairs(others) do
+    redis.call('HDEL', passed, list)
+  end
+  if notes then
+    redis.call('HSET', passed, unpack(notes))
+    redis.call('EXPIRE', passed, keep_s)
+  end
 end
