@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -34,6 +32,7 @@ from llorch_worker.worker.celery.foreign_settings import refused_setting
 from llorch_worker.worker.celery.last_exit import leave_in_time
 from llorch_worker.worker.celery.redis_at_start import RedisAtStart
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
+from llorch_worker.worker.celery.stacks import write_on_sigusr1
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
 from llorch_worker.worker.signs_of_life import SignsOfLife
@@ -97,8 +96,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """Exits with one sentence if the model cannot be loaded: with 2 for a wrong setting, else
         with 1."""
-        # Celery's own handler logs the local variables of every frame, including prompts.
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        write_on_sigusr1()
         trace_logger.addFilter(_HandBackInOneLine())
         self._trace(worker.hostname)
         _bind(worker.app.settings.processors)
