@@ -24,13 +24,15 @@ class Delivery:
     """Unix time at which the producer sent the job; None if the message does not say."""
     time_limits: Sequence[object] = ()
     """Celery's hard and soft time limit in seconds; None where there is none."""
+    tenant: object = None
+    """The one in whose line the job waited; None if it waited with the jobs without a tenant."""
 
     def request(self) -> GenerationRequest:
         """The validated request.
 
         Raises:
-            InvalidRequest: a field breaks a rule, or the message has positional arguments or time
-                limits.
+            InvalidRequest: a field breaks a rule, or the message has positional arguments, time
+                limits, or a tenant in whose line it did not wait.
         """
         limits = zip(("time_limit", "soft_time_limit"), self.time_limits, strict=False)
         rule = "is not supported: give the job a deadline_s"
@@ -43,6 +45,10 @@ class Delivery:
             )
             raise InvalidRequest.from_faults([fault])
         request = GenerationRequest(**self.fields)
+        if request.tenant not in (None, self.tenant):
+            rule = "takes turns only in jobs that Client or a gateway sends: leave it out"
+            fault = Fault(field="tenant", rule=rule, got=describe(request.tenant))
+            raise InvalidRequest.from_faults([fault])
         queued = priority_of(self.claim.list_key)
         # A stock producer says it with the queue alone. A job from the high queue may be here
         # beyond the worker's room: if it preempted nothing, it would keep other high jobs out.

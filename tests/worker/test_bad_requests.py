@@ -53,6 +53,7 @@ def failure(result: AsyncResult) -> LlorchError:
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "temperature": float("nan")}, "temperature"),
         ({"prompt": "x", "priority": 5}, "priority"),
+        ({"prompt": "x", "tenant": "acme"}, "tenant"),
         ({"prompt": "half a character: \ud800"}, "prompt"),
         ({"prompt": "x", "metadata": {"\udfff": "\\ud800"}}, "metadata"),
     ],

@@ -10,7 +10,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
+from llorch_worker.broker.message import ENQUEUED_AT, TENANT, enqueue_time_s
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
@@ -83,7 +83,9 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
         return residency.job_runner.run(
-            Delivery(claim, fields, args, enqueued_at_s, request.timelimit or ())
+            Delivery(
+                claim, fields, args, enqueued_at_s, request.timelimit or (), request.get(TENANT)
+            )
         )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
