@@ -6,18 +6,17 @@ stay in its stream.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.cancellation import end_waiting
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.leases import due
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import DeadlineExceeded
 from llorch_worker.contract.request import LONGEST_DEADLINE_S
@@ -44,22 +43,11 @@ def end_overdue(client: Redis, settings: Settings) -> None:
 @contextmanager
 def ending_overdue(settings: Settings) -> Iterator[None]:
     """Does so every second meanwhile, in a thread."""
-    stop = threading.Event()
-
-    def run() -> None:
-        outage = RedisOutage("jobs beyond their deadline wait", "ending overdue jobs again")
-        with connect(settings.redis_url) as client:
-            while not stop.wait(LOOK_S):
-                try:
-                    end_overdue(client, settings)
-                    outage.over()
-                except RedisError as error:
-                    outage.failed(error)
-
-    thread = threading.Thread(target=run, name="llorch-deadlines", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    outage = RedisOutage("jobs beyond their deadline wait", "ending overdue jobs again")
+    with connect(settings.redis_url) as client:
+        ending = Repeater("deadlines", lambda: end_overdue(client, settings), LOOK_S, outage)
+        ending.start()
+        try:
+            yield
+        finally:
+            ending.close()

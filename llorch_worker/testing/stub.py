@@ -143,7 +143,7 @@ class Stub:
         self._stop.set()
         self._threads[1].join()
         self._listener.close()
-        self._publisher.close(timeout_s=1)
+        self._publisher.close()
         self._app.close()
         self._redis.close()
         self._server.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import count
 
@@ -14,11 +13,12 @@ from llorch_worker.broker import registry
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.repeater import Repeater
 
 logger = get_logger(__name__)
 
 
-class Announcer:
+class Announcer(Repeater):
     """A thread that writes the worker's entry in the registry and removes it at the end."""
 
     def __init__(
@@ -27,20 +27,18 @@ class Announcer:
         self._redis = client
         self._model, self._hostname = model, hostname
         self._make_card = make_card
-        self._outage = RedisOutage("cannot announce the worker", "announcing the worker again")
         self._announced = self._warned = False
         self._numbers = count()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
+        outage = RedisOutage("cannot announce the worker", "announcing the worker again")
+        super().__init__("announcer", self._announce, registry.ANNOUNCE_INTERVAL_S, outage)
 
     def start(self) -> None:
         """Announces the worker once before it returns, so that clients already know its model."""
-        self._announce()
-        self._thread.start()
+        self.attempt()
+        super().start()
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().close()
         try:
             registry.withdraw(self._redis, self._model, self._hostname)
             ENDED_JOBS.publish(self._redis)
@@ -49,20 +47,11 @@ class Announcer:
                 "cannot withdraw the worker from the registry; its entry expires: %s", error
             )
 
-    def _run(self) -> None:
-        while not self._stop.wait(registry.ANNOUNCE_INTERVAL_S):
-            self._announce()
-
     def _announce(self) -> None:
         card = self._make_card()
-        try:
-            whole = next(self._numbers) % registry.WHOLE_EVERY == 0
-            replaced = registry.announce(self._redis, card, whole=whole)
-            ENDED_JOBS.publish(self._redis)
-        except RedisError as error:
-            self._outage.failed(error)
-            return
-        self._outage.over()
+        whole = next(self._numbers) % registry.WHOLE_EVERY == 0
+        replaced = registry.announce(self._redis, card, whole=whole)
+        ENDED_JOBS.publish(self._redis)
         # The first entry found may be that of a dead worker; later ones must be this worker's.
         if self._announced and replaced is not None:
             self._warn_of_namesake(card, replaced)

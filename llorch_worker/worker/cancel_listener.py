@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
@@ -11,15 +9,15 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import cancellation, keys
 from llorch_worker.broker.connection import subscribe
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.worker.active_jobs import ActiveJobs
 
 logger = get_logger(__name__)
 
 LISTEN_S = 0.2
-RECONNECT_S = 0.5
 
 
-class CancelListener:
+class CancelListener(Repeater):
     """A thread that subscribes to the cancel channel.
 
     Messages on the channel are lost while the connection is down, but the cancel keys stay. The
@@ -29,16 +27,8 @@ class CancelListener:
     def __init__(self, client: redis.Redis, active_jobs: ActiveJobs) -> None:
         self._redis = client
         self._active_jobs = active_jobs
-        self._outage = RedisOutage("cannot listen for cancels", "listening for cancels again")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-cancel", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        outage = RedisOutage("cannot listen for cancels", "listening for cancels again")
+        super().__init__("cancel", self._listen, outage=outage)
 
     def is_cancelled(self, job_id: str) -> bool:
         """Whether the job was cancelled. ``False`` while Redis is away; the listener checks again
@@ -49,21 +39,13 @@ class CancelListener:
             logger.warning("cannot ask whether job %s was cancelled: %s", job_id, error)
             return False
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._listen()
-            except RedisError as error:
-                self._outage.failed(error)
-                self._stop.wait(RECONNECT_S)
-
     def _listen(self) -> None:
         with subscribe(self._redis, cancellation.channel(self._redis)) as pubsub:
-            while not self._stop.is_set():
+            while not self.closing.is_set():
                 match pubsub.get_message(timeout=LISTEN_S):
                     case {"type": "subscribe"}:
                         self._cancel_by_keys()
-                        self._outage.over()
+                        self.served()
                     case {"type": "message", "data": str(job_id)}:
                         self._active_jobs.cancel(job_id)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.leases import Lease
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
@@ -32,7 +32,7 @@ _AWAY = (NoConnection, NoReply)
 """Errors that mean that Redis did not answer; every other error is an answer."""
 
 
-class LeaseKeeper:
+class LeaseKeeper(Repeater):
     """A thread with its own Redis connection, which renews leases as long as the engine lives, even
     while the worker drains or its broker connection is down.
 
@@ -74,45 +74,39 @@ class LeaseKeeper:
             "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
         )
         self._renewed_s = time.monotonic()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
+        self._cut_off = False
+        self._sweep_every_s = settings.sweep_s / 2
+        self._sweep_at_s = self._renewed_s + self._sweep_every_s
+        period_s = min(settings.lease_s / RENEWALS_A_LEASE, self._sweep_every_s)
+        super().__init__("leases", self._renew_and_sweep, period_s)
 
     def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        if self._redis_outlived_a_lease():
+            self._try(self._sweep, self._sweeping)
+        super().start()
 
     def age_s(self) -> float:
         """Seconds since Redis last took a renewal; at first, since the worker's start."""
         return time.monotonic() - self._renewed_s
 
-    def _run(self) -> None:
-        sweep_every_s = self._settings.sweep_s / 2
-        period_s = min(self._settings.lease_s / RENEWALS_A_LEASE, sweep_every_s)
-        sweep_at_s = time.monotonic() + sweep_every_s
-        if self._redis_outlived_a_lease():
-            self._attempt(self._sweep, self._sweeping)
-        cut_off = False
-        while not self._stop.wait(period_s):
-            if self._hangs():
-                _exit()
-                return
-            began_s = time.monotonic()
-            if self._attempt(self._renew, self._renewal) is not None:
-                cut_off = True
-                continue
-            now_s = time.monotonic()
-            # An answer that took as long as a lease, retries included, came too late.
-            if cut_off or now_s - began_s >= self._settings.lease_s:
-                sweep_at_s = now_s + self._settings.lease_s
-            cut_off = False
-            if now_s >= sweep_at_s:
-                sweep_at_s = now_s + sweep_every_s
-                cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
+    def _renew_and_sweep(self) -> None:
+        if self._hangs():
+            logger.critical("the engine hangs; the worker exits and its jobs resume elsewhere")
+            os._exit(EX_SOFTWARE)
+        began_s = time.monotonic()
+        if self._try(self._renew, self._renewal) is not None:
+            self._cut_off = True
+            return
+        now_s = time.monotonic()
+        # An answer that took as long as a lease, retries included, came too late.
+        if self._cut_off or now_s - began_s >= self._settings.lease_s:
+            self._sweep_at_s = now_s + self._settings.lease_s
+        self._cut_off = False
+        if now_s >= self._sweep_at_s:
+            self._sweep_at_s = now_s + self._sweep_every_s
+            self._cut_off = isinstance(self._try(self._sweep, self._sweeping), _AWAY)
 
-    def _attempt(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
+    def _try(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
         """Calls ``act``; logs and returns the error that it raised."""
         try:
             act()
@@ -135,7 +129,7 @@ class LeaseKeeper:
         if self._stalled_for_s() < self._settings.watchdog_s:
             return False
         # A suspended and continued process looks stalled until the engine's next step.
-        self._stop.wait(SECOND_LOOK_S)
+        self.closing.wait(SECOND_LOOK_S)
         return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
@@ -152,13 +146,13 @@ class LeaseKeeper:
             self._on_lost(claim)
 
     def _sweep(self) -> None:
-        every_s = self._settings.sweep_s / 2
         if self._leases_exist:
-            self._in_turn("sweep", every_s, self._return_jobs)
+            self._in_turn("sweep", self._sweep_every_s, self._return_jobs)
         if time.monotonic() >= self._reroute_at_s:
-            self._in_turn(f"reroute:{self._model}", SWEEPS_A_REROUTE * every_s, self._reroute)
+            every_s = SWEEPS_A_REROUTE * self._sweep_every_s
+            self._in_turn(f"reroute:{self._model}", every_s, self._reroute)
             # Only now: a look that failed is repeated with the next sweep.
-            self._reroute_at_s = time.monotonic() + SWEEPS_A_REROUTE * every_s
+            self._reroute_at_s = time.monotonic() + every_s
 
     def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
         """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""
@@ -188,8 +182,3 @@ class LeaseKeeper:
                 "last attempt",
                 job_id,
             )
-
-
-def _exit() -> None:
-    logger.critical("the engine hangs; the worker exits and its jobs resume elsewhere")
-    os._exit(EX_SOFTWARE)

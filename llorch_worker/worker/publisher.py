@@ -15,6 +15,7 @@ from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.settings import Settings
 from llorch_worker.worker.token_events import merge_tokens
@@ -23,8 +24,6 @@ logger = get_logger(__name__)
 
 UNWATCHED_INTERVAL_S = 0.2
 """How often tokens are written while no client reads them and they only serve as the journal."""
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 1.0
 GIVE_UP_CHECK_S = 0.1
 MERGE_FROM = 64
 """Above this number a job's unwritten events are merged, so that an outage costs little memory."""
@@ -65,7 +64,7 @@ class _Outbox:
         return bool(self.sending or (self.events and not self.ending))
 
 
-class Publisher:
+class Publisher(Repeater):
     """A thread that takes events without blocking and writes them to Redis soon.
 
     A job's first tokens are written at once, and all tokens of a job that has lost a worker: if it
@@ -93,12 +92,8 @@ class Publisher:
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
-        self._closing = False
-        self._outage = RedisOutage("cannot write to streams", "writing to streams again")
-        self._thread = threading.Thread(target=self._run, name="llorch-publisher", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        outage = RedisOutage("cannot write to streams", "writing to streams again")
+        super().__init__("publisher", self._write_until_closed, outage=outage)
 
     def open(self, claim: Claim, next_entry: int) -> None:
         """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on."""
@@ -157,12 +152,12 @@ class Publisher:
         with self._changed:
             self._outboxes.pop(claim.tag, None)
 
-    def close(self, timeout_s: float) -> None:
-        """Writes all remaining events, for at most ``timeout_s``, and ends the thread."""
+    def close(self) -> None:
+        """Writes all remaining events, if Redis takes them, and ends the thread."""
         with self._changed:
-            self._closing = True
+            self.closing.set()
             self._changed.notify()
-        self._thread.join(timeout_s)
+        super().close()
         if any(not outbox.empty for outbox in self._outboxes.values()):
             logger.error(
                 "events of %d jobs were not written: Redis is unreachable", len(self._outboxes)
@@ -170,36 +165,22 @@ class Publisher:
 
     # The thread ------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        retry_s = 0.0
-        while True:
-            with self._changed:
-                if retry_s and not self._closing:
-                    self._changed.wait_for(lambda: self._closing, retry_s)
-                due = self._wait_for_due()
-            if due is None:
-                return
-            try:
-                self._write_with_script(due)
-            except RedisError as error:
-                self._outage.failed(error)
-                retry_s = min(max(retry_s * 2, FIRST_RETRY_S), LONGEST_RETRY_S)
-                continue
-            self._outage.over()
-            retry_s = 0.0
+    def _write_until_closed(self) -> None:
+        while due := self._wait_for_due():
+            self._write_with_script(due)
+            self.served()
 
-    def _wait_for_due(self) -> list[_Outbox] | None:
-        """Waits for outboxes that are due; ``None`` when closing and everything is written."""
-        while True:
-            now_s = time.monotonic()
-            waiting = [outbox for outbox in self._outboxes.values() if outbox.waits]
-            times = {id(outbox): self._due_at_s(outbox) for outbox in waiting}
-            due = [o for o in waiting if self._closing or times[id(o)] <= now_s]
-            if due:
-                return due
-            if self._closing:
-                return None
-            self._changed.wait(min(times.values()) - now_s if times else None)
+    def _wait_for_due(self) -> list[_Outbox]:
+        """Waits for outboxes that are due; none when closing and everything is written."""
+        with self._changed:
+            while True:
+                now_s = time.monotonic()
+                waiting = [outbox for outbox in self._outboxes.values() if outbox.waits]
+                times = {id(outbox): self._due_at_s(outbox) for outbox in waiting}
+                due = [o for o in waiting if self.closing.is_set() or times[id(o)] <= now_s]
+                if due or self.closing.is_set():
+                    return due
+                self._changed.wait(min(times.values()) - now_s if times else None)
 
     def _due_at_s(self, outbox: _Outbox) -> float:
         if outbox.urgent or outbox.sending:

@@ -4,13 +4,12 @@ no other worker of the model does."""
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import Any
 
 import redis
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys, registry, watch
 from llorch_worker.broker.connection import own_connection
@@ -18,6 +17,7 @@ from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 from llorch_worker.settings import Settings
 
@@ -35,7 +35,7 @@ ACTIVE_S = 10.0
 IDLE_LOOK_S = 5.0
 
 
-class QueueWatcher:
+class QueueWatcher(Repeater):
     """A thread that tries to become the watcher of the model, and then watches."""
 
     def __init__(self, client: redis.Redis, model: str, settings: Settings) -> None:
@@ -46,35 +46,20 @@ class QueueWatcher:
         self._refused = False
         self.alone = True
         """Whether no other worker of the model is known."""
-        self._outage = RedisOutage("cannot watch the queues", "watching the queues again")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-watcher", daemon=True)
+        outage = RedisOutage("cannot watch the queues", "watching the queues again")
+        super().__init__("watcher", self._watch_or_wait, outage=outage)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                watches = self._lease.take()
-                self._outage.over()
-                if watches:
-                    self._watch()
-                else:
-                    self.alone = False
-            except RedisError as error:
-                self._outage.failed(error)
-            self._stop.wait(LOOK_S * random.uniform(0.9, 1.1))
-
-    def _watch(self) -> None:
-        with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
-            self._ring_until_lost(self._news(asking, hearing), hearing)
-        if self._stop.is_set():
-            watch.leave(self._redis, self._model)
+    def _watch_or_wait(self) -> None:
+        watches = self._lease.take()
+        self.served()
+        if watches:
+            with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
+                self._ring_until_lost(self._news(asking, hearing), hearing)
+            if self.closing.is_set():
+                watch.leave(self._redis, self._model)
+        else:
+            self.alone = False
+        self.closing.wait(LOOK_S * random.uniform(0.9, 1.1))
 
     def _news(self, asking: Any, hearing: Any) -> QueueNews | None:
         try:
@@ -91,7 +76,7 @@ class QueueWatcher:
         active_until_s = keep_at_s + ACTIVE_S
         check_at_s: dict[str, float] = {}
         own_rings: set[str] = set()
-        while not self._stop.is_set():
+        while not self.closing.is_set():
             now_s = time.monotonic()
             if now_s >= held_until_s:
                 # This process was suspended, and another worker may watch by now.
@@ -127,7 +112,7 @@ class QueueWatcher:
                     own_rings = {keys.bell(bell_queue_of(name)) for name in changed}
                 for name in changed:
                     del check_at_s[name]
-                self._stop.wait(PAUSE_S)
+                self.closing.wait(PAUSE_S)
             left_s = min(look_at_s, keep_at_s, *check_at_s.values()) - time.monotonic()
             for name, after_s in self._hear(news, max(0.0, min(left_s, READ_S)), own_rings):
                 at_s = time.monotonic() + after_s
@@ -139,7 +124,7 @@ class QueueWatcher:
         """The lists that have changed, each with the time after which to check it. ``own_rings``:
         the bells that this watcher may have rung when it looked last."""
         if news is None:
-            self._stop.wait(timeout_s)
+            self.closing.wait(timeout_s)
             return []
         changed = news.read(timeout_s) - own_rings
         # Whoever pushes and rings does both in one step.

@@ -17,6 +17,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.announcer import Announcer
@@ -27,7 +28,7 @@ from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.queue_watcher import QueueWatcher
-from llorch_worker.worker.residency_check import ResidencyCheck, violation
+from llorch_worker.worker.residency_check import violation
 from llorch_worker.worker.shown_figures import shown_figures
 from llorch_worker.worker.token_desk import TokenDesk
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from llorch_worker.worker.metrics_endpoint import MetricsEndpoint
 
 logger = get_logger(__name__)
-
-CLOSE_TIMEOUT_S = 10.0
 
 
 class Residency:
@@ -102,42 +101,33 @@ class Residency:
         )
         self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)
         self._token_desk = TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer)
-        self._check = ResidencyCheck(
-            lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave
-        )
+        self._check = Repeater("residency", self._check_place, settings.residency_check_s)
+        self._threads = [
+            self._leases,
+            self._publisher,
+            self._listener,
+            self._announcer,
+            self._watcher,
+            self._token_desk,
+            self._check,
+        ]
         self._metrics = self._serve_metrics()
 
     def start(self) -> None:
         ENDED_JOBS.observe(self._job_window.add)
-        self._publisher.start()
-        self._leases.start()
-        self._listener.start()
-        self._announcer.start()
-        self._watcher.start()
-        self._token_desk.start()
-        self._check.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Ends the engine and the threads. Jobs must have ended before."""
+        """Ends the threads and the engine, about which they ask. Jobs must have ended before."""
         if self._metrics is not None:
             self._metrics.close()
-        self._check.close()
+        for thread in reversed(self._threads):
+            thread.close()
         ENDED_JOBS.forget(self._job_window.add)
-        self._announcer.close()
-        self._watcher.close()
-        self._token_desk.close()
-        self._listener.close()
         self._engine.close()
-        self._publisher.close(CLOSE_TIMEOUT_S)
-        self._leases.close()
         self._leases_redis.close()
         self._redis.close()
-
-    def leave(self, reason: str) -> None:
-        """Hands every job back to other workers and ends this one."""
-        logger.critical("%s; the worker ends and its jobs resume elsewhere", reason)
-        self._active_jobs.hand_back_all()
-        self._on_broken()
 
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
@@ -172,6 +162,16 @@ class Residency:
             return dead_letters.count(self._redis)
         except RedisError:
             return None
+
+    def _check_place(self) -> None:
+        """Hands every job back to other workers and ends this one, if model and cache are not where
+        they should be. A card that hangs in a call is left to the watchdog of the leases."""
+        fault = violation(self._engine, self._assignment)
+        if fault is not None:
+            logger.critical("%s; the worker ends and its jobs resume elsewhere", fault)
+            self._active_jobs.hand_back_all()
+            self._on_broken()
+            self._check.closing.set()
 
     def _warn_of_absent_redis(self) -> None:
         """Warns once, if the worker is shutting down and its jobs wait for Redis."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llorch_worker.devices import DeviceUnavailable, list_cards
@@ -13,7 +11,6 @@ if TYPE_CHECKING:
     from llorch_worker.engine import Engine
 
 MOST_NAMED = 3
-CLOSE_TIMEOUT_S = 5.0
 
 
 def violation(engine: Engine, assignment: Assignment) -> str | None:
@@ -56,38 +53,3 @@ def _card_fault(assignment: Assignment) -> str | None:
     # A card that does not answer does not report its UUID either.
     faults = [card.fault for card in cards if card.index == assignment.card.index and card.fault]
     return f"{assignment.name} does not answer ({faults[0] if faults else 'it is gone'})"
-
-
-class ResidencyCheck:
-    """A thread that calls ``look`` every ``period_s``; the first violation ends it.
-
-    It cannot detect a card that hangs in a call. The watchdog of
-    :class:`llorch_worker.worker.leases.LeaseKeeper` does.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[], str | None],
-        period_s: float,
-        on_violation: Callable[[str], None],
-    ) -> None:
-        self._look = look
-        self._period_s = period_s
-        self._on_violation = on_violation
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-residency", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        # A call of the driver may hang. The thread then ends with the process.
-        self._thread.join(CLOSE_TIMEOUT_S)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
-            found = self._look()
-            if found is not None:
-                self._on_violation(found)
-                return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from celery.utils.log import get_logger
 
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.worker.service_manager import ServiceManager
 
 logger = get_logger(__name__)
@@ -16,7 +16,7 @@ BEAT_S = 5.0
 """How often a worker shows that it lives. A watchdog gets two signs or more in its time."""
 
 
-class SignsOfLife:
+class SignsOfLife(Repeater):
     """A thread that renews a file and notifies systemd, from :meth:`begin` to :meth:`close`, as
     long as the engine is idle or has finished a step since the last time.
 
@@ -35,12 +35,11 @@ class SignsOfLife:
         if file is not None:
             file.touch()
             file.unlink()
-        self._period_s = min(BEAT_S, (self._manager.watchdog_s or 2 * BEAT_S) / 2)
+        period_s = min(BEAT_S, (self._manager.watchdog_s or 2 * BEAT_S) / 2)
+        super().__init__("signs-of-life", self._beat_if_advancing, period_s)
         self._stalled_for_s: Callable[[], float] = lambda: 0.0
         self._status: Callable[[], str] = str
         self._cannot_write = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-signs-of-life", daemon=True)
 
     def loading(self, status: str) -> None:
         self._manager.notify(f"STATUS={status}")
@@ -53,28 +52,25 @@ class SignsOfLife:
             status: one line for ``systemctl status``.
         """
         unwatched = self._file is None and not self._manager.present
-        if unwatched or self._thread.is_alive() or self._stop.is_set():
+        if unwatched or self._thread.is_alive() or self.closing.is_set():
             return
         self._stalled_for_s, self._status = stalled_for_s, status
         self._manager.notify("READY=1")
         self._beat()
-        self._thread.start()
+        self.start()
 
     def stopping(self) -> None:
         """The worker drains. It goes on showing that it lives."""
         self._manager.notify("STOPPING=1", "STATUS=finishing its jobs")
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
-            if self._stalled_for_s() < self._period_s:
-                self._beat()
+    def _beat_if_advancing(self) -> None:
+        if self._stalled_for_s() < self._every_s:
+            self._beat()
 
     def _beat(self) -> None:
         self._manager.notify("WATCHDOG=1", f"STATUS={self._status()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import token_questions
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.contract.token_questions import TokenQuestion
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 LISTEN_S = 5.0
-RECONNECT_S = 0.5
 
 
-class TokenDesk:
+class TokenDesk(Repeater):
     """A thread that takes the questions for the model, one at a time. It logs no text."""
 
     def __init__(self, client: redis.Redis, model: str, tokenizer: Callable[[], Tokenizer]) -> None:
@@ -34,34 +33,23 @@ class TokenDesk:
         self._model = model
         self._id = uuid()
         self._tokenizer = tokenizer
-        self._outage = RedisOutage(
+        outage = RedisOutage(
             "cannot hear questions about tokens", "hearing questions about tokens again"
         )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-tokens", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        super().__init__("tokens", self._serve, outage=outage)
 
     def close(self) -> None:
-        self._stop.set()
+        self.closing.set()
         # While Redis is away, the thread gets no reply either.
         with suppress(RedisError):
             token_questions.wake(self._redis, self._id)
-        self._thread.join()
+        super().close()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                taken = token_questions.take(self._redis, self._model, self._id, LISTEN_S)
-                if taken is not None:
-                    question_id, question = taken
-                    token_questions.reply(self._redis, question_id, self._answer(question))
-            except RedisError as error:
-                self._outage.failed(error)
-                self._stop.wait(RECONNECT_S)
-            else:
-                self._outage.over()
+    def _serve(self) -> None:
+        taken = token_questions.take(self._redis, self._model, self._id, LISTEN_S)
+        if taken is not None:
+            question_id, question = taken
+            token_questions.reply(self._redis, question_id, self._answer(question))
 
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | LlorchError:
         # Late, because the worker's own imports come before the device is chosen.

@@ -52,7 +52,7 @@ def a_worker_writes_tokens(stage: Stage) -> Acts:
     yield None
     publisher.start()
     written = publisher.flush(claim, lambda: bool(lost))
-    publisher.close(timeout_s=10)
+    publisher.close()
     yield ["a"]
     assert written
     assert [event["type"] for event in stage.events("a")] == ["started", "tokens"]

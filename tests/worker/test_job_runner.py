@@ -70,6 +70,6 @@ def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
     residency: Residency, active_jobs: ActiveJobs, delivery: Delivery
 ) -> None:
     active_jobs.forget(JOB_ID)
-    residency.leave("a tensor moved")
+    active_jobs.hand_back_all()
     with pytest.raises(HandedBack):
         residency.job_runner.run(delivery)

@@ -31,7 +31,7 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
 def publisher(store: redis.Redis) -> Iterator[Publisher]:
     publisher = started(store)
     yield publisher
-    publisher.close(timeout_s=2)
+    publisher.close()
 
 
 def started(
@@ -97,7 +97,7 @@ def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> N
         own_server.start()
         assert publisher.flush(claim, patience(FLUSH_S))
         assert ids_of(read(store, "a")) == list(range(500))
-        publisher.close(timeout_s=5)
+        publisher.close()
 
 
 def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) -> None:
@@ -112,7 +112,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) ->
     assert not publisher.flush(claim, patience(FLUSH_S))
     wait_until(lambda: lost == [claim])
     publisher.append(claim, token(2))
-    publisher.close(timeout_s=5)
+    publisher.close()
     assert ids_of(read(store, "a")) == [0]
 
 
@@ -153,7 +153,7 @@ def test_closing_writes_what_is_left(store: redis.Redis) -> None:
     publisher.open(claim, 1)
     for index in range(10):
         publisher.append(claim, token(index))
-    publisher.close(timeout_s=5)
+    publisher.close()
     assert ids_of(read(store, "a")) == list(range(10))
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_left_to_the_result_if_the_claim_was_lost(store: redis.Redis)
     publisher.append(claim, token(0))
     wait_until(lambda: lost)
     assert publisher.take(claim, patience(FLUSH_S)) is None
-    publisher.close(timeout_s=5)
+    publisher.close()
 
 
 def test_a_write_finds_the_cancel_that_nobody_heard(store: redis.Redis) -> None:
@@ -203,6 +203,6 @@ def test_a_write_finds_the_cancel_that_nobody_heard(store: redis.Redis) -> None:
     store.set(keys.cancel("a"), 1)
     publisher.append(claim, token(0))
     wait_until(lambda: cancelled)
-    publisher.close(timeout_s=5)
+    publisher.close()
     assert set(cancelled) == {"a"}
     assert ids_of(read(store, "a")) == [0]

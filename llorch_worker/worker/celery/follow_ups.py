@@ -8,7 +8,6 @@ stored the end. Redis keeps such jobs in a sorted set until a worker has done th
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from celery import Celery
@@ -22,15 +21,14 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.follow_ups import FollowUp
 from llorch_worker.broker.message import read_task
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.results import FAILURE, REVOKED, SUCCESS
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
 
-CLOSE_TIMEOUT_S = 2.0
 
-
-class FollowUps:
+class FollowUps(Repeater):
     """A thread that looks for such jobs within ``sweep_s``."""
 
     def __init__(self, app: Celery, settings: Settings, hostname: str) -> None:
@@ -38,30 +36,18 @@ class FollowUps:
         self._redis = connect(settings.redis_url)
         self._settings = settings
         self._hostname = hostname
-        self._outage = RedisOutage("cannot follow up ended jobs", "following up ended jobs again")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="llorch-follow-ups", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        outage = RedisOutage("cannot follow up ended jobs", "following up ended jobs again")
+        super().__init__("follow-ups", self._look, 0.8 * settings.sweep_s, outage)
 
     def close(self) -> None:
-        self._stop.set()
-        # While Redis is away, the thread waits for it. Another worker follows up instead.
-        self._thread.join(CLOSE_TIMEOUT_S)
+        super().close()
         self._redis.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(0.8 * self._settings.sweep_s):
-            try:
-                while taken := follow_ups.take(self._redis, self._settings.lease_s):
-                    with self._app.events.default_dispatcher(hostname=self._hostname) as events:
-                        for ended in taken:
-                            self._follow_up(ended, events)
-            except (RedisError, OperationalError) as error:
-                self._outage.failed(error)
-            else:
-                self._outage.over()
+    def _look(self) -> None:
+        while taken := follow_ups.take(self._redis, self._settings.lease_s):
+            with self._app.events.default_dispatcher(hostname=self._hostname) as events:
+                for ended in taken:
+                    self._follow_up(ended, events)
 
     def _follow_up(self, ended: FollowUp, events: Any) -> None:
         task = read_task(ended.message)

@@ -1,0 +1,46 @@
+"""Threads that repeat what they do with Redis."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from redis.exceptions import ConnectionError as NoConnection
+
+from llorch_worker.broker import repeater
+from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.repeater import Repeater
+from tests.waiting import wait_until
+
+
+def test_an_outage_is_logged_once_and_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    left = [NoConnection("refused")] * 3
+    served = threading.Event()
+
+    def act() -> None:
+        if left:
+            raise left.pop()
+        served.set()
+
+    thread = Repeater("test", act, 0.001, RedisOutage("cannot act", "acting again"))
+    thread.start()
+    assert served.wait(60)
+    wait_until(lambda: "Redis serves again" in caplog.messages)
+    thread.close()
+    assert caplog.messages == ["Redis is away, will retry: refused", "Redis serves again"]
+
+
+def test_a_call_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeater, "CLOSE_TIMEOUT_S", 0.01)
+    began, go_on = threading.Event(), threading.Event()
+
+    def act() -> None:
+        began.set()
+        go_on.wait()
+
+    thread = Repeater("test", act)
+    thread.start()
+    began.wait()
+    thread.close()
+    go_on.set()
