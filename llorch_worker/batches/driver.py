@@ -48,13 +48,15 @@ class Driver:
         *,
         window: int,
         adapt: Adapt = lambda request: request,
+        owner: str = "",
         on_wait: Callable[[QueueFull | ModelNotServed | BrokerUnavailable], None] = lambda _: None,
     ) -> None:
-        """``on_wait`` hears why nothing is sent now."""
+        """``owner``: see :meth:`Client.submit`; ``on_wait`` hears why nothing is sent now."""
         self._client = client
         self._batch_id = uuid5(_JOBS, str(batch_id))
         self._ahead = WINDOWS_AHEAD * window
         self._adapt = adapt
+        self._owner = owner
         self._places = asyncio.Semaphore(window)
         # Submits run on threads, which would overtake each other.
         self._in_order = asyncio.Lock()
@@ -134,7 +136,7 @@ class Driver:
                         if self._stopped.done():
                             break
                         known = True
-                        job = await self._client.submit(request, job_id=job_id)
+                        job = await self._client.submit(request, job_id=job_id, owner=self._owner)
                     self._served.add(request.model)
                     return await self._result(job)
                 except TimeoutError:

@@ -37,13 +37,15 @@ def enqueue(
     worker: str | None = None,
     places: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
+    owner: str = "",
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
 
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
     count against the limit too. ``places``: where it might be placed instead, the best first, see
-    :mod:`.placement`. ``headers`` go beside the message's own.
+    :mod:`.placement`. ``headers`` go beside the message's own. ``owner``: the
+    gateway's key that sends the job.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
@@ -74,6 +76,7 @@ def enqueue(
                 "" if key is None else keys.idempotency(model.name, key),
                 tenant,
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
+                owner,
                 *places,
             ],
             [pushed_to, *counted],

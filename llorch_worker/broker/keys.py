@@ -49,7 +49,8 @@ ENDED_JOBS = f"{PREFIX}ended"
 job = Key("job:{}")
 """By job. Hash, the job's record.
 
-From our client: ``sent``, the Unix time at which it enqueued the job, and ``idempotency``, its key.
+From our client: ``sent``, the Unix time at which it enqueued the job, ``idempotency``, its key, and
+``owner``, the gateway's key that sent it.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled) and ``place``, the worker's in ``load``, or
@@ -104,8 +105,8 @@ BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
 """Sorted set: batch that has not ended -> when its gateway's lease ends."""
 key_jobs = Key("gateway:key:{}:jobs")
 """By name of a gateway's key. Sorted set: job that it has in flight -> since when."""
-response = Key("gateway:response:{}:{}")
-"""By name of a gateway's key and job. JSON of a ``ResponseRecord``, with a TTL of
+response = Key("gateway:response:{}")
+"""By job. JSON of a ``ResponseRecord``, with a TTL of
 ``response_ttl_s``. What came of it is the job's result."""
 gateway_document = Key("gateway:document:{}")
 """By file or batch. Hash: ``document``, the JSON of its record. A batch also has ``fence``, the

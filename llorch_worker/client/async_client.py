@@ -14,7 +14,7 @@ from llorch_worker.broker.connection import connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import Client
-from llorch_worker.client.lost import Trace, queue_look
+from llorch_worker.client.lost import Trace, is_found, queue_look
 from llorch_worker.client.patience import Patience
 from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
@@ -50,11 +50,12 @@ class AsyncClient:
         *,
         worker: str | None = None,
         job_id: str | None = None,
+        owner: str = "",
         **fields: Any,
     ) -> AsyncJob:
         """See :meth:`Client.submit`."""
         job = await asyncio.to_thread(
-            self._client.submit, request, worker=worker, job_id=job_id, **fields
+            self._client.submit, request, worker=worker, job_id=job_id, owner=owner, **fields
         )
         return self.job(job.id, known=True)
 
@@ -207,6 +208,6 @@ class AsyncJob:
 
     async def _state(self, trace: Trace) -> StoredState:
         async with self._client.redis.pipeline(transaction=False) as pipe:
-            document, traces = await queue_look(pipe, self.id).execute()
-        trace.note(document is not None or traces > 0)
+            document, marks = await queue_look(pipe, self.id).execute()
+        trace.note(is_found(document, marks))
         return decode_state(document)

@@ -25,7 +25,7 @@ from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
-from llorch_worker.client.lost import Trace, queue_look
+from llorch_worker.client.lost import Trace, is_found, queue_look
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
     FROM_THE_START,
@@ -71,6 +71,7 @@ class Client:
         *,
         worker: str | None = None,
         job_id: str | None = None,
+        owner: str = "",
         **fields: Any,
     ) -> Job:
         """Enqueues one job, given as a request or as the fields of one.
@@ -80,6 +81,8 @@ class Client:
         while.
 
         ``job_id`` is a new id, if the caller must know it before; by default one is drawn.
+
+        ``owner`` is the name of a gateway's key, which may read and cancel the job over HTTP.
 
         If this model already has a job with the same ``idempotency_key``, nothing is enqueued and
         that job is returned.
@@ -114,6 +117,7 @@ class Client:
                     worker=worker,
                     places=places,
                     headers=headers,
+                    owner=owner,
                 )
         return self.job(job_id, known=True)
 
@@ -283,8 +287,8 @@ class Job:
 
     def _state(self, trace: Trace) -> StoredState:
         with self._redis.pipeline(transaction=False) as pipe:
-            document, traces = queue_look(pipe, self.id).execute()
-        trace.note(document is not None or traces > 0)
+            document, marks = queue_look(pipe, self.id).execute()
+        trace.note(is_found(document, marks))
         return decode_state(document)
 
     def _wait(self, timeout: float | None, trace: Trace) -> GenerationResult | LlorchError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from llorch_worker.broker import keys
@@ -12,9 +13,15 @@ GRACE_S = 2.0
 
 
 def queue_look(pipe: Any, job_id: str) -> Any:
-    """Asks for a job's stored state, and how many other traces Redis has of it."""
+    """Asks for a job's stored state and its marks."""
     pipe.get(keys.result(job_id))
-    return pipe.exists(keys.job(job_id), keys.events(job_id))
+    return pipe.hmget(keys.job(job_id), "state", "sent")
+
+
+def is_found(document: str | None, marks: Sequence[str | None]) -> bool:
+    """Whether an end of the job is there, or may come. A result may have been deleted."""
+    state, sent = marks
+    return document is not None or ((state or sent) is not None and state != "ended")
 
 
 class Trace:

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.ownership import may
 
 READ_AT_ONCE = 500
 
@@ -46,11 +48,11 @@ class Documents(Generic[AnyRecord]):
         self._kind = kind
         self._model = model
 
-    async def get(self, owner: str, record_id: str) -> AnyRecord:
-        """Raises ``HttpError`` 404 if this owner has none with this id."""
+    async def get(self, caller: Caller, record_id: str) -> AnyRecord:
+        """Raises ``HttpError`` 404 if there is none with this id that ``caller`` may see."""
         mine = record_id.startswith(self._prefix)
         (record,) = await self._read([record_id]) if mine else (None,)
-        if record is None or record.owner != owner:
+        if record is None or not may(caller, record.owner):
             raise HttpError(404, "NOT_FOUND", f"no such {self._kind}", param="id")
         return record
 

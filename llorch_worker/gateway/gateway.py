@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import anyio
@@ -13,10 +14,11 @@ from celery.utils import uuid
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
@@ -28,6 +30,7 @@ from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
+from llorch_worker.gateway.ownership import NOBODY, may
 from llorch_worker.gateway.responses.event import response_event
 from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.gateway.settings import GatewaySettings
@@ -39,6 +42,8 @@ from llorch_worker.settings import Settings
 logger = logging.getLogger(__name__)
 
 WORKERS_FRESH_S = 2.0
+FORGET_WAIT_S = 5.0
+"""How long a job that is to be forgotten may take to end."""
 
 
 class Gateway:
@@ -58,7 +63,7 @@ class Gateway:
         events: dict[str, EventOf] = {
             "job": lambda webhook: job_event(self.client, webhook.id),
             "response": lambda webhook: response_event(
-                self.responses(webhook.caller), self.client.job(webhook.id)
+                self.responses(Caller(webhook.caller)), self.client.job(webhook.id)
             ),
             "batch": lambda webhook: self.batches.event(webhook.id),
         }
@@ -81,10 +86,10 @@ class Gateway:
             on_end=self.webhooks.due,
         )
 
-    def responses(self, caller_name: str) -> ResponseStore:
-        """The responses that were made with the key of this name."""
+    def responses(self, caller: Caller) -> ResponseStore:
+        """The responses that this caller may see."""
         return ResponseStore(
-            self.redis, self.settings.redis_url, caller_name, ttl_s=self.own.response_ttl_s
+            self.redis, self.settings.redis_url, caller, ttl_s=self.own.response_ttl_s
         )
 
     async def close(self) -> None:
@@ -117,10 +122,12 @@ class Gateway:
         *,
         waits: bool = True,
         job_id: str | None = None,
+        private: bool = False,
     ) -> AsyncJob:
-        """Enqueues a job of ``caller``.
+        """Enqueues a job of ``caller``, or finds the first with the same idempotency key.
 
-        ``waits``: a client waits for the answer, so a live worker must serve the model.
+        ``waits``: a client waits for the answer, so a live worker must serve the model;
+        ``private``: nobody else is to read it.
 
         Raises:
             LlorchError: see :meth:`Client.submit`; also NoWorker and TooManyJobs.
@@ -130,6 +137,9 @@ class Gateway:
         if caller.name:
             request = request.model_copy(update={"tenant": caller.name})
         request = own_key(request, caller.name)
+        earlier = await self._earlier(request)
+        if earlier is not None:
+            return earlier
         if waits:
             await self.require_worker(request.model)
         job_id = job_id or uuid()
@@ -137,12 +147,43 @@ class Gateway:
             await self._in_flight.take(caller, job_id)
         enqueued = None
         try:
-            enqueued = await self.client.submit(request, job_id=job_id)
+            owner = NOBODY if private else caller.name
+            enqueued = await self.client.submit(request, job_id=job_id, owner=owner)
             return enqueued
         finally:
             # It failed, or an earlier job has the same idempotency key.
             if enqueued is None or enqueued.id != job_id:
                 await self._leave(caller, job_id)
+
+    async def _earlier(self, request: GenerationRequest) -> AsyncJob | None:
+        """The job with this request's idempotency key: its answer is due whatever else holds."""
+        if request.idempotency_key is None:
+            return None
+        model = request.model or (await self.client.model_card()).name
+        with broker_errors(self.settings.redis_url):
+            found: Any = await self.redis.get(keys.idempotency(model, request.idempotency_key))
+        return None if found is None else self.client.job(found, known=True)
+
+    async def owned_job(self, caller: Caller, job_id: str) -> AsyncJob | None:
+        """The job with this id, if ``caller`` may see it and it exists."""
+        with broker_errors(self.settings.redis_url):
+            fields: Any = self.redis.hmget(keys.job(job_id), ["owner"])
+            (owner,) = await fields
+        return self.client.job(job_id, known=True) if may(caller, owner) else None
+
+    async def forget(self, job: AsyncJob) -> None:
+        """Deletes the text of a job, and cancels it if it has not ended. If it does not end soon,
+        its text is only hidden until it expires."""
+        with broker_errors(self.settings.redis_url):
+            redis: Any = self.redis
+            if await redis.exists(keys.job(job.id)):
+                await redis.hset(keys.job(job.id), "owner", NOBODY)
+        await job.cancel()
+        with suppress(LlorchError, TimeoutError):
+            await job.result(FORGET_WAIT_S)
+        if (await job.status()).ended:
+            with broker_errors(self.settings.redis_url):
+                await redis.delete(keys.result(job.id), keys.events(job.id))
 
     async def leave(self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool) -> None:
         """Gives the places of ``jobs`` among those of their caller back at once; ``cancel`` if

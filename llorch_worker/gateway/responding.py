@@ -83,7 +83,11 @@ class Creation:
             if self.body.stored:
                 await self.store.put(record)
             job = await self.gateway.submit(
-                generation, self.caller, waits=not self.body.background, job_id=record.job_id
+                generation,
+                self.caller,
+                waits=not self.body.background,
+                job_id=record.job_id,
+                private=not self.body.stored,
             )
         except LlorchError:
             # After any other error the job may be enqueued all the same.
@@ -152,9 +156,13 @@ class Creation:
             await self._leave(job, ended)
 
     async def _leave(self, job: AsyncJob, ended: bool) -> None:
-        """Cancels what nobody waits for any more, and gives the place in flight back."""
+        """Cancels what nobody waits for any more, and gives the place in flight back. What is not
+        stored is deleted once its caller has it, unless it may be asked for again."""
         if ended or self.body.idempotency_key is None:
             await self.gateway.leave(self.caller, [job], cancel=not ended)
+        kept = self.body.stored or self.body.idempotency_key or self.body.callback_url
+        if ended and not kept:
+            await self.gateway.forget(job)
 
 
 def _check(end: End) -> None:

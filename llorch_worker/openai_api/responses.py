@@ -133,6 +133,8 @@ class ResponseRecord(_Part):
     """Every turn up to and with the request's own, with ids; not the instructions."""
     generation: dict[str, Any]
     """The fields of the job's request, without its messages."""
+    owner: str = ""
+    """The name of the key that made it."""
 
 
 def new_record(

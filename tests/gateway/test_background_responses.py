@@ -122,7 +122,7 @@ def test_deleting_a_background_response_cancels_it(
     with talker.paused():
         begun = api.responses.create(**ASK, background=True)
         api.responses.delete(begun.id)
-        assert client.job(begun.id.removeprefix("resp_")).status().state == "cancelled"
+        assert client.job(begun.id.removeprefix("resp_")).status().forgotten
 
 
 def test_a_callback_url_hears_of_the_end(

@@ -105,7 +105,7 @@ def test_keys_are_asked_for_and_revoked_without_a_restart(
 def test_a_defect_is_logged_without_the_text_that_it_quotes(
     gateway: GatewayProcess, http: httpx.Client, client: Client
 ) -> None:
-    kept = keys.response("", "damaged")
+    kept = keys.response("damaged")
     client.redis.set(kept, '{"conversation": "Once upon a time"}', ex=60)
     assert http.get("/v1/responses/resp_damaged").status_code == 500
     wait_until(lambda: "ValidationError" in gateway.log.read_text())

@@ -29,7 +29,8 @@ local keep_s = ARGV[5] -- for the record and the idempotency key of a job that i
 local idempotency = ARGV[6] -- the key, or ''
 local tenant = ARGV[7] -- or '': see tenants.lua
 local deadline_ms = ARGV[8] -- from now, or ''
-local candidates = {unpack(ARGV, 9)} -- places, the best first; none for a job that is not placed
+local owner = ARGV[9] -- the gateway's key that sends the job, or ''
+local candidates = {unpack(ARGV, 10)} -- places, the best first; none for a job that is not placed
 
 local first = idempotency ~= '' and redis.call('GET', idempotency)
 if first then
@@ -51,6 +52,9 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   return {'sent', job_id}
 end
 redis.call('EXPIRE', job, keep_s)
+if owner ~= '' then
+  redis.call('HSET', job, 'owner', owner)
+end
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end

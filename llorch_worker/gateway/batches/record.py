@@ -82,6 +82,8 @@ class Part(BaseModel):
 class BatchRecord(Record):
     batch: Batch
     input_path: str
+    jobs_seed: uuid.UUID | None = None
+    """What the ids of its jobs follow from, because they must not follow from its own."""
     stopped_as: Literal["cancelled", "expired"] | None = None
     """How it will end, if it was stopped."""
     parts: list[Part] = Field(default_factory=list)
@@ -94,7 +96,8 @@ class BatchRecord(Record):
 
     @property
     def number(self) -> uuid.UUID:
-        return uuid.UUID(self.id.removeprefix("batch_"))
+        """Of the batch for its driver."""
+        return self.jobs_seed or uuid.UUID(self.id.removeprefix("batch_"))
 
 
 def new_batch_id() -> str:

@@ -65,7 +65,7 @@ class BatchRun:
         self._done = _sum(part.counts for part in record.parts)
         self._parts = PartWriter(files, record.folder, token, self._note_part)
         self._ending = False
-        self._driver = Driver(client, record.number, window=window, adapt=adapt)
+        self._driver = Driver(client, record.number, window=window, adapt=adapt, owner=record.owner)
 
     async def run(self) -> None:
         """Drives the batch to its end.

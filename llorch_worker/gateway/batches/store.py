@@ -13,6 +13,7 @@ from llorch_worker.gateway.batches.record import ENDED, Batch, BatchRecord, Coun
 from llorch_worker.gateway.documents import Documents
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord
+from llorch_worker.gateway.keys import Caller
 
 LEASE_S = 5.0
 
@@ -87,15 +88,15 @@ class BatchStore(Documents[BatchRecord]):
             raise LeaseLost
         return int(rest[0]) if rest[0] else None
 
-    async def cancel(self, owner: str, batch_id: str) -> BatchRecord:
+    async def cancel(self, caller: Caller, batch_id: str) -> BatchRecord:
         """Raises ``HttpError`` 404, or 409 if the batch has ended."""
-        record = await self.get(owner, batch_id)
+        record = await self.get(caller, batch_id)
         with broker_errors(self._url):
             if await self._redis.zscore(keys.BATCH_LEASES, batch_id) is None:
                 raise HttpError(409, "BATCH_ENDED", f"the batch is {record.batch.status} already")
             document, now_s = keys.gateway_document(batch_id), int(time.time())
             await self._redis.hsetnx(document, "cancelling_at", now_s)
-        return await self.get(owner, batch_id)
+        return await self.get(caller, batch_id)
 
     async def event(self, batch_id: str) -> tuple[str, Batch] | None:
         """A webhook's event of a batch; None until it has ended. Raises ``LookupError`` if Redis

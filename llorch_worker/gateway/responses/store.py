@@ -9,6 +9,8 @@ import redis.asyncio
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.ownership import may
 from llorch_worker.openai_api.responses import PREFIX, ResponseRecord
 
 
@@ -20,29 +22,31 @@ class NotKept(HttpError):
 
 
 class ResponseStore:
-    """The responses of one caller. Those of others do not exist in it.
+    """The responses that one caller may see. Others do not exist in it.
 
     Methods raise ``BrokerUnavailable`` if Redis does not answer.
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, url: str, caller_name: str, *, ttl_s: int
+        self, client: redis.asyncio.Redis, url: str, caller: Caller, *, ttl_s: int
     ) -> None:
         # redis-py's annotations cover all its clients at once.
         self._redis: Any = client
         self._url = url
-        self._caller_name = caller_name
+        self._caller = caller
         self._ttl_s = ttl_s
 
     async def put(self, record: ResponseRecord) -> None:
         with broker_errors(self._url):
-            document = record.model_dump_json(by_alias=True)
-            await self._redis.set(self._key(record.job_id), document, ex=self._ttl_s)
+            owned = record.model_copy(update={"owner": self._caller.name})
+            document = owned.model_dump_json(by_alias=True)
+            await self._redis.set(keys.response(record.job_id), document, ex=self._ttl_s)
 
     async def find(self, job_id: str) -> ResponseRecord | None:
         with broker_errors(self._url):
-            document = await self._redis.get(self._key(job_id))
-        return None if document is None else ResponseRecord.model_validate_json(document)
+            document = await self._redis.get(keys.response(job_id))
+        record = None if document is None else ResponseRecord.model_validate_json(document)
+        return record if record is not None and may(self._caller, record.owner) else None
 
     async def get(self, response_id: str) -> ResponseRecord:
         """Raises ``NotKept``."""
@@ -54,11 +58,8 @@ class ResponseStore:
     async def keep(self, record: ResponseRecord) -> None:
         """Keeps it for another whole time."""
         with broker_errors(self._url):
-            await self._redis.expire(self._key(record.job_id), self._ttl_s)
+            await self._redis.expire(keys.response(record.job_id), self._ttl_s)
 
     async def delete(self, record: ResponseRecord) -> None:
         with broker_errors(self._url):
-            await self._redis.delete(self._key(record.job_id))
-
-    def _key(self, job_id: str) -> str:
-        return keys.response(self._caller_name, job_id)
+            await self._redis.delete(keys.response(record.job_id))

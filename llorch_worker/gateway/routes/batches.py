@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -51,7 +52,7 @@ async def create_batch(gateway: TheGateway, caller: TheCaller, new: NewBatch) ->
     if new.endpoint not in ENDPOINTS:
         raise _refused("endpoint", f"must be {', '.join(ENDPOINTS)}", new.endpoint)
     try:
-        file = await gateway.files.get(caller.name, new.input_file_id)
+        file = await gateway.files.get(caller, new.input_file_id)
     except HttpError:
         raise _refused("input_file_id", "no such file", new.input_file_id) from None
     if file.purpose != "batch":
@@ -72,6 +73,7 @@ async def create_batch(gateway: TheGateway, caller: TheCaller, new: NewBatch) ->
         created_at=batch.created_at,
         batch=batch,
         input_path=file.path,
+        jobs_seed=uuid.uuid4(),
     )
     if new.callback_url is not None:
         # First: a gateway that dies in between forgets no webhook of a batch.
@@ -104,13 +106,13 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, gateway: TheGateway, caller: TheCaller) -> Batch:
-    return (await gateway.batches.get(caller.name, batch_id)).batch
+    return (await gateway.batches.get(caller, batch_id)).batch
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, gateway: TheGateway, caller: TheCaller) -> Batch:
     """Cancels the lines that have not ended; what has ended is kept."""
-    return (await gateway.batches.cancel(caller.name, batch_id)).batch
+    return (await gateway.batches.cancel(caller, batch_id)).batch
 
 
 def _window_s(window: str) -> int:

@@ -101,13 +101,13 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> FileObject:
-    return _shown(await gateway.files.get(caller.name, file_id))
+    return _shown(await gateway.files.get(caller, file_id))
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> FileDeleted:
     """A batch that has begun to read the file may fail."""
-    record = await gateway.files.get(caller.name, file_id)
+    record = await gateway.files.get(caller, file_id)
     deleted = await gateway.files.remove(record)
     with storage_errors():
         await asyncio.to_thread(gateway.file_store.remove, record.path)
@@ -121,7 +121,7 @@ async def delete_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> F
 )
 async def get_content(file_id: str, gateway: TheGateway, caller: TheCaller) -> StreamingResponse:
     """The file's bytes."""
-    record = await gateway.files.get(caller.name, file_id)
+    record = await gateway.files.get(caller, file_id)
     with storage_errors():
         file = await asyncio.to_thread(gateway.file_store.open, record.path)
     return StreamingResponse(

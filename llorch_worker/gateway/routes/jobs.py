@@ -75,12 +75,13 @@ async def submit_job(
     return document
 
 
-async def known_job(job_id: str, gateway: TheGateway) -> AsyncJob:
+async def known_job(job_id: str, gateway: TheGateway, caller: TheCaller) -> AsyncJob:
     """The job of a path. Raises ``HttpError`` 404."""
     # Other ids could name other keys of Redis.
-    if not _ID.fullmatch(job_id):
+    job = await gateway.owned_job(caller, job_id) if _ID.fullmatch(job_id) else None
+    if job is None:
         raise _no_such_job()
-    return gateway.client.job(job_id, known=True)
+    return job
 
 
 TheJob = Annotated[AsyncJob, Depends(known_job)]

@@ -31,7 +31,7 @@ its worker has died."""
 
 
 async def _store(gateway: TheGateway, caller: TheCaller) -> ResponseStore:
-    return gateway.responses(caller.name)
+    return gateway.responses(caller)
 
 
 TheStore = Annotated[ResponseStore, Depends(_store)]
@@ -104,11 +104,10 @@ async def retrieve(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> DeletedResponse:
-    """Forgets it. In the background it is also cancelled: nobody could come back for it."""
+    """Deletes it and its text, also that of its job. One that is not finished is cancelled."""
     record = await store.get(response_id)
     await store.delete(record)
-    if record.response.background:
-        await gateway.client.job(record.job_id, known=True).cancel()
+    await gateway.forget(gateway.client.job(record.job_id, known=True))
     return DeletedResponse(id=response_id)
 
 

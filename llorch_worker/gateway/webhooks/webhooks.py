@@ -19,6 +19,7 @@ from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
 from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.ownership import may
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhooks.address import url_fault
 from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
@@ -122,7 +123,7 @@ class Webhooks:
         """Tries a dead letter again; False if the caller has no such one."""
         with broker_errors(self._client.settings.redis_url):
             webhook = await self._outbox.get(webhook_id)
-            if webhook is None or webhook.caller != caller.name:
+            if webhook is None or not may(caller, webhook.caller):
                 return False
             revived = await self._outbox.revive(webhook)
         self._news.set()
