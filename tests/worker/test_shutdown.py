@@ -208,6 +208,15 @@ def test_sigterm_ends_a_load(redis_server: RedisServer, tmp_path: Path) -> None:
     assert worker.wait_exit() == 0
 
 
+def test_a_second_sigterm_while_the_first_is_handled_stops_nothing(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    options = {"model_name": "toy", "app": "tests.worker.twice_app"}
+    with running_worker(own_server.url, tmp_path, **options) as worker:
+        worker.process.terminate()
+        assert worker.wait_exit() == 0
+
+
 def cut(path: Path, tmp_path: Path) -> Path:
     shorter = tmp_path / "cut.gguf"
     shorter.write_bytes(path.read_bytes()[:100_000])

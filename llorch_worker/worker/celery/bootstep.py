@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -90,6 +91,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
         # Attributes, because signals hold their receivers weakly.
         self._note_interrupt, self._note_ready = self._on_shutting_down, self._on_ready
+        # Celery sends it in its signal handlers, one of which may interrupt the other. With its own
+        # lock, the second SIGTERM would wait for the first for ever.
+        signals.worker_shutting_down.lock = threading.RLock()
         signals.worker_shutting_down.connect(self._note_interrupt)
         signals.worker_ready.connect(self._note_ready)
 
