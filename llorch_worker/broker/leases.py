@@ -8,6 +8,8 @@ back, what a dead process held is free in time. At ``maxmemory`` leases are take
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -49,12 +51,19 @@ class Lease:
 
 
 def due(
-    work: str, lease_s: float, most: int, *, latest_s: float = 0, token: str = ""
+    work: str,
+    lease_s: float,
+    most: int,
+    *,
+    latest_s: float = 0,
+    token: str = "",
+    chosen: Sequence[str] = (),
 ) -> tuple[str, list[Argument], list[str]]:
     """A call of the script that takes up to ``most`` due pieces of ``work``, and returns their ids.
 
     ``latest_s``: the longest time from now after which a piece may be due, if not the lease;
-    ``token``: the fence of the documents with these ids, so that whoever had them saves no more.
+    ``token``: the fence of the documents with these ids, so that whoever had them saves no more;
+    ``chosen``: take these, if they are due, and not the earliest.
     """
     latest_ms = round((latest_s or lease_s) * 1e3)
-    return "take_due", [round(lease_s * 1e3), most, latest_ms, token], [work]
+    return "take_due", [round(lease_s * 1e3), most, latest_ms, token, *chosen], [work]

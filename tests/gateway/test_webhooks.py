@@ -21,6 +21,7 @@ from llorch_worker.gateway.app import create_app
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhook_secret import new_secret
 from llorch_worker.gateway.webhooks.address import PinnedBackend, url_fault
+from llorch_worker.gateway.webhooks.receivers import MOST_AT_ONCE, Receivers
 from llorch_worker.settings import Settings
 from tests.gateway.receiver import Receiver, failing, running_receiver, status
 from tests.gateways import GatewayProcess, running_gateway
@@ -149,18 +150,30 @@ def test_the_body_of_an_answer_is_not_read(gateway_: GatewayProcess, client: Cli
 
 
 def test_slow_receivers_delay_nobody_else(gateway_: GatewayProcess) -> None:
-    slow_ones = 20
+    slow_ones = 80
     go_on = threading.Event()
     with running_receiver(lambda handler, _: bool(go_on.wait(30))) as slow:  # type: ignore[arg-type, return-value]
         for _ in range(slow_ones):
             submit(gateway_, slow.url)
-        told(slow, slow_ones)
+        told(slow, MOST_AT_ONCE)
         with running_receiver() as receiver:
             submit(gateway_, receiver.url)
             told(receiver)
+        assert len(slow.deliveries) == MOST_AT_ONCE
         ids = {delivery.headers["webhook-id"] for delivery in slow.deliveries}
         assert len(ids) == len(slow.deliveries), "one of them was tried again"
         go_on.set()
+
+
+def test_a_receiver_that_does_not_answer_is_tried_alone_and_then_as_before() -> None:
+    receivers = Receivers(first_pause_s=0.001)
+    assert receivers.has_room("a", 3)
+    receivers.note("a", answered=False)
+    wait_until(lambda: receivers.has_room("a", 0))
+    assert not receivers.has_room("a", 1)
+    assert receivers.has_room("b", 1)
+    receivers.note("a", answered=True)
+    assert receivers.has_room("a", 3)
 
 
 def test_a_webhook_that_nobody_takes_becomes_a_dead_letter(start: Start, client: Client) -> None:

@@ -59,6 +59,7 @@ class BatchRun:
         self._files = files
         self._record = record
         self._batch = record.batch
+        self._shown = record.batch.request_counts
         self._token = token
         self._keep_s = keep_s
         self._on_end = on_end
@@ -218,8 +219,13 @@ class BatchRun:
 
     def _count(self) -> None:
         counts = _sum((self._done, self._parts.counts))
-        counts.total = self._batch.request_counts.total
-        self._batch.request_counts = counts
+        # The last driver may have died with more lines than it had written.
+        self._shown = Counts(
+            total=self._batch.request_counts.total,
+            completed=max(counts.completed, self._shown.completed),
+            failed=max(counts.failed, self._shown.failed),
+        )
+        self._batch.request_counts = self._shown
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

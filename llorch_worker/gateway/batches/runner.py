@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
@@ -14,12 +17,15 @@ from llorch_worker.client.cancelling import cancelled
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
+from llorch_worker.gateway.turns import Due, in_turn
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 MOST_AT_ONCE = 8
 """Batches that one gateway drives. Others wait for another gateway, or for their turn."""
+SLICE_S = 60.0
+"""How long a batch is driven at least, if others wait, more keys than there are places."""
 
 NewRun = Callable[[BatchRecord, str], BatchRun]
 """Makes the run of a batch under the token of a lease."""
@@ -35,36 +41,67 @@ async def running(store: BatchStore, new_run: NewRun) -> AsyncIterator[None]:
         await cancelled(task)
 
 
+class _UnderWay(NamedTuple):
+    owner: str
+    since_s: float
+
+
+Runs = dict[asyncio.Task[None], _UnderWay]
+
+
 async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
-    runs: set[asyncio.Task[None]] = set()
+    runs: Runs = {}
     outage = RedisOutage("no batches are taken", "batches are taken again")
     try:
         while True:
-            token = uuid.uuid4().hex
-            record = await _claim(store, token, outage) if len(runs) < MOST_AT_ONCE else None
-            if record is None:
-                await asyncio.sleep(POLL_S)
-                continue
-            run = asyncio.create_task(_drive(new_run(record, token), record.id))
-            runs.add(run)
-            run.add_done_callback(runs.discard)
+            try:
+                waiting = await store.waiting()
+                outage.over()
+                if len(runs) >= MOST_AT_ONCE:
+                    _give_way(runs, waiting)
+                else:
+                    await _begin(store, new_run, waiting, runs)
+            except BrokerUnavailable as error:
+                outage.failed(error)
+            await asyncio.sleep(POLL_S)
     finally:
         for run in runs:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
 
 
-async def _claim(store: BatchStore, token: str, outage: RedisOutage) -> BatchRecord | None:
-    try:
-        record = await store.claim(token)
-        outage.over()
-        return record
-    except BrokerUnavailable as error:
-        outage.failed(error)
-    except ValueError as error:
-        # Perhaps another version's. It may quote a prompt.
-        logger.error("a batch cannot be read: %s", type(error).__name__)
-    return None
+async def _begin(store: BatchStore, new_run: NewRun, waiting: list[Due], runs: Runs) -> None:
+    """Raises ``BrokerUnavailable``."""
+    for batch in in_turn(waiting, _counts(runs), MOST_AT_ONCE - len(runs)):
+        token = uuid.uuid4().hex
+        try:
+            record = await store.claim(batch.id, token)
+        except ValueError as error:
+            # Perhaps another version's. It may quote a prompt.
+            logger.error("a batch cannot be read: %s", type(error).__name__)
+            continue
+        if record is not None:
+            run = asyncio.create_task(_drive(new_run(record, token), record.id))
+            runs[run] = _UnderWay(record.owner, time.monotonic())
+            run.add_done_callback(runs.pop)
+
+
+def _give_way(runs: Runs, waiting: list[Due]) -> None:
+    """Ends a run for a key that waits with fewer; the batch waits for its next turn then."""
+    counts = _counts(runs)
+    if not waiting:
+        return
+    fewest = min(counts[each.owner] for each in waiting)
+    most = max(counts.values())
+    of_most = [run for run, under_way in runs.items() if counts[under_way.owner] == most]
+    if most > fewest + 1:
+        of_most[-1].cancel()
+    elif most > fewest and time.monotonic() - runs[of_most[0]].since_s > SLICE_S:
+        of_most[0].cancel()
+
+
+def _counts(runs: Runs) -> Counter[str]:
+    return Counter(under_way.owner for under_way in runs.values())
 
 
 async def _drive(run: BatchRun, batch_id: str) -> None:

@@ -14,6 +14,7 @@ from llorch_worker.gateway.documents import Documents
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord
 from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.turns import Due, due
 
 LEASE_S = 5.0
 
@@ -29,20 +30,37 @@ class BatchStore(Documents[BatchRecord]):
     _fields = ("document", "counts", "cancelling_at")
 
     def _also(self, pipe: Any, record: BatchRecord) -> None:
+        pipe.hset(
+            keys.gateway_document(record.id),
+            mapping={"owner": record.owner, "created_at": record.created_at},
+        )
         # A lease that has ended, so that a gateway takes it now.
         pipe.zadd(keys.BATCH_LEASES, {record.id: 0})
 
-    async def claim(self, token: str) -> BatchRecord | None:
-        """A batch that nobody drives; its lease is now ``token``'s."""
+    async def waiting(self) -> list[Due]:
+        """The batches that nobody drives, each with the time of its creation, the oldest first."""
         with broker_errors(self._url):
-            due = leases.due(keys.BATCH_LEASES, LEASE_S, 1, token=token)
-            for batch_id in await run_script_async(self._redis, *due):
-                key = keys.gateway_document(batch_id)
-                if document := await self._redis.hget(key, "document"):
-                    return BatchRecord.model_validate_json(document)
+            found = await due(
+                self._redis,
+                keys.BATCH_LEASES,
+                LEASE_S,
+                keys.gateway_document,
+                "owner",
+                "created_at",
+            )
+        return sorted(found, key=lambda each: int(each.what or 0))
+
+    async def claim(self, batch_id: str, token: str) -> BatchRecord | None:
+        """The batch, if nobody drives it; its lease is now ``token``'s."""
+        with broker_errors(self._url):
+            lease = leases.due(keys.BATCH_LEASES, LEASE_S, 1, token=token, chosen=[batch_id])
+            if await run_script_async(self._redis, *lease):
+                (record,) = await self._read([batch_id])
+                if record is not None:
+                    return record
                 # It has expired.
                 await self._redis.zrem(keys.BATCH_LEASES, batch_id)
-                await self._redis.delete(key)
+                await self._redis.delete(keys.gateway_document(batch_id))
         return None
 
     async def save(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import redis.asyncio
 from llorch_worker.broker import keys, leases
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async
+from llorch_worker.gateway.turns import Due, due
 
 KEPT_S = LONGEST_WAIT_S
 """How long a webhook is known at most."""
@@ -50,11 +51,23 @@ class Outbox:
             pipe.zadd(keys.WEBHOOKS, {webhook_id: now_ms + int(in_s * 1e3)})
             await pipe.execute()
 
-    async def claim(self, limit: int, lease_s: float) -> list[str]:
-        """The ids of webhooks whose time has come. Nobody else gets them before the lease ends."""
-        due = leases.due(keys.WEBHOOKS, lease_s, limit, latest_s=KEPT_S)
-        taken: list[str] = await run_script_async(self._redis, *due)
+    async def due(self) -> list[Due]:
+        """Webhooks whose time has come, each with its key and its URL."""
+        return await due(self._redis, keys.WEBHOOKS, KEPT_S, keys.webhook, "caller", "url")
+
+    async def claim(self, chosen: Sequence[str], lease_s: float) -> list[str]:
+        """Those of them that are still due. Nobody else gets them before the lease ends."""
+        if not chosen:
+            return []
+        lease = leases.due(keys.WEBHOOKS, lease_s, len(chosen), latest_s=KEPT_S, chosen=chosen)
+        taken: list[str] = await run_script_async(self._redis, *lease)
         return taken
+
+    async def put_off(self, webhook_ids: Sequence[str], in_s: float) -> None:
+        """Looks at them again ``in_s`` from now."""
+        if webhook_ids:
+            due_ms = await self.now_ms() + int(in_s * 1e3)
+            await self._redis.zadd(keys.WEBHOOKS, dict.fromkeys(webhook_ids, due_ms), xx=True)
 
     async def get(self, webhook_id: str) -> Webhook | None:
         fields = await self._redis.hgetall(keys.webhook(webhook_id))

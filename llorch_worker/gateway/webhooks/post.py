@@ -21,9 +21,9 @@ _TIMEOUTS = {"connect": CONNECT_S, "read": ATTEMPT_S, "write": ATTEMPT_S, "pool"
 class NotDelivered(Exception):
     """The receiver did not take it. The message names no part of the URL."""
 
-    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+    def __init__(self, reason: str, *, for_good: bool = False, answered: bool = True) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.for_good, self.answered = for_good, answered
 
 
 class Poster:
@@ -61,11 +61,12 @@ class Poster:
                 ) as response:
                     status = response.status
         except (TimeoutError, httpcore.TimeoutException):
-            raise NotDelivered(f"no answer within {ATTEMPT_S:g} s") from None
+            raise NotDelivered(f"no answer within {ATTEMPT_S:g} s", answered=False) from None
         except ForbiddenAddress as error:
             raise NotDelivered(str(error)) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-            raise NotDelivered(f"{type(error).__name__}: the connection failed") from None
+            reason = f"{type(error).__name__}: the connection failed"
+            raise NotDelivered(reason, answered=False) from None
         if not 200 <= status < 300:
             # 410 is how a receiver says that it wants no more of them.
             raise NotDelivered(f"the receiver answered {status}", for_good=status == 410)

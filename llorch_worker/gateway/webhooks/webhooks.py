@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -21,9 +22,11 @@ from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may
 from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.turns import MOST_DUE, Due, in_turn
 from llorch_worker.gateway.webhooks.address import url_fault
 from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
 from llorch_worker.gateway.webhooks.post import ATTEMPT_S, NotDelivered, Poster
+from llorch_worker.gateway.webhooks.receivers import Receivers, receiver_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Webhooks:
         self._secret_of = secret_of
         self._event_of = event_of
         self._outbox = Outbox(client.redis)
+        self._receivers = Receivers(own.webhook_retry_s)
         self._outage = RedisOutage("no webhooks are delivered", "webhooks are delivered again")
         self._watchers: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
@@ -157,35 +161,66 @@ class Webhooks:
             await poster.close()
 
     async def _deliver_all(self, poster: Poster) -> None:
-        attempts: set[asyncio.Task[None]] = set()
+        attempts: dict[asyncio.Task[None], Due] = {}
+        waiting: list[Due] = []
+        clock = asyncio.get_running_loop().time
+        look_at_s = clock()
         try:
             while True:
-                self._news.clear()
-                room = MOST_AT_ONCE - len(attempts)
-                due = await self._claim(room) if room else []
-                for each in due:
-                    attempt = asyncio.create_task(self._attempt(each, poster))
-                    attempts.add(attempt)
-                    attempt.add_done_callback(attempts.discard)
-                if attempts and len(due) == room:
-                    await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), POLL_S)
+                if self._news.is_set() or clock() >= look_at_s:
+                    self._news.clear()
+                    waiting = await self._look(waiting)
+                    look_at_s = clock() + POLL_S
+                chosen = self._startable(waiting, list(attempts.values()))
+                waiting = [each for each in waiting if each.id not in chosen]
+                for webhook_id in await self._claim(list(chosen)):
+                    attempt = asyncio.create_task(self._attempt(webhook_id, poster))
+                    attempts[attempt] = chosen[webhook_id]
+                    attempt.add_done_callback(attempts.pop)
+                news = asyncio.create_task(self._news.wait())
+                left_s = max(0.0, look_at_s - clock())
+                await asyncio.wait(
+                    (news, *attempts), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                news.cancel()
         finally:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
 
-    async def _claim(self, limit: int) -> list[str]:
+    async def _look(self, before: list[Due]) -> list[Due]:
+        """The webhooks that are due; ``before``: those that were left of the last look."""
         try:
-            due = await self._outbox.claim(limit, LEASE_S)
+            due = await self._outbox.due()
+            if len(due) == MOST_DUE and len(before) > MOST_DUE // 2:
+                # They wait for their receivers, and hide others.
+                left = {each.id for each in before}
+                await self._outbox.put_off([each.id for each in due if each.id in left], LOOK_S)
         except RedisError as error:
             self._outage.failed(error)
-            await asyncio.sleep(POLL_S)
             return []
         self._outage.over()
         return due
+
+    def _startable(self, waiting: list[Due], under_way: list[Due]) -> dict[str, Due]:
+        """What may be tried now: keys take turns, and every receiver has its bounds."""
+        per_receiver = Counter(receiver_of(each.what) for each in under_way)
+        chosen: dict[str, Due] = {}
+        for each in in_turn(waiting, Counter(each.owner for each in under_way), len(waiting)):
+            if len(under_way) + len(chosen) == MOST_AT_ONCE:
+                break
+            receiver = receiver_of(each.what)
+            if self._receivers.has_room(receiver, per_receiver[receiver]):
+                per_receiver[receiver] += 1
+                chosen[each.id] = each
+        return chosen
+
+    async def _claim(self, chosen: list[str]) -> list[str]:
+        try:
+            return await self._outbox.claim(chosen, LEASE_S)
+        except RedisError as error:
+            self._outage.failed(error)
+            return []
 
     async def _attempt(self, webhook_id: str, poster: Poster) -> None:
         try:
@@ -213,8 +248,10 @@ class Webhooks:
                 raise NotDelivered("its key has no secret any more")
             await poster.post(webhook, secret)
         except NotDelivered as error:
+            self._receivers.note(receiver_of(webhook.url), answered=error.answered)
             await self._failed(webhook, error)
         else:
+            self._receivers.note(receiver_of(webhook.url), answered=True)
             logger.info("webhook %s was delivered", webhook.id)
             await self._outbox.remove(webhook.id)
 
