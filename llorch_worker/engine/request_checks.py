@@ -13,7 +13,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
-from llorch_worker.text import Tokenizer
+from llorch_worker.text import Tokenizer, TooManyTokens
 
 MAX_PROMPT_LOGPROBS = 2**18
 """Log probabilities of a whole prompt, the alternatives included: some 20 MB of result. That is a
@@ -43,35 +43,40 @@ def checked_prompt(
     limit, what = max_context, "the context"
     if pool_tokens < limit:
         limit, what = pool_tokens, "the KV cache"
-    prompt_ids = _tokenise(request, tokenizer)
+    prompt_ids: list[int] = []
+    try:
+        prompt_ids = _tokenise(request, tokenizer, limit)
+        tokens, at_least = len(prompt_ids), ""
+    except TooManyTokens as too_many:
+        tokens, at_least = too_many.at_least, "at least "
     faults = [
         # Text is checked too: a vocabulary may have more tokens than the model has embeddings.
         *_unknown_ids(prompt_field, prompt_ids, vocab_size),
         *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
         *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
     ]
-    if not prompt_ids:
+    if not tokens:
         faults.append(
             Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
         )
-    too_long = len(prompt_ids) + request.max_tokens > limit
+    too_long = tokens + request.max_tokens > limit
     if too_long:
         faults.append(
             Fault(
                 field=f"{prompt_field} + max_tokens",
                 rule=f"must be at most {limit} tokens, {what} of this model",
-                got=f"{len(prompt_ids)} + {request.max_tokens} tokens",
+                got=f"{at_least}{tokens} + {request.max_tokens} tokens",
             )
         )
     if request.prompt_logprobs is not None:
         each = 1 + request.prompt_logprobs
-        if len(prompt_ids) * each > MAX_PROMPT_LOGPROBS:
+        if tokens * each > MAX_PROMPT_LOGPROBS:
             faults.append(
                 Fault(
                     field="prompt_logprobs",
                     rule="the prompt's tokens x (1 + prompt_logprobs) must be at most "
                     f"{MAX_PROMPT_LOGPROBS}",
-                    got=f"{len(prompt_ids)} x {each}",
+                    got=f"{at_least}{tokens} x {each}",
                 )
             )
     if faults:
@@ -80,14 +85,14 @@ def checked_prompt(
     return prompt_ids
 
 
-def _tokenise(request: GenerationRequest, tokenizer: Tokenizer) -> list[int]:
+def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) -> list[int]:
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     if request.messages is not None:
         tools = () if request.tool_choice == "none" else request.tools
-        return tokenizer.encode_chat(request.messages, tools)
+        return tokenizer.encode_chat(request.messages, tools, at_most=at_most)
     assert request.prompt is not None
-    return tokenizer.encode(request.prompt)
+    return tokenizer.encode(request.prompt, at_most=at_most)
 
 
 def _unknown_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[Fault]:

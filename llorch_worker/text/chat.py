@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
 from llorch_worker.text.chat_templates import ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
+from llorch_worker.text.spellings import any_of
 
 logger = logging.getLogger(__name__)
 
-_NONCHARACTER = "\ufdd0"
+_NONCHARACTERS = 0xFDD0
+"""The first of 32 in a row."""
 
 
 class ChatFormat(Protocol):
@@ -25,8 +28,13 @@ class ChatFormat(Protocol):
         """The Jinja template that came with the model, if any."""
         ...
 
-    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+    ) -> list[int]:
+        """Prompt ids that end where the assistant's answer begins.
+
+        Raises InvalidRequest, or TooManyTokens if there are certainly more than ``at_most``.
+        """
         ...
 
 
@@ -45,7 +53,9 @@ class Llama2Chat:
         self._bos = [] if bos_token_id is None else [bos_token_id]
         self._eos = [] if eos_token_id is None else [eos_token_id]
 
-    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+    ) -> list[int]:
         if tools:
             rule = "the model has no chat template, which alone could show it tools"
             raise refusal("tools", rule, f"{len(tools)} tools")
@@ -57,11 +67,17 @@ class Llama2Chat:
         questions = [message.content or "" for message in messages[0::2]]
         answers = [message.content or "" for message in messages[1::2]]
         questions[0] = system + questions[0]
+        texts = [
+            f"[INST] {question.strip()} [/INST] {answer.strip()} "
+            for question, answer in zip(questions, answers, strict=False)
+        ]
+        last = f"[INST] {questions[-1].strip()} [/INST]"
+        if at_most is not None:
+            self._codec.check_length("".join([*texts, last]), at_most)
         ids: list[int] = []
-        for question, answer in zip(questions, answers, strict=False):
-            text = f"[INST] {question.strip()} [/INST] {answer.strip()} "
+        for text in texts:
             ids += self._bos + self._codec.encode(text) + self._eos
-        return ids + self._bos + self._codec.encode(f"[INST] {questions[-1].strip()} [/INST]")
+        return ids + self._bos + self._codec.encode(last)
 
 
 class TemplateChat:
@@ -75,10 +91,12 @@ class TemplateChat:
         self._templates = templates
         self._codec = codec
         self._bos_token_id = bos_token_id
-        spellings = "|".join(re.escape(token) for token in codec.special_ids if len(token) > 1)
-        self._control_beginning = re.compile(f"(?=(?:{spellings or '(?!)'}))(.)", re.DOTALL)
+        spellings = {token for token in codec.special_ids if len(token) > 1}
+        self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
 
-    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+    ) -> list[int]:
         if not messages:
             raise refusal("messages", "must not be empty", "none")
         template = self._templates.chosen(tools=bool(tools))
@@ -87,8 +105,10 @@ class TemplateChat:
             raise refusal("tools", rule, f"{len(tools)} tools")
         turns = [{"role": m.role, **_turn(i, m)} for i, m in enumerate(messages)]
         described = [_described(tool) for tool in tools]
-        mark = _mark_for(json.dumps([turns, described], ensure_ascii=False) + template)
+        mark = _new_mark()
         text = self._templates.render(self._as_text(turns, mark), self._as_text(described, mark))
+        if at_most is not None:
+            self._codec.check_length(text.replace(mark, ""), at_most)
         ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
@@ -118,11 +138,10 @@ def chat_format(
     return TemplateChat(templates, codec, bos if add_bos else None)
 
 
-def _mark_for(text: str) -> str:
-    """What keeps the spelling of a control token text when it stands inside: a run of a Unicode
-    noncharacter that is longer than any in ``text``."""
-    runs = re.findall(f"{_NONCHARACTER}+", text)
-    return _NONCHARACTER * (max(map(len, runs), default=0) + 1)
+def _new_mark() -> str:
+    """What keeps the spelling of a control token text when it stands inside: one of 2**60 strings
+    of Unicode noncharacters, so that no text of a user has it."""
+    return "".join(chr(_NONCHARACTERS + byte % 32) for byte in secrets.token_bytes(12))
 
 
 def _turn(index: int, message: Message) -> dict[str, Any]:

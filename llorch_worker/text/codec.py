@@ -25,6 +25,14 @@ class Codec(Protocol):
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         """Ids of ``text``. ``parse_special``: spellings of control tokens become their ids.
 
-        A spelling with a ``literal_mark`` inside stays text; the marks are dropped.
+        A spelling with a ``literal_mark`` inside stays text; the marks are dropped. Python's lock
+        is free while it tokenises.
+        """
+        ...
+
+    def check_length(self, text: str, at_most: int) -> None:
+        """Raises TooManyTokens if ``text`` has certainly more than ``at_most``; does not tokenise.
+
+        A text with a few more passes, and any that the vocabulary may shorten before it splits it.
         """
         ...

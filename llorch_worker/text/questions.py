@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract.request import MAX_PROMPT_TOKENS
 from llorch_worker.contract.token_questions import (
     DescribeTokenizer,
     Detokenize,
@@ -12,6 +13,7 @@ from llorch_worker.contract.token_questions import (
     TokenizeText,
     TokenQuestion,
 )
+from llorch_worker.text.least_tokens import TooManyTokens
 from llorch_worker.text.tokenizer import Tokenizer
 
 
@@ -20,16 +22,28 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
     :meth:`Tokenizer.describe`.
 
     Raises:
-        InvalidRequest: ids beyond the vocabulary, or turns that the model's chat format refuses.
+        InvalidRequest: ids beyond the vocabulary, turns that the model's chat format refuses, or a
+            text of more tokens than a request may have.
     """
+    try:
+        return _answer(tokenizer, question)
+    except TooManyTokens as error:
+        rule = f"must be at most {MAX_PROMPT_TOKENS} tokens"
+        fault = Fault(field="prompt", rule=rule, got=f"at least {error.at_least} tokens")
+        raise InvalidRequest.from_faults([fault]) from None
+
+
+def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
     match question:
         case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
             # How clients ask for the id of a control token, such as EOS.
             named = not add_special_tokens and prompt in tokenizer.decoding_table.control.values()
-            ids = tokenizer.encode(prompt, add_special_tokens, parse_special=named)
+            ids = tokenizer.encode(
+                prompt, add_special_tokens, parse_special=named, at_most=MAX_PROMPT_TOKENS
+            )
             return _tokens(tokenizer, ids, strings=question.strings)
         case TokenizeChat(messages=messages, tools=tools):
-            ids = tokenizer.encode_chat(messages, tools)
+            ids = tokenizer.encode_chat(messages, tools, at_most=MAX_PROMPT_TOKENS)
             return _tokens(tokenizer, ids, strings=question.strings)
         case Detokenize(tokens=tokens):
             _check(tokenizer, tokens)
@@ -39,6 +53,8 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
 
 
 def _tokens(tokenizer: Tokenizer, ids: list[int], *, strings: bool) -> dict[str, Any]:
+    if len(ids) > MAX_PROMPT_TOKENS:
+        raise TooManyTokens(len(ids))
     texts = [tokenizer.token_text(token_id) for token_id in ids] if strings else None
     return {"tokens": ids, "token_strs": texts}
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from sentencepiece import SentencePieceProcessor
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
-from llorch_worker.text.sentencepiece_model import (
-    SPACE,
-    Piece,
-    PieceKind,
-    with_space_prefix,
-)
+from llorch_worker.text.least_tokens import LeastTokens
+from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, with_space_prefix
+from llorch_worker.text.spellings import any_of
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -65,6 +63,10 @@ class SentencePieceCodec:
         self._text_ids = {piece.text: i for i, piece in enumerate(pieces) if piece.text in texts}
         self._text_tokens = _pattern(self._text_ids, added)
         self._tokens = _pattern([*self._text_ids, *self.special_ids], added)
+        takes_spaces = any(token.lstrip or token.rstrip for token in added.values())
+        kept = self._processor.normalize("  a  a  ").count(SPACE) >= 6
+        has_all_bytes = sum(piece.kind == PieceKind.BYTE for piece in pieces) >= 256
+        self._keeps_bytes = kept and has_all_bytes and not takes_spaces
         spaces = self._processor.normalize(["a", " a"])
         if not all(re.fullmatch(f"{SPACE}*a", text) for text in spaces):
             raise ValueError("it writes spaces in a way that Llama models do not use")
@@ -91,6 +93,16 @@ class SentencePieceCodec:
             part = part.replace(literal_mark, "") if literal_mark else part
             ids += (self._behind_tokens if index else self._processor).encode(part)
         return ids
+
+    def check_length(self, text: str, at_most: int) -> None:
+        """See :class:`Codec`."""
+        if self._keeps_bytes:
+            normal = self._processor.normalize(text).removeprefix(SPACE)
+            self._least.check(normal.replace(SPACE, " "), at_most)
+
+    @cached_property
+    def _least(self) -> LeastTokens:
+        return LeastTokens(self.decoding_table.token_bytes, self.special_ids, range(256))
 
     def _token_id(self, matched: str) -> int:
         """The id of a token with the white space that it takes."""
@@ -140,13 +152,17 @@ def _utf8(text: str) -> bytes:
 
 def _pattern(spellings: Iterable[str], added: Mapping[str, AddedToken]) -> re.Pattern[str]:
     """Matches each of ``spellings``, the longest first, with the white space that it takes."""
-    alternatives = []
-    for spelling in sorted(spellings, key=len, reverse=True):
+    longest_first = sorted(spellings, key=len, reverse=True)
+    # From the first of several spaces on: from each, the time would grow with their square.
+    spaces = r"(?:(?<!\s)\s+)?"
+    alternatives, ahead = [], ""
+    for spelling in longest_first:
         token = added.get(spelling)
-        before = r"\s*" if token and token.lstrip else ""
+        before = spaces if token and token.lstrip else ""
         after = r"\s*" if token and token.rstrip else ""
+        ahead = ahead or before
         alternatives.append(before + re.escape(spelling) + after)
-    return re.compile(f"({'|'.join(alternatives) or '(?!)'})")
+    return re.compile(f"(?={ahead}{any_of(longest_first)})({'|'.join(alternatives)})")
 
 
 def load_processor(model: bytes) -> SentencePieceProcessor:

@@ -62,15 +62,26 @@ class Tokenizer:
         return len(self.decoding_table.token_bytes)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        *,
+        at_most: int | None = None,
     ) -> list[int]:
         """Token ids of ``text``, with BOS where the model's files ask for it.
 
         Spellings of control tokens ("<s>") stay text unless ``parse_special``. A lone surrogate,
         which UTF-8 cannot encode, counts as U+FFFD.
+
+        Raises:
+            TooManyTokens: there are certainly more than ``at_most``. Found before it tokenises, so
+                a text with a few more may pass.
         """
         if not text.isascii():
             text = _SURROGATE.sub("\ufffd", text)
+        if at_most is not None:
+            self._codec.check_length(text, at_most)
         ids = self._codec.encode(text, parse_special)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
@@ -80,13 +91,20 @@ class Tokenizer:
         ids = self._codec.encode("\n" + text)
         return ids[len(before) :] if ids[: len(before)] == before else self._codec.encode(text)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        at_most: int | None = None,
+    ) -> list[int]:
         """Prompt ids of a conversation that the assistant is to answer, with ``tools`` to call.
 
         Raises:
             InvalidRequest: the model's chat format does not allow these turns, or no tools.
+            TooManyTokens: see :meth:`encode`.
         """
-        return self._chat.encode(messages, tools)
+        return self._chat.encode(messages, tools, at_most)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

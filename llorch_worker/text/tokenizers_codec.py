@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Container
 from functools import cached_property
@@ -12,10 +13,13 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
+from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-_NO_DECODER: dict[str, Any] = {"type": "none"}
+_NO_PART: dict[str, Any] = {"type": "none"}
+# Each call encodes one text, for which a pool of threads is no help.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TokenizersCodec:
@@ -33,7 +37,10 @@ class TokenizersCodec:
         self._parsing = _load(definition)
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
-        self._decoders = _parts(json.loads(definition).get("decoder"), "decoders")
+        parts = json.loads(definition)
+        self._decoders = _parts(parts.get("decoder"), "decoders")
+        self._is_byte_level = any(part["type"] == "ByteLevel" for part in self._decoders)
+        self._kept_bytes = _kept_bytes(parts, self._is_byte_level)
         known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
         unknown = [part["type"] for part in self._decoders if part["type"] not in known]
         if unknown:
@@ -85,6 +92,11 @@ class TokenizersCodec:
                 ids += self._ids(self._parsing, part)
         return ids
 
+    def check_length(self, text: str, at_most: int) -> None:
+        """See :class:`Codec`."""
+        if self._least is not None:
+            self._least.check(text if self._is_byte_level else text.replace(SPACE, " "), at_most)
+
     def template_ids(self) -> tuple[list[int], list[int]]:
         """The ids that the file's post-processor puts before and after a text."""
         with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
@@ -95,11 +107,20 @@ class TokenizersCodec:
         return [], []
 
     @cached_property
+    def _least(self) -> LeastTokens | None:
+        added = self._parsing.get_added_tokens_decoder().values()
+        # Such a token takes any number of spaces.
+        if not self._kept_bytes or any(token.lstrip or token.rstrip for token in added):
+            return None
+        table = self.decoding_table
+        return LeastTokens(table.token_bytes, self.special_ids, self._kept_bytes)
+
+    @cached_property
     def decoding_table(self) -> DecodingTable:
         tokens = self._parsing.get_vocab(with_added_tokens=True)
         added = self._parsing.get_added_tokens_decoder()
         types = {part["type"] for part in self._decoders}
-        byte_level = "ByteLevel" in types
+        byte_level = self._is_byte_level
         token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
         for token, token_id in tokens.items():
             if token_id in added:
@@ -124,7 +145,9 @@ class TokenizersCodec:
 
     @staticmethod
     def _ids(tokenizer: RustTokenizer, text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        # Only the functions for batches release Python's lock.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
 
@@ -138,8 +161,33 @@ def _load(definition: str) -> RustTokenizer:
     return tokenizer
 
 
+def _kept_bytes(definition: dict[str, Any], byte_level: bool) -> list[int]:
+    """The bytes that are each in exactly one token, whatever the text; none if that is unknown."""
+    model = definition["model"]
+    marks_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    normalizers = _parts(definition.get("normalizer"), "normalizers")
+    splitters = _parts(definition.get("pre_tokenizer"), "pretokenizers")
+    known = {"none", "ByteLevel" if byte_level else "Metaspace", "Digits", "Split"}
+    if (
+        model.get("type") != "BPE"
+        or byte_level != any(part["type"] == "ByteLevel" for part in splitters)
+        or any(
+            part["type"] not in ("none", "Prepend") and part != marks_spaces for part in normalizers
+        )
+        or any(part["type"] not in known or part.get("behavior") == "Removed" for part in splitters)
+    ):
+        return []
+    if byte_level:
+        # The library leaves others out.
+        return [byte for character, byte in _BYTE_ALPHABET.items() if character in model["vocab"]]
+    falls_back = model.get("byte_fallback") and all(
+        f"<0x{byte:02X}>" in model["vocab"] for byte in range(256)
+    )
+    return [*range(256)] if falls_back else []
+
+
 def _parts(component: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    component = component or _NO_DECODER
+    component = component or _NO_PART
     if component["type"] != "Sequence":
         return [component]
     return [leaf for part in component[name] for leaf in _parts(part, name)]

@@ -244,6 +244,17 @@ def test_a_noncharacter_stays_in_a_chat(with_template: WithTemplate, text: str) 
     assert text in tokenizer.decode(ids)
 
 
+def test_noncharacters_and_control_tokens_do_not_multiply(
+    with_template: WithTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = with_template(CHATML)
+    content = "\ufdd0" * 5_000 + "<s>" * 5_000
+    texts: list[str] = []
+    monkeypatch.setattr(tokenizer._codec, "encode", lambda text, **_: texts.append(text) or [])
+    tokenizer.encode_chat(_messages(("user", content)))
+    assert len(texts[0]) < 10 * len(content)
+
+
 def test_a_templates_own_error_message_is_passed_on(with_template: WithTemplate) -> None:
     tokenizer = with_template("{{ raise_exception('Roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="Roles must alternate") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 PROGRESS_INTERVAL_S = 5.0
+SWITCH_S = 0.0005
+"""How long a thread that computes in Python may keep its lock from others. The engine's takes it
+hundreds of times a step: with Python's 5 ms, a step of 20 ms would last 500 ms while another thread
+renders a long chat."""
 MIB = 2**20
 
 
@@ -62,6 +67,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Raises WorkerShutdown with one logged sentence if the worker must not start like this."""
         super().__init__(worker, **options)
         use_one_arena()  # before the pool's threads
+        sys.setswitchinterval(SWITCH_S)
         refusal = (
             refused_option(worker, options)
             or refused_setting(worker.app)
