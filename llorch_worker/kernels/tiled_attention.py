@@ -16,6 +16,7 @@ import torch
 
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.upload import on_device
 
 QUERIES = 8
 KEYS = 64
@@ -48,7 +49,7 @@ class _Group:
         longest, new = max(sequences.context_lengths[members]), sequences.query_lengths[members][0]
         contexts = sequences.device_contexts
         if contexts is None:
-            contexts = torch.tensor(sequences.context_lengths, device=device)
+            contexts = on_device(sequences.context_lengths, torch.int64, device)
         lengths = contexts[members, None]
         self._count, self._tiles = len(tables), -(-longest // KEYS)
         places = torch.arange(self._tiles * KEYS, device=device)
@@ -56,7 +57,7 @@ class _Group:
         # NaN from another sequence's block would pass through the mask.
         own = torch.minimum(places, lengths - 1)
         self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
-        first_rows = torch.tensor(sequences.first_rows[members], device=device)[:, None]
+        first_rows = on_device(sequences.first_rows[members], torch.int64, device)[:, None]
         self._queries: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         for first in range(0, new, AT_ONCE * QUERIES):
             end = min(first + AT_ONCE * QUERIES, new)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from llorch_worker.kernels.interface import CausalMask, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.upload import on_device
 
 
 class GatheredDecode:
@@ -26,9 +27,9 @@ class GatheredDecode:
         tables, size = sequences.block_tables, sequences.block_size
         contexts = sequences.context_lengths
         self._count, self._longest = len(contexts), max(contexts)
-        self._rows = torch.tensor(sequences.first_rows, device=tables.device)
+        self._rows = on_device(sequences.first_rows, torch.int64, tables.device)
         known = sequences.device_contexts
-        lengths = torch.tensor(contexts, device=tables.device) if known is None else known
+        lengths = on_device(contexts, torch.int64, tables.device) if known is None else known
         lengths = lengths[:, None]
         places = torch.arange(self._longest, device=tables.device)
         # Padding repeats the sequence's own last token: masked values are still multiplied, and a

@@ -115,6 +115,22 @@ def test_prefill_reads_quantised_caches(ops, kv_dtype: KvDtype):
     assert_close(prefilled(ops, made), made)
 
 
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+def test_lengths_and_rows_go_to_a_card_through_pinned_memory(ops, monkeypatch):
+    """From pageable memory the host would wait for what the card is computing."""
+    plain = torch.tensor
+    decodes = scene((5, 40), heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
+    chunks = scene((5, 40), (5, 3), heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
+
+    def only_pinned(values, *, dtype, pin_memory):
+        assert pin_memory == (DEVICE.type == "cuda")
+        return plain(values, dtype=dtype, pin_memory=pin_memory)
+
+    monkeypatch.setattr(torch, "tensor", only_pinned)
+    ops.paged_decode(decodes.sequences)
+    ops.paged_prefill(chunks.sequences, NoMask())
+
+
 def test_decode_is_split_at_batch_1_but_not_in_large_batches():
     assert splits_for(1, 32, 132) == 16
     assert splits_for(1, 8, 132) == 64

@@ -12,6 +12,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.sampling.penalties import Penalties
 from llorch_worker.engine.sampling.truncation import Truncation
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels.upload import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,3 @@ class SamplingBatch:
 
     def _column(self, values: Rows[float], dtype: torch.dtype) -> torch.Tensor:
         return on_device(values, dtype, self._device).unsqueeze(1)
-
-
-def on_device(values: Rows[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """``values`` as a tensor; the host does not wait for earlier steps, thanks to pinned memory."""
-    pinned = device.type == "cuda"
-    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)

@@ -23,13 +23,13 @@ from llorch_worker.engine.constraints.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.batch import (
     RandomRows,
     SamplingBatch,
-    on_device,
 )
 from llorch_worker.engine.sampling.truncation import truncate
 from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
 from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import FusedSample, TruncateRows
+from llorch_worker.kernels.upload import on_device
 
 
 @dataclass(frozen=True, slots=True)

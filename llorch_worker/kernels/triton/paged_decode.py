@@ -22,6 +22,7 @@ from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
+from llorch_worker.kernels.upload import on_device
 
 _PROGRAMS_PER_PROCESSOR = 4
 MOST_SPLITS = 64
@@ -63,13 +64,13 @@ class TritonDecode:
         tables = sequences.block_tables
         contexts = sequences.device_contexts
         if contexts is None:
-            contexts = torch.tensor(sequences.context_lengths, device=tables.device)
+            contexts = on_device(sequences.context_lengths, torch.int64, tables.device)
         count = len(sequences.first_rows)
         if sequences.first_rows == tuple(range(count)):
             # Made on the device: nothing may be copied to it while a graph is recorded.
             rows = torch.arange(count, device=tables.device)
         else:
-            rows = torch.tensor(sequences.first_rows, device=tables.device)
+            rows = on_device(sequences.first_rows, torch.int64, tables.device)
         self._rows = rows
         self._contexts = contexts
         self._tables = tables

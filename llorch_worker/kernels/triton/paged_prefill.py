@@ -18,6 +18,7 @@ from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles, padded_group
+from llorch_worker.kernels.upload import on_device
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class TritonPrefill:
         self._like_decode = like_decode
         self._tables = sequences.block_tables
         self._longest_query = max(sequences.query_lengths)
-        self._first_rows, self._query_lengths, self._contexts = torch.tensor(
+        self._first_rows, self._query_lengths, self._contexts = on_device(
             (sequences.first_rows, sequences.query_lengths, sequences.context_lengths),
-            device=self._tables.device,
+            torch.int64,
+            self._tables.device,
         )
 
     def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
