@@ -53,8 +53,6 @@ class AttemptSpans:
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__)
-        # Of our own provider; others have no such thing.
-        self._add_past = getattr(trace.get_tracer_provider(), "add_past", self._start_and_end)
         # Those that carry a trace.
         self._headers = tuple(propagate.get_global_textmap().fields)
 
@@ -135,7 +133,7 @@ class AttemptSpans:
         # A worker that died has not recorded the wait.
         if attempt.enqueued_s is not None and (claim.first or claim.attempt > 1):
             first_ns = attempt.began_ns - (claim.claimed_ms - claim.first_claimed_ms) * 1_000_000
-            self._add_past("queue", attempt.queue_parent, queued_ns, first_ns)
+            self._add_part("queue", attempt.queue_parent, queued_ns, first_ns)
         attributes: dict[str, Any] = {
             "gen_ai.provider.name": "llorch",
             "gen_ai.operation.name": "chat" if "messages" in fields else "text_completion",
@@ -157,11 +155,11 @@ class AttemptSpans:
         parent = attempt.get_span_context()
         started_ns = queued_ns + round(timings.queue_ms * 1e6)
         first_ns = queued_ns + round(timings.first_token_ms * 1e6)
-        self._add_past("prefill", parent, started_ns, first_ns)
-        self._add_past("decode", parent, first_ns, first_ns + round(timings.decode_ms * 1e6))
+        self._add_part("prefill", parent, started_ns, first_ns)
+        self._add_part("decode", parent, first_ns, first_ns + round(timings.decode_ms * 1e6))
 
-    def _start_and_end(self, name: str, parent: SpanContext, start_ns: int, end_ns: int) -> None:
-        """See :meth:`Provider.add_past`."""
+    def _add_part(self, name: str, parent: SpanContext, start_ns: int, end_ns: int) -> None:
+        """Adds a span that is over."""
         within = trace.set_span_in_context(trace.NonRecordingSpan(parent))
         self._tracer.start_span(name, within, start_time=start_ns).end(end_ns)
 

@@ -11,11 +11,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext
 
 from llorch_worker import __version__
-from llorch_worker.telemetry.traces.publishing import SCOPE
 
 logger = get_logger(__name__)
 
@@ -31,11 +28,9 @@ class Provider(TracerProvider):
             "service.instance.id": instance,
         }
         resource = Resource.create({**named, **OTELResourceDetector().detect().attributes})
-        super().__init__(resource=_HashedOnce(resource), shutdown_on_exit=False)
+        super().__init__(resource=resource, shutdown_on_exit=False)
         self._outage = _Outage()
-        self._batches = BatchSpanProcessor(_Exporter(self._outage))
-        self.add_span_processor(self._batches)
-        self._scope = InstrumentationScope(SCOPE, __version__)
+        self.add_span_processor(BatchSpanProcessor(_Exporter(self._outage)))
         # Its warnings come again and again while the collector is away, and quote headers that
         # producers have written.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
@@ -44,42 +39,9 @@ class Provider(TracerProvider):
         exporter_logger.addFilter(self._outage)
         trace.set_tracer_provider(self)
 
-    def add_past(self, name: str, parent: SpanContext, start_ns: int, end_ns: int) -> None:
-        """Adds a span that is over, without attributes. To start and end one costs six times as
-        much, because a span under way may still get anything."""
-        about = SpanContext(
-            parent.trace_id,
-            self.id_generator.generate_span_id(),
-            is_remote=False,
-            trace_flags=parent.trace_flags,
-            trace_state=parent.trace_state,
-        )
-        span = ReadableSpan(
-            name,
-            about,
-            parent,
-            self.resource,
-            start_time=start_ns,
-            end_time=end_ns,
-            instrumentation_scope=self._scope,
-        )
-        self._batches.on_end(span)
-
     @property
     def collector_is_away(self) -> bool:
         return self._outage.lasts
-
-
-class _HashedOnce(Resource):
-    """A resource that keeps its hash. The encoder asks for it with every span, and the SDK writes
-    all attributes as JSON each time."""
-
-    def __init__(self, resource: Resource) -> None:
-        super().__init__(resource.attributes, resource.schema_url)
-        self._hash = super().__hash__()
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 class _Outage(logging.Filter):
