@@ -108,7 +108,7 @@ class SignalledThread(threading.Thread):
 def test_a_signal_while_a_scrape_begins_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = {"/metrics": lambda _: (200, b"", "text/plain")}
     with (
-        http_server.SmallServer(LOCALHOST, 0, routes) as server,
+        http_server.Server(LOCALHOST, 0, routes) as server,
         socket.create_connection((LOCALHOST, server.server_port)) as reader,
     ):
         reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -13,14 +13,14 @@ from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.telemetry.metrics.exposition import exposition
 from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector
-from llorch_worker.telemetry.metrics.http_server import Answer, SmallServer
+from llorch_worker.telemetry.metrics.http_server import Answer, Server
 
 logger = logging.getLogger(__name__)
 
 _JSON = "application/json"
 
 
-class Exporter(SmallServer):
+class Exporter(Server):
     """``/metrics``, ``/targets`` (Prometheus' HTTP service discovery) and ``/health``.
 
     It keeps nothing, so any number may run. It asks for no keys and exposes the names of models and

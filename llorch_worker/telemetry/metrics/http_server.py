@@ -1,14 +1,16 @@
-"""A small HTTP server that its clients cannot exhaust."""
+"""prometheus_client's HTTP server, which its clients cannot exhaust."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler
+
+from prometheus_client.exposition import ThreadingWSGIServer
 
 logger = logging.getLogger(__name__)
 
@@ -19,75 +21,56 @@ IDLE_S: Final = 10.0
 
 Answer = tuple[int, bytes, str]
 """Status, body and content type."""
+Routes = Mapping[str, Callable[[str | None], Answer]]
+"""Path -> what answers the header ``Accept``."""
 
 
-class SmallServer(ThreadingHTTPServer):
-    """Answers GET requests, one for each connection. More than :data:`MOST_CONNECTIONS` at once are
-    closed without an answer."""
+class Server(ThreadingWSGIServer):
+    """More than :data:`MOST_CONNECTIONS` at once are closed without an answer."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(
-        self, host: str, port: int, routes: dict[str, Callable[[str | None], Answer]]
-    ) -> None:
-        """``routes`` maps a path to what answers the header ``Accept``. Raises ``OSError`` if it
-        cannot listen there."""
-        self.routes = routes
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    def __init__(self, host: str, port: int, routes: Routes) -> None:
+        """Raises ``OSError`` if it cannot listen there."""
+        self._open: set[Any] = set()
+        self._routes = routes
         self.address_family, _, _, _, place = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         super().__init__((str(place[0]), port), _Handler)
+        self.set_app(self._answer)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except Exception:
-            # No thread could start. A signal may end the process after one has, which releases too.
-            self._free.release()
-            raise
+    def verify_request(self, request: Any, _address: Any) -> bool:
+        self._open.add(request)
+        return len(self._open) <= MOST_CONNECTIONS
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, *_: Any) -> None:
-        error = sys.exception()
-        if not isinstance(error, OSError):
-            logger.error("a request for metrics failed: %r", error)
-            return
         # The client is gone, or slow.
-        logger.debug("a reader of metrics left: %r", error)
+        logger.debug("a reader of metrics left: %r", sys.exception())
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: SmallServer
-    timeout = IDLE_S
-    server_version = "llorch"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        answer = self.server.routes.get(self.path.partition("?")[0])
+    def _answer(self, environ: Mapping[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        answer = self._routes.get(environ["PATH_INFO"])
         if answer is None:
-            places = ", ".join(self.server.routes)
-            status, body, content_type = 404, f"here are: {places}\n".encode(), "text/plain"
+            status, body, kind = (
+                404,
+                f"here are: {', '.join(self._routes)}\n".encode(),
+                "text/plain",
+            )
         else:
             try:
-                status, body, content_type = answer(self.headers.get("Accept"))
-            except Exception:
-                self.send_error(500)
-                raise
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+                status, body, kind = answer(environ.get("HTTP_ACCEPT"))
+            except Exception as error:  # noqa: BLE001 - wsgiref would write a traceback to stderr
+                logger.error("a request for metrics failed: %r", error)
+                status, body, kind = 500, b"", "text/plain"
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body)))]
+        start(f"{status} {HTTPStatus(status).phrase}", headers)
+        return [body]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_S
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""

@@ -9,7 +9,7 @@ import threading
 from prometheus_client import CollectorRegistry
 
 from llorch_worker.telemetry.metrics.exposition import exposition
-from llorch_worker.telemetry.metrics.http_server import Answer, SmallServer
+from llorch_worker.telemetry.metrics.http_server import Answer, Server
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class MetricsServer:
         def metrics(accept: str | None) -> Answer:
             return 200, *exposition(registry, accept)
 
-        self._server = SmallServer(host, port, {"/metrics": metrics})
+        self._server = Server(host, port, {"/metrics": metrics})
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
