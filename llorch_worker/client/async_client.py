@@ -22,6 +22,7 @@ from llorch_worker.client.stream import (
     FROM_THE_START,
     READ_COUNT,
     WATCH_TTL_S,
+    Position,
     StreamCursor,
     StreamEntry,
 )
@@ -129,12 +130,13 @@ class AsyncJob:
 
     async def stream(
         self,
-        from_id: str = FROM_THE_START,
+        from_id: str | Position = FROM_THE_START,
         timeout: float | None = None,
         *,
         patience_s: float = 0.0,
     ) -> AsyncIterator[StreamEntry]:
-        """See :meth:`Job.stream`. Outages of Redis of up to ``patience_s`` are only a pause."""
+        """See :meth:`Job.stream`, and :class:`StreamCursor`. Outages of Redis of up to
+        ``patience_s`` are only a pause."""
         cursor = StreamCursor(self.id, from_id, timeout)
         trace = self._sync._trace()
         patience = Patience(patience_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ WATCH_TTL_S = 5
 """How long the publisher flushes at its fast interval after a reader last announced itself."""
 WATCH_RENEW_S = 2.0
 READ_COUNT = 200
+_FORMAT = re.compile(
+    r"(\d{1,20}-\d{1,20})(?::(?:(\d{1,12}\.\d{1,12}(?:,\d{1,12}\.\d{1,12}){0,15})|(end)))?",
+    re.ASCII,
+)
 
 
 class StreamEntry(NamedTuple):
@@ -28,48 +33,99 @@ class StreamEntry(NamedTuple):
 
 
 @dataclass
-class _Seen:
-    """What a reader has of one choice: its tokens, and the characters before each position at which
-    an event began or ended."""
+class Seen:
+    """What a reader has of one choice."""
 
-    tokens: int
-    chars_before: dict[int, int] = field(default_factory=dict)
+    tokens: int = 0
+    chars: int = 0
+    _chars_before: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """The characters before each token at which an event began or ended."""
 
     def rest(self, event: Tokens) -> Tokens | None:
-        """The part of ``event`` that the reader has not seen.
-
-        A Redis that lost its last writes gets them again from the job's next run, in other entries.
-        """
-        chars = self.chars_before.setdefault(self.tokens, 0)
-        start = self.chars_before.get(event.index, chars)
-        index = max(event.index, self.tokens)
-        ids, text = event.ids[index - event.index :], event.text[max(0, chars - start) :]
-        end = event.index + len(event.ids)
-        self.chars_before[end] = start + len(event.text)
-        self.tokens = max(end, self.tokens)
+        """The part of ``event`` that the reader has not seen, and has then."""
+        start = self._chars_before.get(event.index, self.chars)
+        known = min(max(0, self.tokens - event.index), len(event.ids))
+        ids, text = event.ids[known:], event.text[max(0, self.chars - start) :]
+        end, end_chars = event.index + len(event.ids), start + len(event.text)
+        self._chars_before[end] = end_chars
+        self.tokens, self.chars = max(end, self.tokens), max(end_chars, self.chars)
         if not ids and not text:
             return None
-        logprobs = event.logprobs and event.logprobs[len(event.ids) - len(ids) :]
-        return event.model_copy(
-            update={"index": index, "ids": ids, "text": text, "logprobs": logprobs}
-        )
+        logprobs = event.logprobs and event.logprobs[known:]
+        new = {"index": event.index + known, "ids": ids, "text": text, "logprobs": logprobs}
+        return event.model_copy(update=new)
+
+
+@dataclass
+class Position:
+    """What a reader has of a stream: the last entry, and the tokens and characters of each choice.
+
+    The entry's id alone would not do: a Redis that lost its last writes gets them again from the
+    job's next run, in other entries. Its text is ``<entry>:<tokens>.<characters>,...``, or
+    ``<entry>:end`` after the terminal event.
+    """
+
+    entry_id: str = "0-0"
+    ended: bool = False
+    choices: dict[int, Seen] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Raises ``ValueError`` if this is not the text of a position."""
+        match = _FORMAT.fullmatch(text)
+        if match is None:
+            raise ValueError("not an id of an event")
+        pairs = [each.split(".") for each in (match[2] or "").split(",") if each]
+        choices = [Seen(int(tokens), int(chars)) for tokens, chars in pairs]
+        return cls(match[1], match[3] is not None, dict(enumerate(choices)))
+
+    def __str__(self) -> str:
+        if self.ended:
+            return f"{self.entry_id}:end"
+        each = [self.choices.get(i, Seen()) for i in range(max(self.choices, default=-1) + 1)]
+        seen = ",".join(f"{choice.tokens}.{choice.chars}" for choice in each)
+        return f"{self.entry_id}:{seen}" if seen else self.entry_id
+
+    def rest(self, entry: StreamEntry) -> Event | None:
+        """What of this entry is new to the reader, who then has it."""
+        event: Event | None = entry.event
+        after = _number(entry.entry_id) > _number(self.entry_id)
+        if isinstance(event, Tokens):
+            # A reader that begins within the stream has no earlier tokens.
+            event = self.choices.setdefault(event.choice, Seen(event.index)).rest(event)
+        elif isinstance(event, TERMINAL_EVENTS):
+            self.ended = True
+        elif not after:
+            event = None
+        if after:
+            self.entry_id = entry.entry_id
+        return event
+
+
+def _number(entry_id: str) -> tuple[int, int]:
+    first, _, second = entry_id.partition("-")
+    return int(first), int(second or 0)
 
 
 class StreamCursor:
-    """A reader's position in the stream of one job.
+    """Reads the stream of one job, from the entry after ``from_id`` or from what is new after a
+    :class:`Position`, which moves on.
 
     ``timeout``: how many seconds a reader waits for an event; None: without limit.
     """
 
-    def __init__(self, job_id: str, from_id: str, timeout: float | None) -> None:
+    def __init__(self, job_id: str, from_id: str | Position, timeout: float | None) -> None:
         self.key = keys.events(job_id)
-        self.last_id = from_id
-        self.ended = False
+        self.last_id = from_id if isinstance(from_id, str) else FROM_THE_START
+        self._position = Position() if isinstance(from_id, str) else from_id
         self._job_id = job_id
         self._timeout = timeout
         self._heard_at_s = time.monotonic()
         self._announced_at_s = float("-inf")
-        self._seen: dict[int, _Seen] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self._position.ended
 
     def must_announce(self) -> bool:
         """Whether to notify the publisher now that a client reads; assumes that the caller does."""
@@ -86,9 +142,7 @@ class StreamCursor:
         return max(1, min(BLOCK_MS, int((self._timeout - self._silent_s()) * 1e3)))
 
     def entries(self, reply: Any, state: StoredState | None) -> Iterator[StreamEntry]:
-        """The entries of an XREAD reply, without tokens that an earlier entry had.
-
-        Sets ``ended`` at the terminal event.
+        """The entries of an XREAD reply, without tokens that the reader has.
 
         If the reply is empty but ``state`` says that the job has ended, the terminal event is made
         from the result: the stream may have expired, or its last write may have been lost with the
@@ -99,22 +153,17 @@ class StreamCursor:
         """
         if reply:
             for entry_id, fields in reply[0][1]:
-                event = decode_event(fields["event"])
                 self.last_id = entry_id
-                self.ended = isinstance(event, TERMINAL_EVENTS)
-                if isinstance(event, Tokens):
-                    seen = self._seen.setdefault(event.choice, _Seen(event.index))
-                    rest = seen.rest(event)
-                    if rest is None:
-                        continue
-                    event = rest
-                yield StreamEntry(entry_id, event)
+                entry = StreamEntry(entry_id, decode_event(fields["event"]))
+                rest = self._position.rest(entry)
+                if rest is not None:
+                    yield StreamEntry(entry_id, rest)
                 if self.ended:
                     return
             # The reader's own time with the entries is no silence.
             self._heard_at_s = time.monotonic()
         elif state is not None and state.end is not None:
-            self.ended = True
+            self._position.ended = True
             yield StreamEntry(self.last_id, terminal_event(state.end))
         elif self._timeout is not None and self._silent_s() > self._timeout:
             raise TimeoutError(f"no event of job {self._job_id} within {self._timeout} s")

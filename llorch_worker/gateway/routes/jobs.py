@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
+from llorch_worker.client.stream import Position
 from llorch_worker.contract import (
     Failed,
     Fault,
@@ -25,7 +26,6 @@ from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
 from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_document
-from llorch_worker.gateway.reader_position import ReaderPosition
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +143,10 @@ async def job_events(
     return EventSourceResponse(_events(job, position), send_timeout=SEND_TIMEOUT_S)
 
 
-async def _events(job: AsyncJob, position: ReaderPosition) -> AsyncIterator[ServerSentEvent]:
+async def _events(job: AsyncJob, position: Position) -> AsyncIterator[ServerSentEvent]:
     try:
-        async for entry in job.stream(patience_s=PATIENCE_S):
-            event = position.rest(entry)
-            if event is not None:
-                yield ServerSentEvent(encode_event(event), event=event.type, id=str(position))
+        async for _, event in job.stream(position, patience_s=PATIENCE_S):
+            yield ServerSentEvent(encode_event(event), event=event.type, id=str(position))
     except JobLost as lost:
         last = Failed(error=lost.document())
         yield ServerSentEvent(encode_event(last), event=last.type, id=str(position))
@@ -157,11 +155,11 @@ async def _events(job: AsyncJob, position: ReaderPosition) -> AsyncIterator[Serv
         logger.warning("a stream of job %s ends early: %s", job.id, error)
 
 
-def _position(last_event_id: str | None) -> ReaderPosition:
+def _position(last_event_id: str | None) -> Position:
     if not last_event_id:
-        return ReaderPosition()
+        return Position()
     try:
-        return ReaderPosition.parse(last_event_id)
+        return Position.parse(last_event_id)
     except ValueError:
         rule = "must be the id of an event of this job"
         fault = Fault(field="Last-Event-ID", rule=rule, got=describe(last_event_id))

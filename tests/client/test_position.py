@@ -6,20 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.client.stream import StreamEntry
+from llorch_worker.client.stream import Position, StreamEntry
 from llorch_worker.contract import CancelledEvent, Event, Started, Tokens
-from llorch_worker.gateway.reader_position import ReaderPosition
 
 TEXT = "abcdefghijklmnop"
 STARTED = Started(worker="w", model="m", prompt_tokens=1, queue_ms=0)
 
 
-def stream(cuts: list[int], lags: list[int], first_id: int, choices: int = 1) -> list[StreamEntry]:
+def stream(
+    cuts: list[int],
+    lags: list[int],
+    first_id: int,
+    choices: int = 1,
+    after: tuple[int, int] = (0, 0),
+) -> list[StreamEntry]:
     """A stream of sixteen tokens, one letter each, in events that end at ``cuts``; the text of
-    each lags behind its ids."""
-    ends = [*sorted(set(cuts)), len(TEXT)]
+    each lags behind its ids. ``after``: how many tokens and letters came before."""
+    start, chars = after
+    ends = [*sorted({cut for cut in cuts if cut > start}), len(TEXT)]
     events: list[Event] = [STARTED]
-    start = chars = 0
     for number, end in enumerate(ends):
         upto = len(TEXT) if end == len(TEXT) else max(chars, end - lags[number % len(lags)])
         events += [
@@ -39,11 +44,11 @@ LAGS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 def test_a_stream_that_was_cut_anew_gives_the_rest(
     cuts: list[int], lags: list[int], new_cuts: list[int], new_lags: list[int], seen: int, n: int
 ) -> None:
-    reader = ReaderPosition()
+    reader = Position()
     found = [reader.rest(entry) for entry in stream(cuts, lags, 1, n)[: seen + 1]]
     if reader.ended:
         return
-    again = ReaderPosition.parse(str(reader))
+    again = Position.parse(str(reader))
     found += [again.rest(entry) for entry in stream(new_cuts, new_lags, 1_000, n)]
     for choice in range(n):
         tokens = [e for e in found if isinstance(e, Tokens) and e.choice == choice]
@@ -51,15 +56,32 @@ def test_a_stream_that_was_cut_anew_gives_the_rest(
         assert "".join(event.text for event in tokens) == TEXT
         assert all(e.index == e.ids[0] for e in tokens if e.ids)
     assert found[-1] == CancelledEvent()
-    assert ReaderPosition.parse(str(again)).ended
+    assert Position.parse(str(again)).ended
+
+
+@given(CUTS, LAGS, CUTS, LAGS, st.integers(1, 9), st.integers(0, 9))
+def test_a_run_that_goes_on_from_before_lost_writes_gives_the_rest(
+    cuts: list[int], lags: list[int], new_cuts: list[int], new_lags: list[int], seen: int, kept: int
+) -> None:
+    reader = Position()
+    entries = stream(cuts, lags, 1)[: seen + 1]
+    found = [reader.rest(entry) for entry in entries]
+    if reader.ended:
+        return
+    journal = [e for _, e in entries[: kept + 1] if isinstance(e, Tokens)]
+    after = sum(len(e.ids) for e in journal), sum(len(e.text) for e in journal)
+    found += [reader.rest(entry) for entry in stream(new_cuts, new_lags, 1_000, after=after)]
+    tokens = [e for e in found if isinstance(e, Tokens)]
+    assert [i for event in tokens for i in event.ids] == list(range(len(TEXT)))
+    assert "".join(event.text for event in tokens) == TEXT
 
 
 def test_events_without_tokens_come_once() -> None:
     entries = stream([4], [0], 1)
-    reader = ReaderPosition()
+    reader = Position()
     for entry in entries[:2]:
         reader.rest(entry)
-    again = ReaderPosition.parse(str(reader))
+    again = Position.parse(str(reader))
     found = [again.rest(entry) for entry in entries]
     assert [event and event.type for event in found] == [None, None, "tokens", "cancelled"]
 
@@ -67,4 +89,4 @@ def test_events_without_tokens_come_once() -> None:
 @pytest.mark.parametrize("wrong", ["", "x", "5", "5-0:", "5-0:1", "5-0:1.2,", "5-0:1.-2", "٣-0"])
 def test_what_is_no_id_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="not an id"):
-        ReaderPosition.parse(wrong)
+        Position.parse(wrong)
