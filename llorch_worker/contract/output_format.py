@@ -21,7 +21,21 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^
 
 
 def _is_small_json(value: dict[str, Any]) -> dict[str, Any]:
-    return small_json(value, "schema", most_levels=MAX_SCHEMA_DEPTH, most_bytes=MAX_SCHEMA_BYTES)
+    small_json(value, "schema", most_levels=MAX_SCHEMA_DEPTH, most_bytes=MAX_SCHEMA_BYTES)
+    if not _has_short_numbers(value):
+        # Grammars would round them, and so accept other numbers.
+        raise PydanticCustomError(
+            "schema", "whole numbers must be at least -2**63 and at most 2**64 - 1"
+        )
+    return value
+
+
+def _has_short_numbers(value: object) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return all(map(_has_short_numbers, value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
 def _as_object(value: object) -> object:

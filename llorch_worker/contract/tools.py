@@ -11,6 +11,7 @@ from llorch_worker.contract.output_format import JsonSchema, Name
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 16_384
 MAX_ARGUMENTS_CHARS = 1_000_000
+MAX_ARGUMENTS_DEPTH = 64
 
 
 class _Part(BaseModel):

@@ -40,13 +40,13 @@ def few_values(document: Any) -> Any:
     return document
 
 
-def _nests_deeper(value: object, levels: int) -> bool:
+def nests_deeper(value: object, levels: int) -> bool:
     """Whether ``value`` nests objects and lists deeper than ``levels``."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if not isinstance(value, list | tuple):
         return False
-    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in value)
+    return levels == 0 or any(nests_deeper(item, levels - 1) for item in value)
 
 
 def small_json(
@@ -56,7 +56,7 @@ def small_json(
 
     Raises ``PydanticCustomError`` of the type ``kind``.
     """
-    if _nests_deeper(value, most_levels):
+    if nests_deeper(value, most_levels):
         # Deeper JSON can be read, but not written again.
         raise PydanticCustomError(
             kind, "must nest at most {limit} levels deep", {"limit": most_levels}

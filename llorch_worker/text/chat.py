@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
+from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH
+from llorch_worker.contract.values import nests_deeper
 from llorch_worker.text.chat_templates import ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.spellings import any_of
@@ -173,8 +175,11 @@ def _arguments(spelling: str, field: str) -> dict[str, Any]:
         value = json.loads(spelling)
     except (ValueError, RecursionError):
         value = None
+    got = f"{len(spelling)} characters"
     if not isinstance(value, dict):
-        raise refusal(field, "must be a JSON object", f"{len(spelling)} characters")
+        raise refusal(field, "must be a JSON object", got)
+    if nests_deeper(value, MAX_ARGUMENTS_DEPTH):
+        raise refusal(field, f"must nest at most {MAX_ARGUMENTS_DEPTH} levels deep", got)
     return value
 
 

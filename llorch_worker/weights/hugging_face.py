@@ -75,7 +75,7 @@ class HuggingFaceCheckpoint(Checkpoint):
                 shape = tuple(int(size) for size in entry["shape"])
                 begin, end = (int(offset) for offset in entry["data_offsets"])
                 dtype_name = str(entry["dtype"])
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise _damaged(file, f"its entry for tensor {name} is malformed") from error
             start = 8 + header_bytes + begin
             if begin < 0 or end < begin or 8 + header_bytes + end > file.size_bytes:

@@ -231,6 +231,19 @@ def test_tools_and_their_answers_survive_the_wire() -> None:
     assert GenerationRequest(**json.loads(json.dumps(request.wire()))) == request
 
 
+@pytest.mark.parametrize("number", [10**100, 2**64, -(2**63) - 1])
+def test_a_number_that_a_grammar_would_round_is_refused(number: int) -> None:
+    schema = {"properties": {"a": {"type": "integer", "minimum": number}}}
+    function = {"name": "f", "parameters": schema}
+    rule = "whole numbers must be at least -2**63 and at most 2**64 - 1"
+    assert faults_of(prompt="a", structured_outputs={"json": schema}) == {
+        "structured_outputs.json": rule
+    }
+    turns = [{"role": "user", "content": "a"}]
+    tools = [{"type": "function", "function": function}]
+    assert faults_of(messages=turns, tools=tools) == {"tools.0.function.parameters": rule}
+
+
 def test_the_keys_of_a_users_schema_are_in_no_fault() -> None:
     schema = {"properties": {"private": 10**5000}, "type": {1, 2}}
     faults = faults_of(prompt="a", structured_outputs={"json": schema})

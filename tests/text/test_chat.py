@@ -337,7 +337,9 @@ def test_calls_that_no_template_shows_are_refused(llama2: Tokenizer) -> None:
     assert fields == ["messages.1.tool_calls", "messages.2.role", "messages"]
 
 
-@pytest.mark.parametrize("arguments", ["", "secret", "[]", '"a"', '{"a":' * 10_000])
+@pytest.mark.parametrize(
+    "arguments", ["", "secret", "[]", '"a"', '{"a":' * 10_000, '{"a":' * 600 + "1" + "}" * 600]
+)
 def test_calls_whose_arguments_are_no_object_are_refused(
     with_template: WithTemplate, arguments: str
 ) -> None:

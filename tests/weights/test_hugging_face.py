@@ -132,6 +132,11 @@ INDEX = "model.safetensors.index.json"
         (lambda _, file: file.write_bytes(b"\x08" + b"\0" * 7 + b"{}{}{}{}"), "is not valid JSON"),
         (lambda _, file: rewrite_header(file, r".+", "[1, 2]"), "header is not a JSON object"),
         (lambda _, file: rewrite_header(file, "data_offsets", "offsets"), "malformed"),
+        (lambda _, file: rewrite_header(file, r"\[700,600\]", "[700,1e400]"), "malformed"),
+        (
+            lambda _, file: rewrite_header(file, r'offsets":\[\d+', 'offsets":[1e400'),
+            "malformed",
+        ),
         (
             lambda _, file: rewrite_header(file, r"\[700,600\]", "[700,601]"),
             "does not have the bytes of its shape",

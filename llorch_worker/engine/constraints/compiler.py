@@ -70,7 +70,7 @@ class Compiler:
 
         try:
             text = grammar.build()
-        except ValueError:
+        except UnicodeEncodeError:
             raise _refusal(grammar, "must be text that UTF-8 can encode") from None
         if isinstance(grammar.source, tuple) and not all(
             self._vocabulary.spells(text.encode(errors="replace")) for text in grammar.source

@@ -32,8 +32,7 @@ class Grammar:
     """Whether the user wrote its rules, which may be ambiguous without end."""
 
     def build(self) -> str:
-        """llguidance's form of it. Raises ValueError for half a character, which UTF-8 cannot
-        encode."""
+        """llguidance's form of it. Raises UnicodeEncodeError for half a character."""
         from llguidance import LLMatcher
 
         match self.kind:
