@@ -1,7 +1,8 @@
 """A deterministic engine without a model, for tests of the code around the engine.
 
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
-:func:`token_id`. A step lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. While the file that
+:func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
+lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. While the file that
 ``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
 Some prompts cause faults:
@@ -28,7 +29,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
+from llorch_worker.contract import (
+    ContextLengthExceeded,
+    Event,
+    Failed,
+    Fault,
+    GenerationRequest,
+    InternalError,
+    Journal,
+)
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -68,6 +77,8 @@ class ToyEngine:
         self, model_name: str, max_sequences: int, max_context: int, device: str = "toy"
     ) -> None:
         self.model_name = model_name
+        self.fingerprint = os.environ.get("TOY_FINGERPRINT", "w")
+        self.arithmetic = os.environ.get("TOY_ARITHMETIC", "none")
         self.device = device
         self.max_sequences = max_sequences
         self.max_context = max_context
@@ -117,11 +128,19 @@ class ToyEngine:
             case ["die"]:
                 os._exit(9)
         emit = on_event or (lambda _: None)
+        tokens = len((request.prompt or "").split()) + request.max_tokens
+        if tokens > self.max_context:
+            fault = Fault(field="prompt", rule=f"at most {self.max_context}", got=str(tokens))
+            raise ContextLengthExceeded.from_faults([fault])
         id = job_id or "local"
         known = len(journal.choices[0].token_ids) if journal else 0
         generation = ToyGeneration(
             self, id, request, emit, worker, attempt, retried_at or queued_at, known
         )
+        if journal:
+            # Of the tokens that another model made, as a real engine would go on after them.
+            generation.words = journal.choices[0].text.split()
+            generation.arithmetic = (*journal.arithmetic, *generation.arithmetic)
         with self._changed:
             breaks = ["break", "break once"] if attempt == 1 else ["break"]
             if (request.prompt or "") in breaks:

@@ -53,6 +53,9 @@ class ToyGeneration:
         self.attempt = attempt
         self.emit = emit
         self.tokens = known
+        self.words: list[str] = []
+        """The text so far."""
+        self.arithmetic: tuple[str, ...] = (engine.arithmetic,)
         words = (request.prompt or "").split(" ", 2)
         self.dies_at = int(words[2]) if words[:2] == ["die", "at"] else None
         self.waits = (int(words[1]), Path(words[2])) if words[:1] == ["wait"] else None
@@ -99,6 +102,8 @@ class ToyGeneration:
                 Started(
                     worker=self.worker,
                     model=self._engine.model_name,
+                    model_fingerprint=self._engine.fingerprint,
+                    arithmetic=self._engine.arithmetic,
                     attempt=self.attempt,
                     prompt_tokens=len(prompt.split()),
                     queue_ms=self.queue_ms,
@@ -109,11 +114,12 @@ class ToyGeneration:
         if self.waits and self.tokens >= self.waits[0] and not self.waits[1].exists():
             return True
         if self.tokens < self.request.max_tokens:
+            self.words.append(f"{self._engine.fingerprint}{self.tokens}")
             self.emit(
                 Tokens(
                     index=self.tokens,
                     ids=(token_id(self.request.seed, self.tokens),),
-                    text=f"w{self.tokens} ",
+                    text=f"{self.words[-1]} ",
                 )
             )
             self.tokens += 1
@@ -123,13 +129,15 @@ class ToyGeneration:
         usage = Usage(prompt=1, completion=self.tokens)
         choice = Choice(
             index=0,
-            text="".join(f"w{i} " for i in range(self.tokens)),
+            text="".join(f"{word} " for word in self.words),
             token_ids=tuple(token_id(self.request.seed, i) for i in range(self.tokens)),
             finish_reason="length",
         )
         result = GenerationResult(
             id=self.id,
             model=self._engine.model_name,
+            model_fingerprint=self._engine.fingerprint,
+            arithmetic=tuple(dict.fromkeys(self.arithmetic)),
             choices=(choice,),
             usage=usage,
             seed=self.request.seed or 0,

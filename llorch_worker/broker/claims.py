@@ -26,7 +26,7 @@ from llorch_worker.broker.results import (
     terminal_event,
 )
 from llorch_worker.broker.scripts import Reply, run_script, text
-from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Failed, encode_event
+from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
 
 logger = get_logger(__name__)
@@ -256,6 +256,20 @@ def hand_back(client: Redis, claim: Claim) -> bool:
     return _release(client, claim, "queued")
 
 
+def hand_over(client: Redis, claim: Claim, worker: str) -> bool:
+    """:func:`hand_back` to the queue of the ``worker`` of this model that shall run the job."""
+    model = queues.model_of(claim.list_key)
+    shared, own = queues.normal_queue(model), queues.worker_queue(model, worker)
+    return _release(client, claim, "queued", to=claim.list_key.replace(shared, own, 1))
+
+
+def restart(client: Redis, claim: Claim, entry: int, event: Event) -> bool:
+    """Voids what the job's stream holds, and begins it again with ``event`` as this ``entry``.
+    False if the claim was lost."""
+    document = encode_event(event)
+    return bool(run_script(client, "restart", [claim.job_id, claim.fence, entry, document]))
+
+
 def restore(client: Redis, claim: Claim) -> bool:
     """:func:`hand_back` for a job that Redis knows nothing of, because it lost its data; False if
     it knows the job. Call it only if the records of the job's end cannot have expired."""
@@ -263,8 +277,8 @@ def restore(client: Redis, claim: Claim) -> bool:
     return bool(run_script(client, "restore", [*known, claim.message]))
 
 
-def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:
-    return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s]))
+def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0, to: str = "") -> bool:
+    return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s, to]))
 
 
 def sweep(client: Redis, *, lease_ms: int, max_deaths: int) -> list[str]:

@@ -9,6 +9,7 @@ preference: once it has been gone for a while, another moves its jobs to the sha
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import redis
@@ -26,6 +27,8 @@ LATE_S = 2.0
 """A worker is silent once its next announcement is overdue by this much."""
 GONE_AFTER_S = 16
 """A worker that misses three announcements is gone."""
+_GONE_MS = 1000 * (GONE_AFTER_S + 1)
+"""A second more, because :func:`living` counts whole ones."""
 REMEMBERED_S = 24 * 3600
 """How long the queue of a worker that is gone is still checked."""
 MOST_REMEMBERED = 1_000
@@ -61,6 +64,10 @@ class WorkerCard(_Card):
     hostname: str
     pid: int
     model: str
+    fingerprint: str = ""
+    """Of what decides the model's text: see :func:`llorch_worker.weights.fingerprint`."""
+    takes_direct_jobs: bool = True
+    """Whether it consumes its own queue."""
     max_context: Count
     max_sequences: Count
     queue_limit: Count = 0
@@ -129,9 +136,11 @@ class WorkerCard(_Card):
         return time.time() - self.last_seen > ANNOUNCE_INTERVAL_S + LATE_S
 
 
-def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> WorkerCard | None:
+def announce(
+    client: redis.Redis, card: WorkerCard, *, whole: bool = True, leaving: bool = False
+) -> WorkerCard | None:
     """Notes that the worker lives, with its card. The ``whole``, also the model's card, is written
-    too if Redis has no card of the worker.
+    too if Redis has no card of the worker. One that is ``leaving`` counts as gone.
 
     Returns the previous card under the worker's name.
     """
@@ -146,7 +155,7 @@ def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> Wo
     replaced = run_script(
         client,
         "announce",
-        [queue, GONE_AFTER_S, int(whole), *documents],
+        [queue, GONE_AFTER_S, int(whole), *documents, _GONE_MS if leaving else 0],
         [keys.live(card.model), keys.worker(queue)],
     )
     return None if replaced is None else stored.read(WorkerCard, replaced)
@@ -157,8 +166,7 @@ def withdraw(client: redis.Redis, model: str, hostname: str) -> None:
     queue = worker_queue(model, hostname)
     with client.pipeline(transaction=False) as pipe:
         pipe.delete(keys.worker(queue))
-        # A second more, because `living` counts whole ones.
-        pipe.zincrby(keys.live(model), -1000 * (GONE_AFTER_S + 1), queue)
+        pipe.zincrby(keys.live(model), -_GONE_MS, queue)
         pipe.execute()
 
 
@@ -171,10 +179,15 @@ def models(client: redis.Redis) -> dict[str, ModelCard]:
 
 def workers(client: redis.Redis) -> list[WorkerCard]:
     """The workers that are alive now, by hostname."""
-    names = [keys.worker(queue) for queues in remembered(client).values() for queue in queues]
+    known = (queue for queues in remembered(client).values() for queue in queues)
+    return sorted(_cards(client, known), key=lambda card: card.hostname)
+
+
+def _cards(client: redis.Redis, queues: Iterable[str]) -> list[WorkerCard]:
+    names = list(map(keys.worker, queues))
     documents = client.mget(names) if names else []
     cards = [stored.read(WorkerCard, text) for text in documents if text is not None]
-    return sorted((card for card in cards if card is not None), key=lambda card: card.hostname)
+    return [card for card in cards if card is not None]
 
 
 def living(client: redis.Redis, model: str) -> list[str]:
@@ -182,6 +195,15 @@ def living(client: redis.Redis, model: str) -> list[str]:
     seconds, _ = client.time()
     oldest_ms = (int(seconds) - GONE_AFTER_S) * 1000
     return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
+
+
+def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
+    """The workers of ``model`` that a job can be handed to: none that is silent or leaves."""
+    seconds, microseconds = client.time()
+    late_ms = round(1e3 * (ANNOUNCE_INTERVAL_S + LATE_S))
+    oldest_ms = int(seconds) * 1000 + int(microseconds) // 1000 - late_ms
+    seen = map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf"))
+    return [card for card in _cards(client, seen) if card.takes_direct_jobs]
 
 
 def remembered(client: redis.Redis) -> dict[str, list[str]]:
@@ -199,11 +221,18 @@ def is_remembered(client: redis.Redis, model: str, hostname: str) -> bool:
 
 
 def reroute(client: redis.Redis, model: str, grace_s: float) -> dict[str, int]:
-    """Moves jobs of workers that have been gone for ``grace_s`` to the shared queues of ``model``.
+    """Moves jobs of workers that have been gone for ``grace_s`` to the shared queues of ``model``;
+    at once those that were handed over to such a worker.
 
     Returns the number of jobs moved from each worker queue.
     """
-    gone_ms = round((GONE_AFTER_S + grace_s) * 1e3)
-    bounds = [gone_ms, REMEMBERED_S * 1000, MOST_REMEMBERED, MOST_MOVED_JOBS]
+    gone_ms = GONE_AFTER_S * 1000
+    bounds = [
+        gone_ms,
+        gone_ms + round(grace_s * 1e3),
+        REMEMBERED_S * 1000,
+        MOST_REMEMBERED,
+        MOST_MOVED_JOBS,
+    ]
     moved = run_script(client, "reroute", [*bounds, *worker_lists("")], [keys.live(model)])
     return {text(queue): jobs for queue, jobs in moved}

@@ -29,7 +29,9 @@ _PARTS = {
     "enqueue": ("lists", "bells", "tenants", "placing"),
     "ring": ("lists", "bells", "scheduled", "placing"),
     **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
-    **dict.fromkeys(("cancel", "finish", "release", "reroute", "sweep"), ("lists",)),
+    "release": ("lists", "bells"),
+    "reroute": ("lists", "message"),
+    **dict.fromkeys(("cancel", "finish", "sweep"), ("lists",)),
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""

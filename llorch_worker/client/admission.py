@@ -50,10 +50,15 @@ class Admission:
         given = request.prompt_token_ids
         # Only the worker knows the length of a text, but it is at least one token.
         least = 1 if given is None else len(given)
-        if least + request.max_tokens > card.max_context:
+        limit = card.max_context
+        if least + request.max_tokens > limit:
+            # The card is of the worker that wrote it last; another may hold more.
+            cards = registry.workers(self._redis)
+            limit = max(limit, *(each.max_context for each in cards if each.model == card.name), 0)
+        if least + request.max_tokens > limit:
             fault = Fault(
                 field="prompt + max_tokens",
-                rule=f"must not exceed the context of {card.max_context} tokens",
+                rule=f"must not exceed the context of {limit} tokens",
                 got=f"{'at least ' if given is None else ''}{least} + {request.max_tokens}",
             )
             raise ContextLengthExceeded.from_faults([fault])

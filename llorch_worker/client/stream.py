@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, terminal_event
-from llorch_worker.contract import TERMINAL_EVENTS, Event, Tokens, decode_event
+from llorch_worker.contract import TERMINAL_EVENTS, Event, Restarted, Tokens, decode_event
 
 FROM_THE_START = "0"
 BLOCK_MS = 1_000
@@ -97,6 +97,8 @@ class Position:
             self.ended = True
         elif not after:
             event = None
+        elif isinstance(event, Restarted):
+            self.choices.clear()
         if after:
             self.entry_id = entry.entry_id
         return event

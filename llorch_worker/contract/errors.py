@@ -159,6 +159,13 @@ class InvalidLoadOption(ModelLoadFailed):
     """An option is out of range for this model, such as a context longer than its own."""
 
 
+class ModelChanged(LlorchError):
+    """The model was replaced while an answer was streamed, and the job begins again."""
+
+    code = "MODEL_CHANGED"
+    retriable = True
+
+
 class InternalError(LlorchError):
     """A defect in this package."""
 
@@ -179,6 +186,7 @@ ERROR_CLASSES: dict[str, type[LlorchError]] = {
         AttemptsExhausted,
         JobLost,
         ModelLoadFailed,
+        ModelChanged,
         InternalError,
     )
 }

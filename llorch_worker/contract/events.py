@@ -1,4 +1,5 @@
-"""The events of a job's stream: ``started``, ``tokens``*, then one terminal event."""
+"""The events of a job's stream: ``started``, ``tokens``*, then one terminal event; ``restarted``
+before ``started`` if the model was replaced meanwhile."""
 
 from __future__ import annotations
 
@@ -20,10 +21,22 @@ class Started(_Event):
     type: Literal["started"] = "started"
     worker: str
     model: str
+    model_fingerprint: str = ""
+    """Of weights, tokenizer and chat template; empty if the worker does not say."""
+    arithmetic: str = ""
+    """Dtypes and kernels: workers that differ in these alone may continue each other's jobs."""
     attempt: int = 1
     prompt_tokens: int
     cached_tokens: int = 0
     queue_ms: float
+
+
+class Restarted(_Event):
+    """The model was replaced, and the job begins again: the text before this event is void."""
+
+    type: Literal["restarted"] = "restarted"
+    worker: str
+    attempt: int
 
 
 class Tokens(_Event):
@@ -63,7 +76,7 @@ class CancelledEvent(_Event):
 
 
 Event = Annotated[
-    Started | Tokens | Finished | Failed | CancelledEvent, Field(discriminator="type")
+    Started | Restarted | Tokens | Finished | Failed | CancelledEvent, Field(discriminator="type")
 ]
 
 TERMINAL_EVENTS = (Finished, Failed, CancelledEvent)

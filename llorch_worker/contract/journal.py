@@ -12,6 +12,8 @@ from llorch_worker.contract.events import (
     Event,
     Failed,
     Finished,
+    Restarted,
+    Started,
     Tokens,
 )
 from llorch_worker.contract.result import TokenLogprobs
@@ -42,6 +44,11 @@ class Journal:
 
     choices: Mapping[int, JournalledChoice] = field(default_factory=dict)
     terminal: Finished | Failed | CancelledEvent | None = None
+    fingerprint: str | None = None
+    """Of the model that the tokens are from; None if they are from several, which must not be."""
+    arithmetic: tuple[str, ...] = ()
+    """What computed them, in order."""
+    prompt_tokens: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.choices) or self.terminal is not None
@@ -54,13 +61,26 @@ def read_journal(events: Iterable[Event]) -> Journal:
         InternalError: a choice's tokens have a gap or an overlap, or logprobs for some only.
     """
     drafts: dict[int, _Draft] = {}
-    terminal = None
+    terminal = started = None
+    computed_by: dict[Started | None, None] = {}
     for event in events:
-        if isinstance(event, Tokens):
+        if isinstance(event, Restarted):
+            drafts, terminal, computed_by = {}, None, {}
+        elif isinstance(event, Started):
+            started = event
+        elif isinstance(event, Tokens):
             drafts.setdefault(event.choice, _Draft(event.choice)).take(event)
+            computed_by[started] = None
         elif isinstance(event, TERMINAL_EVENTS) and terminal is None:
             terminal = event
-    return Journal({number: draft.finish() for number, draft in drafts.items()}, terminal)
+    models = {each.model_fingerprint if each else "" for each in computed_by or [started]}
+    return Journal(
+        {number: draft.finish() for number, draft in drafts.items()},
+        terminal,
+        models.pop() if len(models) == 1 else None,
+        tuple(dict.fromkeys(each.arithmetic for each in computed_by if each)),
+        started.prompt_tokens if started else 0,
+    )
 
 
 @dataclass(slots=True)

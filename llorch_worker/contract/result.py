@@ -63,6 +63,10 @@ class GenerationResult(_Part):
 
     id: str
     model: str
+    model_fingerprint: str = ""
+    """Of the weights, tokenizer and chat template that made the whole text."""
+    arithmetic: tuple[str, ...] = ()
+    """Dtypes and kernels that computed it, in order; several if a worker with others took over."""
     choices: tuple[Choice, ...]
     usage: Usage
     seed: int

@@ -45,6 +45,7 @@ from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, sele
 from llorch_worker.model import ForwardModel, LlamaConfig
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import fingerprint
 
 
 def _begin(device: torch.device, num_threads: int | None) -> None:
@@ -69,6 +70,8 @@ class Engine:
         cache: UnifiedCache,
         tokenizer: Tokenizer,
         model_name: str,
+        fingerprint: str = "",
+        arithmetic: str = "",
         weight_bytes: int,
         options: EngineOptions,
         workspace_bytes: int = 0,
@@ -79,11 +82,14 @@ class Engine:
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
+        ``fingerprint`` and ``arithmetic``: see :func:`.fingerprint` and ``LoadPlan.arithmetic``.
         ``workspace_bytes`` are planned for the steps. ``weights`` holds
         the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
         ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
         """
         self.model_name = model_name
+        self.fingerprint = fingerprint
+        self.arithmetic = arithmetic
         self.tokenizer = tokenizer
         self.config = config
         self.cache = cache
@@ -170,6 +176,9 @@ class Engine:
             cache=loaded.cache,
             tokenizer=tokenizer,
             model_name=model_name or default_model_name(Path(path)),
+            # After the load, which leaves the file in the page cache if it fits there.
+            fingerprint=fingerprint(plan.checkpoint),
+            arithmetic=plan.arithmetic,
             weight_bytes=loaded.model.weight_bytes,
             options=options,
             workspace_bytes=plan.workspace_bytes,
@@ -271,6 +280,9 @@ class Engine:
             request,
             sequences,
             model_name=self.model_name,
+            fingerprint=self.fingerprint,
+            arithmetic=self.arithmetic,
+            earlier_arithmetic=journal.arithmetic if journal else (),
             worker=worker,
             attempt=attempt,
             queued_at=queued_at,

@@ -46,6 +46,9 @@ class Generation:
         sequences: tuple[Sequence, ...],
         *,
         model_name: str,
+        fingerprint: str = "",
+        arithmetic: str = "",
+        earlier_arithmetic: tuple[str, ...] = (),
         worker: str,
         attempt: int,
         queued_at: float | None,
@@ -59,6 +62,9 @@ class Generation:
         self.request = request
         self.sequences = sequences
         self._model_name = model_name
+        self._fingerprint = fingerprint
+        self._arithmetic = arithmetic
+        self._earlier_arithmetic = earlier_arithmetic
         self._worker = worker
         self._attempt = attempt
         self._on_event = on_event
@@ -150,6 +156,8 @@ class Generation:
             Started(
                 worker=self._worker,
                 model=self._model_name,
+                model_fingerprint=self._fingerprint,
+                arithmetic=self._arithmetic,
                 attempt=self._attempt,
                 prompt_tokens=self.sequences[0].prompt_length,
                 cached_tokens=self._cached_tokens,
@@ -200,6 +208,8 @@ class Generation:
         self._result = GenerationResult(
             id=self.id,
             model=self._model_name,
+            model_fingerprint=self._fingerprint,
+            arithmetic=tuple(dict.fromkeys((*self._earlier_arithmetic, self._arithmetic))),
             choices=choices,
             usage=usage,
             seed=self.seed,

@@ -17,15 +17,20 @@ from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
     InternalError,
+    ModelChanged,
+    Restarted,
     Started,
     Tokens,
 )
+from llorch_worker.openai_api.fingerprint import SEPARATOR
 
 PATIENCE_S = 30.0
 """How long Redis may be away before those who wait hear of it."""
 MOST_UNREAD = 64
 GRACE_S = 2.0
 """How long after their deadline the end of jobs may come."""
+
+CHANGED = "the model was replaced, and what was sent is void; send the request again"
 
 Progress = Started | Tokens | Finished
 
@@ -84,7 +89,7 @@ class JobEvents:
             task.cancel()
 
     async def _follow(self, number: int, job: AsyncJob) -> None:
-        started = False
+        started = has_text = False
         try:
             async for entry in job.stream(patience_s=PATIENCE_S):
                 match entry.event:
@@ -93,11 +98,16 @@ class JobEvents:
                         raise kind(error.message, faults=error.faults)
                     case CancelledEvent():
                         raise Cancelled("the job was cancelled")
+                    case Restarted():
+                        if has_text:
+                            raise ModelChanged(CHANGED)
+                        continue
                     case Finished() if not started:
                         # The stream has expired, but not the result.
                         for event in _replayed(await job.result(patience_s=PATIENCE_S)):
                             await self._queue.put((number, event))
                 started = True
+                has_text = has_text or isinstance(entry.event, Tokens)
                 await self._queue.put((number, entry.event))
         except Exception as error:  # noqa: BLE001 - the reader raises it
             await self._queue.put(error)
@@ -108,6 +118,8 @@ def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
     yield Started(
         worker=result.worker,
         model=result.model,
+        model_fingerprint=result.model_fingerprint,
+        arithmetic=SEPARATOR.join(result.arithmetic),
         attempt=result.attempts,
         prompt_tokens=result.usage.prompt,
         cached_tokens=result.usage.cached,

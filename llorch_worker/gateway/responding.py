@@ -11,7 +11,7 @@ from fastapi import Request
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Started
+from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Restarted, Started
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.event_source import begun_event_source, encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
@@ -144,7 +144,7 @@ class Creation:
         entries = job.stream(patience_s=PATIENCE_S)
         try:
             first = [await anext(entries)]
-            while isinstance(first[-1].event, Started):
+            while isinstance(first[-1].event, Started | Restarted):
                 first.append(await anext(entries))
             if isinstance(first[-1].event, TERMINAL_EVENTS):
                 _check(await end_of(job))

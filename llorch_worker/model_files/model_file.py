@@ -48,6 +48,10 @@ class ModelFile:
         """A copy of ``length`` bytes; shorter at the end of the file."""
         return self._map[start : start + length]
 
+    def read_at(self, start: int, length: int) -> bytes:
+        """:meth:`read` without the mapping, which would read ahead and keep its pages."""
+        return os.pread(self._descriptor, length, start)
+
     def each_chunk(
         self,
         start: int,

@@ -11,6 +11,7 @@ from llorch_worker.contract import (
     GenerationResult,
     ToolCall,
 )
+from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import ChatLogprobs, chat_logprobs
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
 
@@ -46,7 +47,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: UsageDocument
-    system_fingerprint: None
+    system_fingerprint: str | None
 
 
 def chat_completion(result: GenerationResult, created: int) -> ChatCompletion:
@@ -57,7 +58,7 @@ def chat_completion(result: GenerationResult, created: int) -> ChatCompletion:
         "model": result.model,
         "choices": [_choice(choice) for choice in result.choices],
         "usage": usage_document([result.usage]),
-        "system_fingerprint": None,
+        "system_fingerprint": system_fingerprint(result),
     }
 
 

@@ -20,6 +20,7 @@ from llorch_worker.contract import (
 from llorch_worker.contract.tool_calls import may_be_calls
 from llorch_worker.openai_api.chat_answer import answer_call, chat_id
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
+from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import chat_logprobs
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import finish
@@ -62,6 +63,7 @@ class ChatChunks:
 
     def started(self, job: int, event: Started) -> None:
         self._same["model"] = event.model
+        self._same["system_fingerprint"] = system_fingerprint(event)
         self._usage.started(job, event)
 
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
+from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import CompletionLogprobs, completion_logprobs
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
@@ -37,7 +38,7 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[UsageDocument | None]
-    system_fingerprint: None
+    system_fingerprint: str | None
 
 
 def completion(
@@ -56,7 +57,7 @@ def completion(
         "model": results[0].model,
         "choices": choices,
         "usage": usage_document(result.usage for result in results),
-        "system_fingerprint": None,
+        "system_fingerprint": system_fingerprint(results[0]),
     }
 
 
@@ -120,6 +121,7 @@ class CompletionChunks:
 
     def started(self, job: int, event: Started) -> None:
         self._same["model"] = event.model
+        self._same["system_fingerprint"] = system_fingerprint(event)
         self._usage.started(job, event)
 
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from llorch_worker.contract import (
     LlorchError,
     Usage,
 )
+from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import chat_logprobs
 from llorch_worker.openai_api.responses_items import (
     FunctionCallItem,
@@ -117,6 +118,8 @@ class Response(_Part):
 
     seed: int | None = None
     """The seed that was used; None until the end."""
+    system_fingerprint: str | None = None
+    """As a chat's; None until the end."""
 
     @property
     def ended(self) -> bool:
@@ -217,6 +220,7 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         "output": output_of(record, end),
         "usage": ResponseUsage.of(end.usage),
         "seed": end.seed,
+        "system_fingerprint": system_fingerprint(end),
     }
     if status == "completed":
         changes["completed_at"] = _completed_at(record, end)

@@ -38,6 +38,8 @@ class StubEngine:
     """What :class:`.JobRunner` needs of an engine."""
 
     healthy = True
+    fingerprint = ""
+    max_context = MAX_CONTEXT
 
     def __init__(self, model_name: str, answers: Answers) -> None:
         self.model_name = model_name

@@ -8,6 +8,7 @@ from llorch_worker.weights.embedding import (
     embedding_bytes,
     load_embedding,
 )
+from llorch_worker.weights.fingerprint import fingerprint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.linear import DenseLinear, DenseLinears, Linear, Linears
 from llorch_worker.weights.open_checkpoint import open_checkpoint
@@ -25,6 +26,7 @@ __all__ = [
     "Part",
     "TensorInfo",
     "embedding_bytes",
+    "fingerprint",
     "load_embedding",
     "open_checkpoint",
     "select_linears",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +74,14 @@ class Checkpoint(ABC):
         threads at once.
         """
         raise NotImplementedError(f"{name} is not quantised")
+
+    @abstractmethod
+    def described_by(self) -> Iterator[bytes]:
+        """Configuration, tokenizer and chat templates, as they are stored."""
+
+    @abstractmethod
+    def sample(self, name: str, at: int, length: int) -> bytes:
+        """``length`` of the stored bytes of a tensor, from its byte ``at`` on, or up to its end."""
 
     def repeats(self, name: str, other: str) -> bool:
         """Whether two tensors are stored with the same bytes."""

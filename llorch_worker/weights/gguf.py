@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,9 @@ class GgufCheckpoint(Checkpoint):
         for file, header in zip(files, headers, strict=True):
             self._index(file, header)
         self.metadata: Mapping[str, Any] = headers[0].metadata
+        self._headers = [
+            (file, header.data_start) for file, header in zip(files, headers, strict=True)
+        ]
         parts = self.metadata.get("split.count", 1) or 1
         if parts != len(files):
             raise ModelLoadFailed(
@@ -124,6 +127,14 @@ class GgufCheckpoint(Checkpoint):
                 out.index_copy_(0, destination[first : first + len(values)], values)
 
         self._each_chunk(name, take)
+
+    def described_by(self) -> Iterator[bytes]:
+        for file, size in self._headers:
+            yield file.read(0, size)
+
+    def sample(self, name: str, at: int, length: int) -> bytes:
+        stored, size = self._stored[name], self.tensors[name].stored_bytes
+        return stored.file.read_at(stored.start + at, min(length, size - at))
 
     def group_form(self, name: str) -> GroupForm | None:
         return group_form(self._stored[name].type) if name in self._stored else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,11 @@ _MAX_HEADER_BYTES = 100_000_000
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DESCRIPTIONS = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
+    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+"""What a folder holds besides the weights and templates with a name."""
 _SIDE_FILES = ("generation_config", "tokenizer_config")
 
 
@@ -115,6 +120,18 @@ class HuggingFaceCheckpoint(Checkpoint):
             take,
             torch.get_num_threads(),
         )
+
+    def described_by(self) -> Iterator[bytes]:
+        for name in _DESCRIPTIONS:
+            path = self.path / name
+            yield path.read_bytes() if path.is_file() else b""
+        for path in sorted((self.path / "additional_chat_templates").glob("*.jinja")):
+            yield path.name.encode()
+            yield path.read_bytes()
+
+    def sample(self, name: str, at: int, length: int) -> bytes:
+        stored, size = self._stored[name], self.tensors[name].stored_bytes
+        return stored.file.read_at(stored.start + at, min(length, size - at))
 
     def repeats(self, name: str, other: str) -> bool:
         first, second = self.tensors[name], self.tensors[other]

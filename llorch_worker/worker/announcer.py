@@ -27,7 +27,7 @@ class Announcer(Repeater):
         self._redis = client
         self._model, self._hostname = model, hostname
         self._make_card = make_card
-        self._announced = self._warned = False
+        self._announced = self._warned = self._leaving = False
         self._numbers = count()
         outage = RedisOutage("cannot announce the worker", "announcing the worker again")
         super().__init__("announcer", self._announce, registry.ANNOUNCE_INTERVAL_S, outage)
@@ -36,6 +36,11 @@ class Announcer(Repeater):
         """Announces the worker once before it returns, so that clients already know its model."""
         self.attempt()
         super().start()
+
+    def leave(self) -> None:
+        """Announces that the worker takes no more jobs, without waiting for Redis."""
+        self._leaving = True
+        threading.Thread(target=self.attempt, daemon=True).start()
 
     def close(self) -> None:
         super().close()
@@ -50,7 +55,7 @@ class Announcer(Repeater):
     def _announce(self) -> None:
         card = self._make_card()
         whole = next(self._numbers) % registry.WHOLE_EVERY == 0
-        replaced = registry.announce(self._redis, card, whole=whole)
+        replaced = registry.announce(self._redis, card, whole=whole, leaving=self._leaving)
         ENDED_JOBS.publish(self._redis)
         # The first entry found may be that of a dead worker; later ones must be this worker's.
         if self._announced and replaced is not None:

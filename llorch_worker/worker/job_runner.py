@@ -19,6 +19,7 @@ from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
+    ContextLengthExceeded,
     Event,
     Fault,
     GenerationRequest,
@@ -32,6 +33,7 @@ from llorch_worker.contract import (
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.deliveries import Deliveries
 from llorch_worker.worker.delivery import Delivery
+from llorch_worker.worker.other_workers import OtherWorkers
 from llorch_worker.worker.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class JobRunner:
         self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
+        self._others = OtherWorkers(client, engine.model_name, hostname, engine.max_context)
         self.deliveries = Deliveries()
 
     def run(self, delivery: Delivery) -> GenerationResult:
@@ -93,7 +96,7 @@ class JobRunner:
 
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
-        page = self._read_journal(claim)
+        page = self._resumable(delivery, self._read_journal(claim))
         self.deliveries.note(claim, has_journal=bool(page.journal))
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
@@ -136,6 +139,26 @@ class JobRunner:
             logger.warning("cannot read the journal of job %s: %s", claim.job_id, error)
             raise HandedBack from None
 
+    def _resumable(self, delivery: Delivery, page: JournalPage) -> JournalPage:
+        """The page, if its tokens are of this model; else the job goes to a worker of its own, or
+        begins again."""
+        claim, journal = delivery.claim, page.journal
+        if not journal or journal.fingerprint == self._engine.fingerprint:
+            return page
+        try:
+            request = delivery.request()
+        except LlorchError:
+            return page  # refused later
+        try:
+            if self._others.resume(claim, request, journal):
+                raise HandedBack
+            entry = max(page.next_entry, claim.fence)
+            self._others.restart(claim, journal, entry)
+        except RedisError as error:
+            logger.warning("job %s waits: %s", claim.job_id, error)
+            raise HandedBack from None
+        return JournalPage(Journal(), entry + 1)
+
     # Into the engine -------------------------------------------------------------------------
 
     def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
@@ -172,6 +195,10 @@ class JobRunner:
                 journal=journal,
                 on_event=partial(self._publish, claim),
             )
+        except ContextLengthExceeded:
+            if self._goes_to_larger_context(claim, journal):
+                raise HandedBack from None
+            raise
         except LlorchError:
             raise
         except MemoryError:
@@ -182,6 +209,12 @@ class JobRunner:
             place = (type(defect), defect, error.__traceback__)
             logger.error("job %s failed", claim.job_id, exc_info=place)
             raise defect from None
+
+    def _goes_to_larger_context(self, claim: Claim, journal: Journal) -> bool:
+        try:
+            return self._others.hold(claim, journal)
+        except RedisError:
+            return False
 
     def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
         """Refuses a second job with the same key. Our client never sends one; others may."""

@@ -56,9 +56,10 @@ class Residency:
         *,
         on_broken: Callable[[], None],
         load_s: float = 0.0,
+        takes_direct_jobs: bool = True,
     ) -> None:
         """``on_broken`` is called once the engine cannot run any more. ``load_s``: how long loading
-        and warming up the model took."""
+        and warming up the model took. ``takes_direct_jobs``: whether it consumes its own queue."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._settings = settings
@@ -67,6 +68,7 @@ class Residency:
         self._warned_of_absent_redis = False
         self._assignment = assignment
         self._load_s = load_s
+        self._takes_direct_jobs = takes_direct_jobs
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
@@ -128,6 +130,10 @@ class Residency:
         self._engine.close()
         self._leases_redis.close()
         self._redis.close()
+
+    def refuse_jobs(self) -> None:
+        """Announces that no more jobs are to be handed over to this worker."""
+        self._announcer.leave()
 
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
@@ -213,6 +219,8 @@ class Residency:
             hostname=self._hostname,
             pid=os.getpid(),
             model=self._engine.model_name,
+            fingerprint=self._engine.fingerprint,
+            takes_direct_jobs=self._takes_direct_jobs,
             max_context=self._engine.max_context,
             max_sequences=self._engine.max_sequences,
             queue_limit=self._settings.queue_limit,

@@ -15,6 +15,7 @@ from llorch_worker.broker.queues import worker_lists, worker_queue
 from llorch_worker.broker.registry import WorkerCard
 from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.test_maxmemory import fill
+from tests.messages import GOOD_BODY, envelope
 from tests.services import RedisServer
 
 QUEUE = worker_queue("toy", "gpu0@host")
@@ -121,6 +122,18 @@ def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: red
     shared = queues.queues("toy")
     for name in queues.lists(shared):
         assert store.lrange(name, 0, -1) == ["another", "a job"]
+
+
+def test_jobs_that_were_handed_to_a_worker_that_leaves_move_at_once(store: redis.Redis) -> None:
+    messages = [json.dumps(envelope(GOOD_BODY, headers={"id": job_id})) for job_id in "abc"]
+    store.lpush(QUEUE, *messages)
+    # It was claimed before. The others were sent to that worker, which may come back.
+    store.hset(keys.job("b"), "state", "queued")
+    registry.announce(store, card("gpu0@host", "toy"), leaving=True)
+    assert registry.takers(store, "toy") == []
+    assert registry.reroute(store, "toy", grace_s=60) == {QUEUE: 1}
+    assert store.lrange("llorch.toy", 0, -1) == [messages[1]]
+    assert store.lrange(QUEUE, 0, -1) == [messages[2], messages[0]]
 
 
 def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:

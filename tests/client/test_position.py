@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.client.stream import Position, StreamEntry
-from llorch_worker.contract import CancelledEvent, Event, Started, Tokens
+from llorch_worker.contract import CancelledEvent, Event, Restarted, Started, Tokens
 
 TEXT = "abcdefghijklmnop"
 STARTED = Started(worker="w", model="m", prompt_tokens=1, queue_ms=0)
@@ -90,3 +90,25 @@ def test_events_without_tokens_come_once() -> None:
 def test_what_is_no_id_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="not an id"):
         Position.parse(wrong)
+
+
+def test_a_reader_who_comes_back_after_a_restart_gets_the_new_text_from_its_first_token() -> None:
+    reader = Position()
+    for number, event in enumerate((STARTED, Tokens(index=0, ids=(1, 2), text="ab")), 1):
+        reader.rest(StreamEntry(f"{number}-0", event))
+    restarted = Restarted(worker="w", attempt=2)
+    after: list[Event] = [
+        restarted,
+        STARTED,
+        Tokens(index=0, ids=(7,), text="x"),
+        Tokens(index=1, ids=(8, 9), text="yz"),
+        CancelledEvent(),
+    ]
+    entries = [StreamEntry(f"{number}-0", event) for number, event in enumerate(after, 10)]
+    # It may leave again at any place.
+    for leaves in range(len(after)):
+        again = Position.parse(str(reader))
+        found = [again.rest(entry) for entry in entries[:leaves]]
+        again = Position.parse(str(again))
+        found += [again.rest(entry) for entry in entries]
+        assert [event for event in found if event is not None] == after

@@ -10,6 +10,7 @@ from llorch_worker.contract import (
     Finished,
     InternalError,
     JournalledChoice,
+    Restarted,
     Started,
     Timings,
     TokenLogprobs,
@@ -103,3 +104,39 @@ def test_the_repr_of_a_journal_hides_its_text() -> None:
     assert "secret" not in repr(journal)
     assert "77" not in repr(journal)
     assert "1 tokens" in repr(journal)
+
+
+def started(model: str, arithmetic: str = "") -> Started:
+    changed = {"model_fingerprint": model, "arithmetic": arithmetic}
+    return STARTED.model_copy(update=changed)
+
+
+def test_a_journal_says_which_model_its_tokens_are_of_and_what_computed_them() -> None:
+    events: list[Event] = [
+        started("a", "one"),
+        Tokens(index=0, ids=(1,), text="a"),
+        started("a", "two"),
+        Tokens(index=1, ids=(2,), text="b"),
+        # This worker died before its first token.
+        started("b", "three"),
+    ]
+    journal = read_journal(events)
+    assert (journal.fingerprint, journal.arithmetic) == ("a", ("one", "two"))
+    mixed = read_journal([*events, Tokens(index=2, ids=(3,), text="c")])
+    assert mixed.fingerprint is None
+
+
+def test_what_a_restart_has_voided_is_not_in_the_journal() -> None:
+    events: list[Event] = [
+        started("a", "one"),
+        Tokens(index=0, ids=(1, 2), text="ab"),
+        FINISHED,
+        Restarted(worker="w", attempt=2),
+        started("b", "two"),
+        Tokens(index=0, ids=(3,), text="c"),
+    ]
+    journal = read_journal(map(decode_event, map(encode_event, events)))
+    assert journal.choices == {0: JournalledChoice((3,), "c")}
+    assert (journal.fingerprint, journal.arithmetic) == ("b", ("two",))
+    assert journal.terminal is None
+    assert not read_journal(events[:4])

@@ -8,6 +8,9 @@ local job_id, fence = ARGV[1], ARGV[2]
 -- 'lapsed' to end the lease now, as if the worker had died
 local state = ARGV[3]
 local keep_s = ARGV[4] -- for the record of an ended job
+-- For a job that is handed back: a list of the worker that shall run it, or '' for its own list. A suspect
+-- goes there, too: whoever claims it keeps it apart.
+local to = ARGV[5]
 local job = job_key(job_id)
 
 local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'peers', 'progress')
@@ -24,7 +27,7 @@ end
 -- A new fence, so that the caller's writes still in flight fail.
 redis.call('HINCRBY', job, 'fence', 1)
 local suspect = record[5] and record[6] == '0'
-local list = suspect and suspects_list(record[4]) or record[4]
+local list = to ~= '' and to or suspect and suspects_list(record[4]) or record[4]
 if state == 'lapsed' or not takes_jobs(list) then
   redis.call('ZADD', LEASES, 0, job_id)
 else
@@ -35,5 +38,8 @@ else
     redis.call('HDEL', job, 'strikes', 'peers', 'alone')
   end
   redis.call('RPUSH', list, record[3])
+  if to ~= '' then
+    ring(bell_of(to))
+  end
 end
 return 1

@@ -7,11 +7,12 @@
 --
 -- Returns {queue, jobs moved} for each queue with jobs.
 
-local gone_ms = ARGV[1] -- a worker not seen for this long is gone
-local forgotten_ms = ARGV[2] -- after this long its queue is forgotten
-local most_queues = ARGV[3] -- the most queues to remember
-local left = tonumber(ARGV[4]) -- the most jobs to move, so that one call stays short
-local suffixes = {unpack(ARGV, 5)} -- from a queue's name to its lists, the most urgent first
+local gone_ms = ARGV[1] -- a worker not seen for this long is gone: jobs that were handed over to it move
+local lost_ms = ARGV[2] -- after this long, all its jobs
+local forgotten_ms = ARGV[3] -- after this long its queue is forgotten
+local most_queues = ARGV[4] -- the most queues to remember
+local left = tonumber(ARGV[5]) -- the most jobs to move, so that one call stays short
+local suffixes = {unpack(ARGV, 6)} -- from a queue's name to its lists, the most urgent first
 
 local now = now_ms()
 local moved = {}
@@ -28,10 +29,17 @@ for _, queue in ipairs(gone) do
   end
   -- Most are empty, and there may be many.
   if redis.call('EXISTS', unpack(lists)) > 0 then
+    local all = tonumber(redis.call('ZSCORE', KEYS[1], queue)) <= now - lost_ms
     for _, list in ipairs(lists) do
-      while left > 0 and redis.call('RPOPLPUSH', list, shared_list(list)) do
-        left = left - 1
-        count = count + 1
+      local messages = left > 0 and takes_jobs(list) and redis.call('LRANGE', list, -left, -1) or {}
+      for i = #messages, 1, -1 do
+        local id = not all and read_message(messages[i])
+        if all or id and redis.call('HGET', job_key(id), 'state') == 'queued' then
+          redis.call('LREM', list, -1, messages[i])
+          redis.call('LPUSH', shared_list(list), messages[i])
+          left = left - 1
+          count = count + 1
+        end
       end
     end
   end

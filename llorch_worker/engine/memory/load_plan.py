@@ -70,6 +70,13 @@ class LoadPlan:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def arithmetic(self) -> str:
+        """What besides the model decides the last bits of its logits."""
+        kv = self.dtype_name if self.shape.kv_dtype == "auto" else self.shape.kv_dtype
+        kernels = f"{self.linears.name} and {self.kernels.ops.name} kernels"
+        return f"{self.device.type}, {self.dtype_name}, KV {kv}, {kernels}"
+
+    @property
     def cache_share(self) -> float:
         """See ``CACHE_SHARE``."""
         return CACHE_SHARE[self.device.type]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from llorch_worker.client import AsyncJob, JobState, StreamEntry
-from llorch_worker.contract import LlorchError, Started, Tokens
+from llorch_worker.contract import LlorchError, ModelChanged, Restarted, Started, Tokens
 from llorch_worker.gateway.errors import as_shown
-from llorch_worker.gateway.job_events import PATIENCE_S
+from llorch_worker.gateway.job_events import CHANGED, PATIENCE_S
 from llorch_worker.gateway.responses.store import NotKept
 from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.responses import End, Response, ResponseRecord, response_of
@@ -45,7 +45,7 @@ async def response_events(
     read: Sequence[StreamEntry] = (),
 ) -> AsyncIterator[Event]:
     """The response's events. ``entries``: all of the job's, after those that were ``read``."""
-    events = ResponseEvents(record)
+    events, has_text = ResponseEvents(record), False
     for event in events.begin():
         yield event
     try:
@@ -53,7 +53,12 @@ async def response_events(
             match entry.event:
                 case Started():
                     new = events.start()
+                case Restarted():
+                    if has_text:
+                        raise ModelChanged(CHANGED)
+                    continue
                 case Tokens():
+                    has_text = True
                     new = events.tokens(entry.event)
                 case _:
                     new = events.end(await end_of(job))

@@ -142,6 +142,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             assignment,
             on_broken=_shut_down,
             load_s=load_s,
+            takes_direct_jobs=not worker.named_queues,
         )
         residency.start()
         worker.pool.figures = residency.figures
@@ -152,6 +153,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
 
     def stop(self, worker: Any) -> None:
+        if self._residency is not None:
+            self._residency.refuse_jobs()
         worker.pool.drain(worker.app.settings.drain_s)
         self._close()
         if self._interrupted:

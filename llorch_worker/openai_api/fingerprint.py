@@ -1,0 +1,19 @@
+"""``system_fingerprint``: what a seed's answer depends on."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from llorch_worker.contract import GenerationResult, Started
+
+SEPARATOR = "; "
+
+
+def system_fingerprint(source: Started | GenerationResult) -> str | None:
+    """The model, then the arithmetic; None if the worker did not say."""
+    arithmetic = source.arithmetic
+    if not source.model_fingerprint:
+        return None
+    text = arithmetic if isinstance(arithmetic, str) else SEPARATOR.join(arithmetic)
+    digest = blake2b(text.encode(), digest_size=3).hexdigest()
+    return f"fp_{source.model_fingerprint[:12]}_{digest}"
