@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -26,6 +27,7 @@ from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.broker.stopped_queues import wrong_key
 from llorch_worker.broker.waiting import unserved
 from llorch_worker.contract import Priority
+from llorch_worker.contract.quantities import counted
 
 SCAN_INTERVAL_S = 30.0
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -60,6 +62,9 @@ class ModelLoad:
     tokens_per_s: float
     recent: RecentJobs
     """What ended in these workers in the last minutes."""
+    fingerprints: Mapping[str, int]
+    """Which models the workers serve under this name, each with the number of workers. One, except
+    while they are replaced."""
     wrong_keys: Sequence[str] = ()
     """Sentences about keys at the names of its queues that hold no jobs and stop these queues."""
 
@@ -70,6 +75,17 @@ class ModelLoad:
     @property
     def waiting(self) -> int:
         return sum(queue.jobs for queue in self.queues.values())
+
+    @property
+    def mixture(self) -> str | None:
+        """A sentence, if the workers serve several models under this name."""
+        if len(self.fingerprints) < 2:
+            return None
+        listed = ", ".join(
+            f"{fingerprint[:12] or 'unknown'} ({counted(workers, 'worker')})"
+            for fingerprint, workers in self.fingerprints.items()
+        )
+        return f"{len(self.fingerprints)} different models are served as {self.model}: {listed}"
 
     @property
     def saturation(self) -> float | None:
@@ -150,6 +166,7 @@ def _load(
         running=sum(worker.running + worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
+        fingerprints=Counter(worker.fingerprint for worker in serving),
         wrong_keys=[
             wrong_key(lists[position - 1], text(kind)) for position, jobs, kind in heads if jobs < 0
         ],

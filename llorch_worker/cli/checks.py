@@ -301,5 +301,9 @@ def served_workers(url: str, before: Sequence[Check]) -> Iterator[Check]:
     for found in fleet.workers:
         finding = f"{found.hostname} serves {found.model} on {found.device}"
         yield Check("workers", "ok", finding)
+    for load in fleet.models:
+        if load.mixture:
+            remedy = "replace the others, or serve them under another name (LLORCH_MODEL_NAME)"
+            yield Check("workers", "warn", load.mixture, remedy)
     for sentence in (each for load in fleet.models for each in load.wrong_keys):
         yield Check("queues", "fail", f"a queue is stopped: {sentence}")

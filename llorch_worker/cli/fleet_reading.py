@@ -113,6 +113,7 @@ def _model(load: ModelLoad) -> dict[str, Any]:
         "scheduled": load.scheduled,
         "wrong_keys": list(load.wrong_keys),
         "workers": load.workers,
+        "fingerprints": dict(load.fingerprints),
         "slots": load.slots,
         "running": load.running,
         "saturation": load.saturation,

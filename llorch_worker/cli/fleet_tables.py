@@ -173,6 +173,8 @@ def notices(reading: Reading) -> Iterator[Text]:
     for load in fleet.models:
         for sentence in load.wrong_keys:
             yield _warning("stopped queue", f" of {load.model}: {sentence}")
+        if load.mixture:
+            yield _warning("mixed models", f": {load.mixture}")
     if fleet.dead_letters:
         yield _warning(counted(fleet.dead_letters, "dead letter"), ": see llorch dead list")
     for load in fleet.models:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, terminal_event
-from llorch_worker.contract import TERMINAL_EVENTS, Event, Restarted, Tokens, decode_event
+from llorch_worker.contract import TERMINAL_EVENTS, Event, Restarted, Started, Tokens, decode_event
 
 FROM_THE_START = "0"
 BLOCK_MS = 1_000
@@ -124,6 +124,8 @@ class StreamCursor:
         self._timeout = timeout
         self._heard_at_s = time.monotonic()
         self._announced_at_s = float("-inf")
+        self._model: str | None = None
+        """The fingerprint of the last event ``started`` that was read."""
 
     @property
     def ended(self) -> bool:
@@ -156,8 +158,15 @@ class StreamCursor:
         if reply:
             for entry_id, fields in reply[0][1]:
                 self.last_id = entry_id
-                entry = StreamEntry(entry_id, decode_event(fields["event"]))
-                rest = self._position.rest(entry)
+                event = decode_event(fields["event"])
+                if isinstance(event, Started):
+                    if self._position.choices and self._model not in (None, event.model_fingerprint):
+                        # Redis lost the event that says so, with the tokens that were read.
+                        self._position.choices.clear()
+                        again = Restarted(worker=event.worker, attempt=event.attempt)
+                        yield StreamEntry(entry_id, again)
+                    self._model = event.model_fingerprint
+                rest = self._position.rest(StreamEntry(entry_id, event))
                 if rest is not None:
                     yield StreamEntry(entry_id, rest)
                 if self.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import count
 
@@ -62,6 +63,7 @@ class Announcer(Repeater):
             self._warn_of_namesake(card, replaced)
         if not self._announced:
             self._warn_of_eviction()
+            self._warn_of_other_models(card)
         self._announced = True
 
     def _warn_of_namesake(self, card: WorkerCard, other: WorkerCard) -> None:
@@ -74,6 +76,23 @@ class Announcer(Repeater):
             other.pid,
             self._hostname,
         )
+
+    def _warn_of_other_models(self, card: WorkerCard) -> None:
+        try:
+            cards = registry.takers(self._redis, card.model)
+        except RedisError:
+            return  # `llorch status` will say so
+        others = [each for each in cards if each.fingerprint != card.fingerprint]
+        if others:
+            logger.warning(
+                "%s serves another model as %s than this worker (%s, here %s), and %d workers in "
+                "all do: jobs go on only with the model that began them",
+                others[0].hostname,
+                card.model,
+                others[0].fingerprint or "unknown",
+                card.fingerprint,
+                len(others),
+            )
 
     def _warn_of_eviction(self) -> None:
         try:

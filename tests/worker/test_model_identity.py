@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.queues import worker_queue
+from llorch_worker.cli.checks import served_workers
+from llorch_worker.cli.fleet_reading import Reading
+from llorch_worker.cli.fleet_tables import notices
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import ContextLengthExceeded, Restarted, Tokens
+from llorch_worker.gateway.console.documents import Model
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
+from tests.telemetry.exporters import running_exporter
+from tests.telemetry.scraping import scrape
 
 GET_S = 60
 TOKENS = 12
@@ -110,6 +117,26 @@ def test_a_job_waits_for_a_worker_of_its_own_model_while_one_lives(
     assert history.count("\n") == 3, history
     assert int(own_client.redis.hget(keys.job(job.id), "fence")) > int(claimed)
     assert not any(isinstance(entry.event, Restarted) for entry in job.stream(timeout=GET_S))
+
+
+def test_two_models_under_one_name_are_reported(
+    own_client: Client, own_server: RedisServer, start: StartWorker, tmp_path: Path
+) -> None:
+    start("first", "a")
+    with running_exporter(own_server.url, tmp_path) as exporter:
+        assert scrape(exporter)("llorch_fleet_models", model_name="toy") == 1
+        second = start("second", "b")
+        assert (
+            "first@test serves another model as toy than this worker (a, here b)" in second.text()
+        )
+        wait_until(lambda: scrape(exporter)("llorch_fleet_models", model_name="toy") == 2)
+    sentence = "2 different models are served as toy: a (1 worker), b (1 worker)"
+    with FleetClient(own_server.url) as fleet:
+        found = fleet.fleet()
+    assert any(sentence in notice.plain for notice in notices(Reading(found, 0)))
+    checks = served_workers(own_server.url, ())
+    assert sentence in [check.finding for check in checks if check.verdict == "warn"]
+    assert Model.of(found.models[0]).fingerprints == {"a": 1, "b": 1}
 
 
 def test_another_arithmetic_on_the_same_model_goes_on_and_the_result_names_both(

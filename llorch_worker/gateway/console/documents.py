@@ -72,6 +72,7 @@ class Model(BaseModel):
     running: int
     waiting: int
     saturation: float | None
+    fingerprints: dict[str, int]
 
     @classmethod
     def of(cls, load: ModelLoad) -> Model:

@@ -25,6 +25,10 @@ MOST_UNSERVED = 20
 
 _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "workers": ("Live workers.", lambda load: load.workers),
+    "models": (
+        "Different models that live workers serve under this name.",
+        lambda load: len(load.fingerprints),
+    ),
     "slots": ("Sequences that the workers can run at once.", lambda load: load.slots),
     "running": ("Sequences in the workers, up to 5 s ago.", lambda load: load.running),
     "waiting": ("Jobs that wait in Redis.", lambda load: load.waiting),

@@ -105,12 +105,14 @@ export class Fleet {
       const later = [];
       if (model.scheduled) later.push(`${count(model.scheduled)} scheduled`);
       if (model.suspects) later.push(counted(model.suspects, "suspect"));
+      const served = Object.keys(model.fingerprints).length;
+      if (served > 1) later.push(`${count(served)} different models`);
       setText(cells.later, later.join(", ") || "–");
       cells.later.classList.toggle("none", !later.length);
       setText(cells.slots, `${count(model.running)} / ${count(model.slots)}`);
       const stuck = !model.workers && model.waiting > 0;
       setMeter(cells.saturation, model.workers ? percent(model.saturation) : "no worker", model.saturation);
-      row.classList.toggle("alarm", stuck);
+      row.classList.toggle("alarm", stuck || served > 1);
     });
     const jobs = (number) => counted(number, "job waits", "jobs wait");
     byId("unserved").replaceChildren(
