@@ -134,7 +134,8 @@ class Stage:
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """The events in the job's stream, after a check of their numbers."""
         entries = self.store.xrange(keys.events(job_id))
-        assert [entry_id for entry_id, _ in entries] == [f"{n + 1}-0" for n in range(len(entries))]
+        numbers = [int(entry_id.removesuffix("-0")) for entry_id, _ in entries]
+        assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
         return [json.loads(fields["event"]) for _, fields in entries]
 
     def ends(self) -> Counter[str]:

@@ -15,6 +15,8 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
     InternalError,
     InvalidRequest,
+    Restarted,
+    encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
@@ -155,6 +157,32 @@ def a_worker_hands_a_job_back(stage: Stage) -> Acts:
     yield ["a"]
     (again,) = take(stage.store)
     assert again.attempt == 1
+
+
+@STEPS.breaking("release")
+def a_worker_hands_a_job_over(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    queue = queues.worker_queue("toy", "other@host")
+    yield None
+    insist(lambda: claims.hand_over(stage.client, claim, "other@host"))
+    yield ["a"]
+    assert stage.store.llen(queue) == 1
+    note_seen(stage.store, queue, ago_s=60)
+    # A job that was handed over waits for no grace.
+    assert registry.reroute(stage.store, "toy", grace_s=3600) == {queue: 1}
+    (again,) = take(stage.store)
+    assert again.attempt == 1
+
+
+@STEPS.breaking("restart")
+def a_worker_begins_a_job_again(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    stage.store.xadd(keys.events("a"), {"event": encode_event(TOKENS)}, id="1-0")
+    restarted = Restarted(worker="w@h", attempt=1)
+    yield None
+    insist(lambda: claims.restart(stage.client, claim, 2, restarted))
+    yield ["a"]
+    assert stage.store.xrange(keys.events("a")) == [("2-0", {"event": encode_event(restarted)})]
 
 
 @STEPS.breaking("restore")

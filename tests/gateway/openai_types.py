@@ -7,7 +7,10 @@ from typing import Any
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-OURS = {"store", "seed", "llorch_code", "retriable", "llorch_finish_reason", "bytes"}
+OURS = {
+    "store", "seed", "system_fingerprint", "bytes",
+    "llorch_code", "retriable", "llorch_finish_reason",
+}  # fmt: skip
 """Fields that the types do not have."""
 NOT_HERE = {
     "access_programs",

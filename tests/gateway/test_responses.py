@@ -37,6 +37,7 @@ def test_a_response_has_every_field_of_openai(wire: httpx.Client) -> None:
         MODEL,
         "Tell.",
     )
+    assert document["system_fingerprint"].startswith("fp_")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert (response.metadata, response.user) == ({"a": "b"}, "u")

@@ -8,9 +8,9 @@ local job_id, fence = ARGV[1], ARGV[2]
 -- 'lapsed' to end the lease now, as if the worker had died
 local state = ARGV[3]
 local keep_s = ARGV[4] -- for the record of an ended job
--- For a job that is handed back: a list of the worker that shall run it, or '' for its own list. A suspect
+-- For a job that is handed back: a list of the worker that shall run it, if not its own list. A suspect
 -- goes there, too: whoever claims it keeps it apart.
-local to = ARGV[5]
+local to = ARGV[5] or ''
 local job = job_key(job_id)
 
 local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'peers', 'progress')
