@@ -135,7 +135,7 @@ class Stage:
         """The events in the job's stream, after a check of their numbers."""
         entries = self.store.xrange(keys.events(job_id))
         numbers = [int(entry_id.removesuffix("-0")) for entry_id, _ in entries]
-        assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+        assert numbers == [number for number, _ in enumerate(numbers, *numbers[:1])]
         return [json.loads(fields["event"]) for _, fields in entries]
 
     def ends(self) -> Counter[str]:
