@@ -160,7 +160,10 @@ class StreamCursor:
                 self.last_id = entry_id
                 event = decode_event(fields["event"])
                 if isinstance(event, Started):
-                    if self._position.choices and self._model not in (None, event.model_fingerprint):
+                    if self._position.choices and self._model not in (
+                        None,
+                        event.model_fingerprint,
+                    ):
                         # Redis lost the event that says so, with the tokens that were read.
                         self._position.choices.clear()
                         again = Restarted(worker=event.worker, attempt=event.attempt)
