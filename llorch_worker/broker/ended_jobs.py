@@ -60,9 +60,6 @@ class EndedJobs:
         """
         self._observers += (observer,)
 
-    def forget(self, observer: Callable[[EndedJob], None]) -> None:
-        self._observers = tuple(known for known in self._observers if known != observer)
-
     def note(
         self,
         claim: Claim,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,7 +33,6 @@ from llorch_worker.contract import (
     OutOfMemory,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
-from llorch_worker.worker.deliveries import Deliveries
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.other_workers import OtherWorkers
 from llorch_worker.worker.publisher import Publisher
@@ -78,7 +79,10 @@ class JobRunner:
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
         self._others = OtherWorkers(client, engine.model_name, hostname, engine.max_context)
-        self.deliveries = Deliveries()
+        self._counting = threading.Lock()
+        self.deliveries = Counter(attempts=0, redeliveries=0, resumes=0)
+        """Jobs that began to run here; of these, those that were claimed before, and those that
+        already had tokens."""
 
     def run(self, delivery: Delivery) -> GenerationResult:
         """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
@@ -97,7 +101,9 @@ class JobRunner:
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
         page = self._resumable(delivery, self._read_journal(claim))
-        self.deliveries.note(claim, has_journal=bool(page.journal))
+        with self._counting:
+            resumes = bool(page.journal)
+            self.deliveries.update(attempts=1, redeliveries=not claim.first, resumes=resumes)
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
         self._publisher.open(claim, max(page.next_entry, claim.fence))

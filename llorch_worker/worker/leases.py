@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import redis
 from celery.utils.log import get_logger
+from celery.worker import state
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
@@ -56,17 +57,15 @@ class LeaseKeeper(Repeater):
         *,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
-        on_away: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
-        answer."""
+        """``on_lost`` is called with a claim that was lost."""
         self._redis = client
         self._settings = settings
         self._model = model
         self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
-        self._on_away = on_away
+        self._warned = False
         self._leases_exist = True
         self._reroute_at_s = 0.0
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
@@ -113,10 +112,21 @@ class LeaseKeeper(Repeater):
         except RedisError as error:
             outage.failed(error)
             if isinstance(error, _AWAY):
-                self._on_away()
+                self._warn_if_draining()
             return error
         outage.over()
         return None
+
+    def _warn_if_draining(self) -> None:
+        if self._warned or state.should_stop is None or not len(HELD_CLAIMS):
+            return
+        self._warned = True
+        logger.warning(
+            "shutting down, but Redis is unreachable: %d jobs wait for it for at most %.0f s; "
+            "then other workers take them over",
+            len(HELD_CLAIMS),
+            self._settings.drain_s,
+        )
 
     def _redis_outlived_a_lease(self) -> bool:
         """Whether every live worker has had the time to renew; False if Redis does not say."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
-from celery.worker import state
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
@@ -34,8 +33,8 @@ from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
     from llorch_worker.engine import Engine
+    from llorch_worker.telemetry.metrics.server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
-    from llorch_worker.worker.metrics_endpoint import MetricsEndpoint
 
 logger = get_logger(__name__)
 
@@ -65,7 +64,6 @@ class Residency:
         self._settings = settings
         self._hostname = hostname
         self._on_broken = on_broken
-        self._warned_of_absent_redis = False
         self._assignment = assignment
         self._load_s = load_s
         self._takes_direct_jobs = takes_direct_jobs
@@ -87,7 +85,6 @@ class Residency:
             engine.model_name,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.lose,
-            on_away=self._warn_of_absent_redis,
         )
         self._listener = CancelListener(self._redis, active_jobs)
         self._job_window = JobWindow()
@@ -126,7 +123,6 @@ class Residency:
             self._metrics.close()
         for thread in reversed(self._threads):
             thread.close()
-        ENDED_JOBS.forget(self._job_window.add)
         self._engine.close()
         self._leases_redis.close()
         self._redis.close()
@@ -179,36 +175,30 @@ class Residency:
             self._on_broken()
             self._check.closing.set()
 
-    def _warn_of_absent_redis(self) -> None:
-        """Warns once, if the worker is shutting down and its jobs wait for Redis."""
-        if self._warned_of_absent_redis or state.should_stop is None or not len(HELD_CLAIMS):
-            return
-        self._warned_of_absent_redis = True
-        logger.warning(
-            "shutting down, but Redis is unreachable: %d jobs wait for it for at most %.0f s; "
-            "then other workers take them over",
-            len(HELD_CLAIMS),
-            self._settings.drain_s,
-        )
-
-    def _serve_metrics(self) -> MetricsEndpoint | None:
-        host, first_port = self._settings.metrics_host, self._settings.metrics_port
+    def _serve_metrics(self) -> MetricsServer | None:
+        """Nothing is counted if no port is free: a worker without metrics still works."""
+        first_port = self._settings.metrics_port
         if first_port is None:
             return None
-        # Here, because it needs an extra.
-        from llorch_worker.worker.metrics_endpoint import MetricsEndpoint
+        # Here, because they need an extra.
+        from llorch_worker.telemetry.metrics.server import serve
+        from llorch_worker.telemetry.metrics.step_figures import StepFigures
+        from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 
-        return MetricsEndpoint(self._engine, self._worker_figures, host, first_port)
+        steps = StepFigures()
+        metrics = WorkerMetrics(self._engine.model_name, self._worker_figures, steps)
+        server = serve(metrics.registry, self._settings.metrics_host, first_port)
+        if server is not None:
+            self._engine.observe(steps)
+            ENDED_JOBS.observe(metrics.job_ended)
+        return server
 
     def _worker_figures(self) -> WorkerFigures:
         from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
 
-        deliveries = self.job_runner.deliveries
         return WorkerFigures(
             stats=self._engine.stats(),
-            attempts=deliveries.attempts,
-            redeliveries=deliveries.redeliveries,
-            resumes=deliveries.resumes,
+            **self.job_runner.deliveries,
             fenced_writes=HELD_CLAIMS.fenced_writes,
             lease_age_s=self._leases.age_s(),
             load_s=self._load_s,

@@ -109,12 +109,21 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         write_on_sigusr1()
         trace_logger.addFilter(_HandBackInOneLine())
         self._trace(worker.hostname)
-        _bind(worker.app.settings.processors)
+        settings = worker.app.settings
+        try:
+            if settings.processors is not None:
+                bind(settings.processors)
+        except ValueError as error:
+            _give_up(f"LLORCH_PROCESSORS: {error}", USAGE)
         redis = RedisAtStart(worker.app, self._signs.loading)
         # Loading may take minutes, and Redis may come back meanwhile.
         redis.works()
         try:
-            assignment = self._assign_device(worker)
+            # Before the engine's module, and with it torch, is imported.
+            assignment: Assignment = worker.app.assignment or assign_device(
+                settings.device, settings.device_locks, worker=worker.hostname
+            )
+            worker.app.assignment = assignment
             began_s = time.monotonic()
             engine = self._load(worker, assignment)
             engine.warm_up()
@@ -124,10 +133,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             gc.freeze()
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
-            assignment = worker.app.assignment
-            card = None if assignment is None else assignment.card
+            assigned = worker.app.assignment
+            where = f"on {assigned.card.name}: " if assigned and assigned.card else ""
             code = USAGE if isinstance(error, InvalidLoadOption) else EX_FAILURE
-            _give_up(error.message if card is None else f"on {card.name}: {error.message}", code)
+            _give_up(where + error.message, code)
         except ModuleNotFoundError as error:
             _give_up(f"{error.name} is missing: {install_command('worker')}")
         fault = wrong_card(assignment) or violation(engine, assignment)
@@ -136,7 +145,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         redis.wait()
         residency = Residency(
             engine,
-            worker.app.settings,
+            settings,
             worker.hostname,
             worker.pool.active_jobs,
             assignment,
@@ -147,7 +156,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         residency.start()
         worker.pool.figures = residency.figures
         worker.app.out_of_time = worker.pool.out_of_time
-        self._follow_ups = FollowUps(worker.app, worker.app.settings, worker.hostname)
+        self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
@@ -204,17 +213,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # Otherwise the event loop finishes its wait and may take a job meanwhile.
             self._worker.pool.wake()
 
-    def _assign_device(self, worker: Any) -> Assignment:
-        # Before the engine's module, and with it torch, is imported.
-        app = worker.app
-        if app.assignment is None:
-            settings = app.settings
-            app.assignment = assign_device(
-                settings.device, settings.device_locks, worker=worker.hostname
-            )
-        assignment: Assignment = app.assignment
-        return assignment
-
     def _load(self, worker: Any, assignment: Assignment) -> Engine:
         app = worker.app
         settings = app.settings
@@ -230,15 +228,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             max_sequences=worker.pool.limit,
         )
         return engine
-
-
-def _bind(listed: str | None) -> None:
-    if listed is None:
-        return
-    try:
-        bind(listed)
-    except ValueError as error:
-        _give_up(f"LLORCH_PROCESSORS: {error}", USAGE)
 
 
 class _HandBackInOneLine(logging.Filter):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 from celery.platforms import EX_OK
@@ -11,6 +10,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import connect_impatient
+from llorch_worker.broker.repeater import Repeater
 
 logger = get_logger(__name__)
 
@@ -24,18 +24,16 @@ def leave_in_time(redis_url: str, drain_s: float) -> None:
     Each part that says goodbye to Redis would wait for its reply, one after the other. What they
     would say, Redis finds by itself: leases lapse, and others take the jobs over.
     """
-    threading.Thread(
-        target=_leave, args=(redis_url, drain_s + GRACE_S), name="llorch-last-exit", daemon=True
-    ).start()
+    leave_at_s = time.monotonic() + drain_s + GRACE_S
 
-
-def _leave(redis_url: str, after_s: float) -> None:
-    while True:
-        time.sleep(after_s)
+    def leave() -> None:
+        if time.monotonic() < leave_at_s:
+            return
         try:
             with connect_impatient(redis_url) as client:
                 client.ping()
         except RedisError as error:
             logger.warning("Redis is away, and the worker leaves without it: %s", error)
             os._exit(EX_OK)
-        after_s = GRACE_S
+
+    Repeater("last-exit", leave, 1.0).start()
