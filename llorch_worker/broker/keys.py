@@ -37,6 +37,8 @@ turn = Key("turn:{}")
 
 LEASES = f"{PREFIX}leases"
 """Sorted set: claimed job -> when its lease ends."""
+gone = Key("gone:{}")
+"""By queue of a model. Set: jobs that have ended while their messages waited in its lists."""
 DEADLINES = f"{PREFIX}deadlines"
 """Sorted set: job that our client enqueued with a deadline -> when to see whether it still waits.
 Those that have ended in time stay until then."""
@@ -49,8 +51,8 @@ ENDED_JOBS = f"{PREFIX}ended"
 job = Key("job:{}")
 """By job. Hash, the job's record.
 
-From our client: ``sent``, the Unix time at which it enqueued the job, ``idempotency``, its key, and
-``owner``, the gateway's key that sent it.
+From our client: ``sent``, the Unix time at which it enqueued the job, ``queue``, the model's,
+``idempotency``, its key, and ``owner``, the gateway's key that sent it.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled) and ``place``, the worker's in ``load``, or

@@ -43,6 +43,7 @@ _NAMES: dict[str, str | keys.Key] = {
     "BATCH_LEASES": keys.BATCH_LEASES,
     "MODELS": keys.MODELS,
     "job_key": keys.job,
+    "gone_key": keys.gone,
     "events_key": keys.events,
     "result_key": keys.result,
     "cancel_key": keys.cancel,

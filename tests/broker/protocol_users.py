@@ -17,9 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from llorch_worker.broker import dead_letters, keys, queues
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S, enqueue
 from llorch_worker.broker.queues import Route, route
-from llorch_worker.broker.results import revoked_document
+from llorch_worker.broker.results import failure_document, revoked_document
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import CancelledEvent, GenerationRequest, encode_event
+from llorch_worker.contract import (
+    CancelledEvent,
+    DeadlineExceeded,
+    Failed,
+    GenerationRequest,
+    encode_event,
+)
 from tests.broker.jobs import announce, card
 from tests.broker.protocol import TERMS, Job, Process, Snapshot, check, id_of
 from tests.messages import GOOD_BODY, envelope
@@ -158,8 +164,9 @@ class Users(RuleBasedStateMachine):
             assert owner is None or owner.forgotten or found == owner.id
 
     @precondition(lambda self: self.jobs)
-    @rule(which=anything, twice=st.booleans(), heard=st.booleans())
-    def cancel(self, which: int, twice: bool, heard: bool) -> None:
+    @rule(which=anything, twice=st.booleans(), heard=st.booleans(), overdue=st.booleans())
+    def cancel(self, which: int, twice: bool, heard: bool, overdue: bool) -> None:
+        """Somebody cancels it, or its deadline passes, which ends it only if it waits."""
         job = self.job(which)
         if job.forgotten:
             return
@@ -172,19 +179,24 @@ class Users(RuleBasedStateMachine):
             expected = "running"
         elif not (heard or self.seen.record(job.id)):
             expected = "unknown"
-        document = revoked_document(job.id)
+        error = DeadlineExceeded("too late")
+        document = failure_document(job.id, error) if overdue else revoked_document(job.id)
+        event = Failed(error=error.document()) if overdue else CancelledEvent()
+        channel = "" if overdue else keys.cancel_channel(0)
+        # Our client's jobs are in no chain or chord.
+        owed = "sent" not in self.seen.record(job.id) or state in ("claimed", "scheduled")
         for _ in range(1 + twice):
             outcome = run_script(
                 self.store,
                 "cancel",
-                [job.id, document, encode_event(CancelledEvent()), TERMS.result_ttl_s,
-                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), keys.cancel_channel(0)],
+                [job.id, document, encode_event(event), TERMS.result_ttl_s,
+                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), channel],
             )  # fmt: skip
             assert outcome == expected
         if expected == "running":
-            job.cancelled = True
+            job.cancelled = job.cancelled or not overdue
         elif expected == "queued":
-            self.note_end(job, document, owed=True)
+            self.note_end(job, document, owed=owed)
 
     @has_letters
     @rule(which=anything, twice=st.booleans())

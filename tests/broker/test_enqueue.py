@@ -16,7 +16,7 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
-from tests.broker.jobs import announce, card, load
+from tests.broker.jobs import announce, card, load, take
 
 QUEUE = "llorch.toy"
 
@@ -201,3 +201,32 @@ def test_a_write_refused_at_maxmemory_is_one_sentence(producer: Client) -> None:
     ):
         producer.redis.set("a", "b")
     assert "No Redis" not in str(caught.value)
+
+
+def test_jobs_that_ended_while_they_waited_do_not_count_against_the_limit(
+    producer: Client,
+) -> None:
+    announce(producer.redis, limit=3)
+
+    def fill() -> list[str]:
+        ids = [producer.submit(prompt="x", tenant="acme").id for _ in range(3)]
+        with pytest.raises(QueueFull):
+            producer.submit(prompt="x")
+        return ids
+
+    for job_id in fill():
+        producer.job(job_id).cancel()
+    waiting = fill()
+    # Their messages are not forgotten twice: afterwards the limit is what it was.
+    assert [claim.job_id for claim in take(producer.redis)] == waiting
+    assert not producer.redis.keys(keys.gone("*"))
+    fill()
+
+
+def test_a_purge_leaves_the_limit_as_it_was(producer: Client) -> None:
+    announce(producer.redis, limit=1)
+    producer.submit(prompt="x").cancel()
+    producer.redis.delete(QUEUE)
+    producer.submit(prompt="x")
+    with pytest.raises(QueueFull):
+        producer.submit(prompt="x")

@@ -141,6 +141,7 @@ class Protocol(Workers):
         assert all(job.end or job.forgotten for job in self.jobs.values()), "a job never ends"
         assert not self.seen.waiting
         assert not self.seen.follow_ups
+        assert not self.store.keys(keys.gone("*"))
         kept = {key for key, ttl_s in self.seen.ttl_s.items() if ttl_s == -1}
         assert kept <= REGISTRY, "something stays for ever"
         for end in self.ends_owed:

@@ -8,6 +8,7 @@ import redis
 from celery.app.task import Context
 
 from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, registry
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.results import decode_state
@@ -116,7 +117,8 @@ def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
 
 @STEPS.breaking("take_due")
 def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
-    assert stage.user.submit(prompt="x", job_id="a").cancel()
+    push(stage.store, "a")
+    assert cancel(stage.store, "a", result_ttl_s=60, stream_ttl_s=60, heard=True) == "queued"
     assert take(stage.store) == []
     stage.ends()
     yield None

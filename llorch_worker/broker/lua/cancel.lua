@@ -57,5 +57,10 @@ if message then
   leave_follow_ups(job_id, message, 0)
 else
   redis.call('HSET', job, 'follow', state == 'queued' and 'back' or 1)
+  local queue = redis.call('HGET', job, 'queue')
+  if queue then
+    redis.call('SADD', gone_key(queue), job_id)
+    redis.call('EXPIRE', gone_key(queue), record_s)
+  end
 end
 return 'queued'

@@ -8,7 +8,7 @@
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
 -- {'full', jobs that wait}.
 
--- How many jobs wait. Nearly all lists are empty: one command rules out many.
+-- How many messages wait. Nearly all lists are empty: one command rules out many.
 local function count_waiting()
   local filled = redis.call('EXISTS', unpack(KEYS, 2))
   local waiting = filled > 0 and redis.call('LLEN', KEYS[1]) or 0
@@ -38,8 +38,10 @@ if first then
 end
 
 local job = job_key(job_id)
-if limit > 0 then
-  local waiting = count_waiting()
+local gone = gone_key(queue_of(KEYS[1])) -- jobs that have ended, whose messages wait
+local messages = limit > 0 and count_waiting()
+if limit > 0 and messages >= limit then
+  local waiting = messages - redis.call('SCARD', gone)
   if waiting >= limit then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
@@ -52,9 +54,7 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   return {'sent', job_id}
 end
 redis.call('EXPIRE', job, keep_s)
-if owner ~= '' then
-  redis.call('HSET', job, 'owner', owner)
-end
+redis.call('HSET', job, 'queue', queue_of(KEYS[1]), 'owner', owner)
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end
@@ -71,6 +71,9 @@ if tenant == '' then
   redis.call('LPUSH', KEYS[1], message)
 else
   push_for_tenant(KEYS[1], tenant, message)
+end
+if messages == 0 then
+  redis.call('DEL', gone) -- celery purge takes messages, and nothing else
 end
 if place and ring(bell_key(place)) then
   redis.call('ZINCRBY', load_of(place), 1, place)

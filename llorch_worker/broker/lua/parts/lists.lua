@@ -5,14 +5,19 @@ local function shared_list(list)
   return (list:gsub(WORKER_MARK .. '[^' .. SUFFIX_MARKS .. ']*', ''))
 end
 
+-- The model's queue: llorch.toy@gpu0.host:high -> llorch.toy.
+local function queue_of(list)
+  return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*')
+end
+
 -- The list of the model's suspects: llorch.toy:high -> llorch.toy:suspects.
 local function suspects_list(list)
-  return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SUSPECTS_SUFFIX
+  return queue_of(list) .. SUSPECTS_SUFFIX
 end
 
 -- The sorted set of the model's jobs with a later ETA: llorch.toy:high -> llorch.toy:scheduled.
 local function scheduled_set(list)
-  return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SCHEDULED_SUFFIX
+  return queue_of(list) .. SCHEDULED_SUFFIX
 end
 
 -- Where the tenants of a list take turns: see tenants.lua.

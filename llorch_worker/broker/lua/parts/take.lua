@@ -21,7 +21,7 @@ end
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
     'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms',
-    'retried_ms')
+    'retried_ms', 'sent')
   if fields.err then
     -- The id is such that the record's key is another of our keys.
     return nil
@@ -31,7 +31,7 @@ local function read_record(id)
     list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
     strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
     progress = fields[10], idempotency = fields[11], first_claim_ms = fields[12],
-    retried_ms = fields[13],
+    retried_ms = fields[13], sent = fields[14],
   }
 end
 
@@ -105,9 +105,13 @@ local function bury_entry(message, list, terms)
 end
 
 -- What follows the end of a job that was cancelled while its message waited.
-local function follow_cancel(id, message)
+local function follow_cancel(id, message, list, record)
   redis.call('HDEL', job_key(id), 'follow')
-  leave_follow_ups(id, readable(message), 0)
+  redis.call('SREM', gone_key(queue_of(list)), id)
+  -- Our client's jobs are in no chain or chord.
+  if not record.sent then
+    leave_follow_ups(id, readable(message), 0)
+  end
 end
 
 local function end_revoked(id, message, terms)
@@ -130,7 +134,7 @@ local function take(job, message, list, terms, most_peers, suspects_held)
     return 'buried', ''
   end
   if job.follow then
-    follow_cancel(id, message)
+    follow_cancel(id, message, list, record)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
