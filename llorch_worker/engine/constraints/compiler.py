@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Final
 
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.engine.constraints.grammar import Grammar, grammar_of
 from llorch_worker.engine.constraints.matcher import Matcher
@@ -55,14 +57,23 @@ class Compiler:
         def run() -> None:
             try:
                 future.set_result(self._compile(grammar))
+                return
+            except InvalidRequest as error:
+                # Its frames hold what was compiled.
+                result: BaseException = error.with_traceback(None)
             except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
-                future.set_exception(error)
+                result = error
+            # A caller that has lost its patience has cancelled the future.
+            with suppress(InvalidStateError):
+                future.set_exception(result)
+            return_freed_memory()
 
         # A thread of its own: it cannot be stopped, and no other request may wait behind it.
         threading.Thread(target=run, name="llorch-compile-grammar", daemon=True).start()
         try:
             return future.result(self._patience_s)
         except TimeoutError:
+            future.cancel()
             raise _refusal(grammar, f"must compile within {self._patience_s:g} s") from None
 
     def _compile(self, grammar: Grammar) -> Matcher:
