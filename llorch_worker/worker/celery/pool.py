@@ -288,6 +288,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _report(self, work: _Work, callback: Callback, value: Any) -> None:
         del self._running[work.pid]
+        # A signal handler may have handed it back meanwhile; the others must not wait for it.
+        self._leaving.discard(work.pid)
         self.active_jobs.forget(work.task_id)
         self._call(work, callback, value)
         if self._waiting and self._state == self.RUN:

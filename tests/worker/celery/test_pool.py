@@ -224,6 +224,27 @@ def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
 
 
 @pytest.mark.timeout(20)
+def test_a_cold_shutdown_while_an_outcome_is_reported_returns_the_other_jobs(
+    pool: EnginePool, hub: Hub
+) -> None:
+    gate = threading.Event()
+    reported, running = apply(pool, str, "reported"), apply(pool, gate.wait, "running")
+
+    class Interrupted(dict[int, Any]):
+        """Celery's signal handler cancels all its requests when the first one leaves."""
+
+        def __delitem__(self, pid: int) -> None:
+            for caller in (reported, running):
+                pool.hand_back_job(caller.pid)
+            super().__delitem__(pid)
+
+    pool._running = Interrupted(pool._running)
+    turn_until(hub, lambda: reported.ended)
+    gate.set()
+    turn_until(hub, lambda: running.ended)
+
+
+@pytest.mark.timeout(20)
 def test_a_cold_shutdown_during_an_acceptance_waits_for_nothing_inside_its_signal_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
