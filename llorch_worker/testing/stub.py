@@ -126,7 +126,6 @@ class Stub:
             self._redis,
             hostname=HOSTNAME,
             key_ttl_s=KEEP_S,
-            is_cancelled=self._listener.is_cancelled,
             end_worker=lambda: None,
         )
         # Not the current app of this process: that is the test's.

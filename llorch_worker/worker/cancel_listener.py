@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import redis
-from celery.utils.log import get_logger
-from redis.exceptions import RedisError
 
 from llorch_worker.broker import cancellation, keys
 from llorch_worker.broker.connection import subscribe
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.worker.active_jobs import ActiveJobs
-
-logger = get_logger(__name__)
 
 LISTEN_S = 0.2
 
@@ -29,15 +25,6 @@ class CancelListener(Repeater):
         self._active_jobs = active_jobs
         outage = RedisOutage("cannot listen for cancels", "listening for cancels again")
         super().__init__("cancel", self._listen, outage=outage)
-
-    def is_cancelled(self, job_id: str) -> bool:
-        """Whether the job was cancelled. ``False`` while Redis is away; the listener checks again
-        when Redis is back."""
-        try:
-            return bool(self._redis.exists(keys.cancel(job_id)))
-        except RedisError as error:
-            logger.warning("cannot ask whether job %s was cancelled: %s", job_id, error)
-            return False
 
     def _listen(self) -> None:
         with subscribe(self._redis, cancellation.channel(self._redis)) as pubsub:

@@ -65,18 +65,16 @@ class JobRunner:
         *,
         hostname: str,
         key_ttl_s: int,
-        is_cancelled: Callable[[str], bool],
         end_worker: Callable[[], None],
     ) -> None:
-        """``key_ttl_s``: how long idempotency keys are remembered. ``is_cancelled`` asks Redis
-        whether a job was cancelled; ``end_worker`` is called once the engine is broken."""
+        """``key_ttl_s``: how long idempotency keys are remembered. ``end_worker`` is called once
+        the engine is broken."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._publisher = publisher
         self._redis = client
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
-        self._is_cancelled = is_cancelled
         self._end_worker = end_worker
         self._others = OtherWorkers(client, engine.model_name, hostname, engine.max_context)
         self._counting = threading.Lock()
@@ -114,10 +112,11 @@ class JobRunner:
             try:
                 result = generation.result()
             except LlorchError as error:
-                if self._continues_elsewhere(job, error):
-                    self._flush(job, claim)
-                else:
+                broken = isinstance(error, InternalError) and not self._engine.healthy
+                if not broken and not (isinstance(error, Cancelled) and job.handed_back):
                     self._leave_entries(job, claim)
+                elif not self._publisher.flush(claim, self._patience(job)):
+                    raise HandedBack from None
                 raise
             self._leave_entries(job, claim)
             return result
@@ -183,8 +182,14 @@ class JobRunner:
         The claim reports earlier cancels, and the first write to the stream finds later ones. Only
         a job that has waited here since its claim must ask.
         """
-        waited = time.monotonic() - claim.taken_s > CHECK_CANCEL_AFTER_S
-        return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
+        if claim.cancelled or time.monotonic() - claim.taken_s <= CHECK_CANCEL_AFTER_S:
+            return claim.cancelled
+        try:
+            return bool(self._redis.exists(keys.cancel(claim.job_id)))
+        except RedisError as error:
+            # The cancel listener checks again when Redis is back.
+            logger.warning("cannot ask whether job %s was cancelled: %s", claim.job_id, error)
+            return False
 
     def _submit(self, delivery: Delivery, journal: Journal) -> Generation:
         claim = delivery.claim
@@ -245,20 +250,6 @@ class JobRunner:
             self._publisher.expect_end(claim)
         else:
             self._publisher.append(claim, event)
-
-    def _continues_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
-        """Whether a job whose generation ended with ``error`` continues in another worker."""
-        match error:
-            case Cancelled():
-                return job.handed_back
-            case InternalError():
-                return not self._engine.healthy
-        return False
-
-    def _flush(self, job: ActiveJob, claim: Claim) -> None:
-        """Writes all events to the journal."""
-        if not self._publisher.flush(claim, self._patience(job)):
-            raise HandedBack
 
     def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
         """Leaves unwritten events to be written with the result."""

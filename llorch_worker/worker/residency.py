@@ -70,10 +70,7 @@ class Residency:
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
-            self._redis,
-            settings,
-            on_lost=active_jobs.lose,
-            on_cancelled=active_jobs.cancel,
+            self._redis, settings, on_lost=active_jobs.lose, on_cancelled=active_jobs.cancel
         )
         self._watcher = QueueWatcher(self._redis, engine.model_name, settings)
         self._leases_redis = connect(
@@ -86,7 +83,6 @@ class Residency:
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.lose,
         )
-        self._listener = CancelListener(self._redis, active_jobs)
         self._job_window = JobWindow()
         self.job_runner = JobRunner(
             engine,
@@ -95,19 +91,17 @@ class Residency:
             self._redis,
             hostname=hostname,
             key_ttl_s=settings.result_ttl_s,
-            is_cancelled=self._listener.is_cancelled,
             end_worker=on_broken,
         )
         self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)
-        self._token_desk = TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer)
         self._check = Repeater("residency", self._check_place, settings.residency_check_s)
         self._threads = [
             self._leases,
             self._publisher,
-            self._listener,
+            CancelListener(self._redis, active_jobs),
             self._announcer,
             self._watcher,
-            self._token_desk,
+            TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer),
             self._check,
         ]
         self._metrics = self._serve_metrics()

@@ -24,23 +24,14 @@ _VARIABLES = {
     "result_backend": ("CELERY_RESULT_BACKEND", "--result-backend"),
 }
 """Variables that Celery puts before every setting, and the options that set them."""
-_DEFAULTS = {
-    "broker_read_url": None,
-    "broker_write_url": None,
-    "broker_transport": None,
-    "broker_host": None,
-    "broker_port": None,
-    "broker_user": None,
-    "broker_password": None,
-    "broker_vhost": None,
-    "redis_host": None,
-    "redis_port": None,
-    "redis_db": None,
-    "redis_username": None,
-    "redis_password": None,
+_UNSET = (
+    "broker_read_url", "broker_write_url", "broker_transport", "broker_host", "broker_port",
+    "broker_user", "broker_password", "broker_vhost", "result_accept_content",
+    "redis_host", "redis_port", "redis_db", "redis_username", "redis_password",
+)  # fmt: skip
+_DEFAULTS = dict.fromkeys(_UNSET) | {
     "control_exchange": "celery",
     "event_exchange": "celeryev",
-    "result_accept_content": None,
     "task_always_eager": False,
     "worker_direct": False,
     "worker_enable_remote_control": True,
