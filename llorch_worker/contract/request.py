@@ -40,6 +40,7 @@ from llorch_worker.contract.tools import (
     Tool,
     ToolCall,
     ToolChoice,
+    Tools,
 )
 from llorch_worker.contract.values import few_values, small_json
 
@@ -172,7 +173,7 @@ class GenerationRequest(BaseModel):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tuple), Field(max_length=MAX_TOOLS)] = ()
+    tools: Tools = ()
     tool_choice: ToolChoice | None = None
     """None: ``auto`` if there are tools."""
     parallel_tool_calls: bool = True
@@ -230,13 +231,6 @@ class GenerationRequest(BaseModel):
         # prompt_logprobs is declared first and absent here only if it is itself invalid.
         if value == 0 and info.data.get("prompt_logprobs", 0) is None:
             raise PydanticCustomError("max_tokens", "must be at least 1, or 0 with prompt_logprobs")
-        return value
-
-    @field_validator("tools")
-    @classmethod
-    def _one_tool_a_name(cls, value: tuple[Tool, ...]) -> tuple[Tool, ...]:
-        if len({tool.function.name for tool in value}) < len(value):
-            raise PydanticCustomError("tools", "two functions have the same name")
         return value
 
     @field_validator("tool_choice")

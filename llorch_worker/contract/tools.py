@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract.output_format import JsonSchema, Name
+from llorch_worker.contract.output_format import JsonSchema, Name, as_tuple
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 16_384
+MAX_TOOLS_BYTES = 1_048_576
+"""Of all tools as JSON: some 250,000 tokens of a prompt."""
 MAX_ARGUMENTS_CHARS = 1_000_000
 MAX_ARGUMENTS_DEPTH = 64
 
@@ -31,6 +34,23 @@ class Function(_Part):
 class Tool(_Part):
     type: Literal["function"] = "function"
     function: Function
+
+
+def _agreeing(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    if len({tool.function.name for tool in tools}) < len(tools):
+        raise PydanticCustomError("tools", "two functions have the same name")
+    if sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools) > MAX_TOOLS_BYTES:
+        rule = "must be at most {limit} bytes as JSON together"
+        raise PydanticCustomError("tools", rule, {"limit": MAX_TOOLS_BYTES})
+    return tools
+
+
+Tools = Annotated[
+    tuple[Tool, ...],
+    BeforeValidator(as_tuple),
+    Field(max_length=MAX_TOOLS),
+    AfterValidator(_agreeing),
+]
 
 
 class NamedFunction(_Part):

@@ -244,6 +244,19 @@ def test_a_number_that_a_grammar_would_round_is_refused(number: int) -> None:
     assert faults_of(messages=turns, tools=tools) == {"tools.0.function.parameters": rule}
 
 
+def test_all_tools_together_are_bounded() -> None:
+    def asking(count: int) -> dict[str, Any]:
+        schema = {"description": "d" * 200_000}
+        functions = [{"name": f"f{number}", "parameters": schema} for number in range(count)]
+        return {
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function", "function": function} for function in functions],
+        }
+
+    GenerationRequest(**asking(5))
+    assert faults_of(**asking(6)) == {"tools": "must be at most 1048576 bytes as JSON together"}
+
+
 def test_the_keys_of_a_users_schema_are_in_no_fault() -> None:
     schema = {"properties": {"private": 10**5000}, "type": {1, 2}}
     faults = faults_of(prompt="a", structured_outputs={"json": schema})
