@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.wrapping import WordWrap
-from llorch_worker.contract import Event, GenerationRequest, GenerationResult, Tokens
+from llorch_worker.contract import Event, GenerationRequest, GenerationResult, Restarted, Tokens
 from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class StoryPrinter:
 
     def show(self, event: Event) -> None:
         """Print the text that ``event`` adds."""
+        if isinstance(event, Restarted):
+            self._kept.clear()
+            if self._begun:
+                self._break_line()
+                self._screen.note("the model was replaced: the text begins again")
         if self._screen.as_json or not isinstance(event, Tokens):
             return
         if event.choice != 0:

@@ -191,6 +191,11 @@ export class Generate {
       const pause = now < job.liveAt ? "" : `, after a pause of ${duration(silentMs)}`;
       this.#note(job, what + (again ? pause : `, queued for ${duration(event.queue_ms)}`));
       this.#say(again ? `Resumed by ${event.worker}, attempt ${event.attempt}` : stateOf(job));
+    } else if (event.type === "restarted") {
+      job.tokens = 0;
+      job.timedSince = null;
+      job.text.data = "";
+      this.#note(job, "the model was replaced: the text begins again");
     } else if (event.type === "tokens") {
       job.tokens += event.ids.length;
       if (now < job.liveAt) job.timedSince = null;
