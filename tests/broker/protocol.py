@@ -86,6 +86,7 @@ class Run:
     tokens: int = 0
     unconfirmed: list[str] = field(default_factory=list)
     unconfirmed_tokens: int = 0
+    started: bool = False
     ended: bool = False
 
 
@@ -94,6 +95,8 @@ class Process:
     """A worker process: what it knows, which may be out of date."""
 
     name: str
+    model: str = "a"
+    """The fingerprint of what it serves, and the text of each of its tokens."""
     held: HeldClaims = field(default_factory=HeldClaims)
     unheard: UnheardClaims = field(default_factory=UnheardClaims)
     runs: list[Run] = field(default_factory=list)
@@ -214,7 +217,7 @@ def _check_end(job: Job, seen: Snapshot) -> None:
 
 
 def _check_stream(job: Job, seen: Snapshot) -> None:
-    """Every token is in the stream once, and its end is last."""
+    """Every token is in the stream once, all are of one model, and its end is last."""
     if job.forgotten:
         return
     events = seen.events(job.id)
@@ -222,6 +225,7 @@ def _check_stream(job: Job, seen: Snapshot) -> None:
     ids = [token for event in tokens for token in event["ids"]]
     assert ids == list(range(job.tokens)), job.id
     assert [event["index"] for event in tokens] == [event["ids"][0] for event in tokens]
+    assert len({event["text"] for event in tokens}) <= 1, f"{job.id} is of two models"
     lasts = [n for n, event in enumerate(events) if event["type"] in LAST_EVENTS]
     assert lasts == ([] if job.end is None else [len(events) - 1]), (job.id, events)
 

@@ -11,10 +11,26 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from llorch_worker.broker import claims, dead_letters, keys, queues, unheard_claims, watch
+from llorch_worker.broker import (
+    claims,
+    dead_letters,
+    journal,
+    queues,
+    registry,
+    unheard_claims,
+    watch,
+)  # fmt: skip
+from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.results import terminal_event
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import Cancelled, InternalError, encode_event
+from llorch_worker.contract import (
+    Cancelled,
+    GenerationRequest,
+    InternalError,
+    Started,
+    encode_event,
+)
+from llorch_worker.worker.other_workers import OtherWorkers
 from tests.broker.protocol import HALVINGS, TERMS, Job, Process, Run
 from tests.broker.protocol_users import PLACES, WORKERS, Users, anything
 from tests.broker.test_results import RESULT
@@ -92,7 +108,8 @@ class Workers(Users):
                     job.streak >= TERMS.max_attempts and job.alone
                 ), f"{job.id} ended after {job.streak} deaths without progress, {job.deaths} in all"
                 self.note_end(job, seen.end(job.id), owed=True)
-        if len(taken) < limit:
+        if len(taken) < limit and len(registry.living(self.store, "toy")) < 2:
+            # Otherwise it leaves the others their share.
             for name in queues.claimed_lists(consumed):
                 left = (seen.lists.get(name), seen.lists.get(queues.tenants_list(name)))
                 assert left == (None, None), "a worker with room is idle"
@@ -116,17 +133,34 @@ class Workers(Users):
         for run in [run for run in process.runs if told and run.claim in lost]:
             process.forget(run)
 
-    def entries(self, run: Run, tokens: int) -> list[str]:
+    def begin(self, process: Process, run: Run, job: Job) -> bool:
+        """What a worker does before it runs a job; False if it gives the job to another."""
+        if run.next_entry:
+            return True
+        page = journal.read(self.store, job.id)
+        run.next_entry, run.tokens = max(page.next_entry, run.claim.fence), job.tokens
+        if page.journal and page.journal.fingerprint != process.model:
+            others = OtherWorkers(self.store, "toy", process.name, 4096)
+            if others.resume(run.claim, GenerationRequest(prompt="x"), page.journal):
+                process.forget(run)
+                return False
+            others.restart(run.claim, page.journal, run.next_entry)
+            run.next_entry, run.tokens = run.next_entry + 1, 0
+            if self.seen.holds(run.claim):
+                job.tokens = 0
+        return True
+
+    def entries(self, process: Process, run: Run, tokens: int) -> list[str]:
         """Events of a run that are not known to be in the stream, ``tokens`` new ones included."""
-        if not run.next_entry:
-            page = self.store.xrevrange(keys.events(run.claim.job_id), count=1)
-            last = int(page[0][0].partition("-")[0]) if page else 0
-            run.next_entry = max(last + 1, run.claim.fence)
-            run.tokens = self.jobs[run.claim.job_id].tokens
         first = run.tokens + run.unconfirmed_tokens
         if tokens:
+            if not run.started:
+                started = Started(worker=process.name, model="toy", prompt_tokens=1, queue_ms=0,
+                                  model_fingerprint=process.model)  # fmt: skip
+                run.unconfirmed.append(encode_event(started))
+                run.started = True
             ids = list(range(first, first + tokens))
-            event = {"type": "tokens", "index": first, "ids": ids, "text": "x"}
+            event = {"type": "tokens", "index": first, "ids": ids, "text": process.model}
             run.unconfirmed.append(json.dumps(event))
             run.unconfirmed_tokens += tokens
         return run.unconfirmed
@@ -134,12 +168,15 @@ class Workers(Users):
     @of_a_run
     @rule(which=anything, tokens=st.integers(1, 3), lost=st.booleans())
     def append(self, which: int, tokens: int, lost: bool) -> None:
-        _, run, job = self.run_of(which)
-        self.append_to(run, job, tokens, lost=lost)
+        self.append_to(*self.run_of(which), tokens, lost=lost)
 
-    def append_to(self, run: Run, job: Job, tokens: int, *, lost: bool = False) -> None:
+    def append_to(
+        self, process: Process, run: Run, job: Job, tokens: int, *, lost: bool = False
+    ) -> None:
+        if not self.begin(process, run, job):
+            return
         # What was sent before is sent again as it was.
-        events = self.entries(run, 0 if run.unconfirmed else tokens)
+        events = self.entries(process, run, 0 if run.unconfirmed else tokens)
         written = run_script(
             self.store, "append", [job.id, run.claim.fence, run.next_entry, 1, *events]
         )
@@ -164,7 +201,9 @@ class Workers(Users):
     def finish_as(
         self, process: Process, run: Run, job: Job, status: str, tokens: int, then: str
     ) -> None:
-        events = self.entries(run, tokens)
+        if not self.begin(process, run, job):
+            return
+        events = self.entries(process, run, tokens)
         document = json.dumps({"status": status, "result": uuid4().hex, "task_id": job.id})
         stored = run_script(
             self.store,
@@ -253,7 +292,21 @@ class Workers(Users):
     def crash(self, worker: int) -> None:
         self.crash_of(self.processes[worker])
 
+    @rule(worker=workers, leaving=st.booleans())
+    def announce(self, worker: int, leaving: bool) -> None:
+        self.announce_as(self.processes[worker], leaving=leaving)
+
+    def announce_as(self, process: Process, *, leaving: bool = False) -> None:
+        card = WorkerCard(
+            hostname=process.name, pid=1, model="toy", fingerprint=process.model, max_context=4096,
+            max_sequences=4, device="cpu", started_at=1, last_seen=1, engine={},
+        )  # fmt: skip
+        registry.announce(self.store, card, leaving=leaving)
+
     def crash_of(self, process: Process) -> None:
-        """The process dies; another begins under its name."""
+        """The process dies; another begins under its name, one of them with another model. It is
+        announced later, so jobs are handed to the dead."""
         self.disturbed |= {job_id for job_id, *_ in process.following}
-        self.processes[self.processes.index(process)] = Process(process.name)
+        other = {"a": "b", "b": "a"}[process.model]
+        model = process.model if process.name == WORKERS[0] else other
+        self.processes[self.processes.index(process)] = Process(process.name, model)

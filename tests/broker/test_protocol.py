@@ -20,7 +20,7 @@ from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
 from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
-from tests.broker.protocol_users import OWN_QUEUE
+from tests.broker.protocol_users import PLACES
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
 from tests.services import RedisServer
 
@@ -82,8 +82,8 @@ class Protocol(Workers):
     @precondition(lambda self: any(queues.WORKER_MARK in name for name in self.seen.lists))
     @rule()
     def reroute(self) -> None:
-        """The worker of a queue has been gone for long."""
-        note_seen(self.store, OWN_QUEUE, ago_s=DAYS_S)
+        """The workers have been gone for long, as far as others know."""
+        note_seen(self.store, *PLACES, ago_s=DAYS_S)
         registry.reroute(self.store, "toy", grace_s=0)
 
     # What follows an end -----------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Protocol(Workers):
 
     def teardown(self) -> None:
         """One healthy worker brings every job to its end."""
-        healthy = Process("healthy@h")
+        healthy = Process("healthy@h", "c")
         self.processes = [healthy]
         for _ in range(2 * len(self.jobs) + HALVINGS):
             self.jump(2 * HOUR_MS)
@@ -131,7 +131,7 @@ class Protocol(Workers):
             self.watch()
             for run in self.claim_as(healthy, 64):
                 job = self.jobs[run.claim.job_id]
-                self.append_to(run, job, 1)
+                self.append_to(healthy, run, job, 1)
                 self.finish_as(healthy, run, job, "SUCCESS", 1, "all done")
             self.follow_up_as(healthy)
             self.promises_hold()
