@@ -19,6 +19,7 @@ from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import keys, queues, registry
+from llorch_worker.broker.message import owner_of
 from llorch_worker.broker.results import (
     decode_state,
     failure_document,
@@ -274,7 +275,8 @@ def restore(client: Redis, claim: Claim) -> bool:
     """:func:`hand_back` for a job that Redis knows nothing of, because it lost its data; False if
     it knows the job. Call it only if the records of the job's end cannot have expired."""
     known = (claim.job_id, claim.fence, claim.attempt - 1, claim.first_claimed_ms, claim.list_key)
-    return bool(run_script(client, "restore", [*known, claim.message]))
+    owner = owner_of(claim.message)
+    return bool(run_script(client, "restore", [*known, claim.message, owner]))
 
 
 def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0, to: str = "") -> bool:

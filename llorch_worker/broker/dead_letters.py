@@ -13,7 +13,7 @@ from redis import Redis
 
 from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
-from llorch_worker.broker.message import read_task
+from llorch_worker.broker.message import owner_of, read_task
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script
 
@@ -163,7 +163,9 @@ def retry(client: Redis, letter: DeadLetter) -> Retried:
     The job continues from its journal if that has not expired. A requested cancel and a deadline
     still apply.
     """
-    outcome: Retried = run_script(client, "retry", [letter.raw, uuid4().hex])
+    outcome: Retried = run_script(
+        client, "retry", [letter.raw, uuid4().hex, owner_of(letter.message)]
+    )
     return outcome
 
 

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.message import write_message
+from llorch_worker.broker.message import OWNER, write_message
 from llorch_worker.broker.queues import (
     route,
     shared_lists,
@@ -56,8 +56,9 @@ def enqueue(
     if model.queue_limit:
         counted = shared_lists(model.name)
         counted += [] if worker is None else worker_lists(worker_queue(model.name, worker))
+    headers = dict(headers or {}) | ({OWNER: owner} if owner else {})
     before, after = write_message(
-        app, request, model=model.name, job_id=job_id, to=to, headers=headers or {}
+        app, request, model=model.name, job_id=job_id, to=to, headers=headers
     )
     # In a worker queue all jobs wait in one line.
     tenant = request.tenant if worker is None and request.tenant is not None else ""

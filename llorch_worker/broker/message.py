@@ -22,6 +22,8 @@ TENANT = "llorch_tenant"
 """The header that names the job's tenant, among the first that our client writes."""
 ENQUEUED_AT = "llorch_enqueued_at"
 """Message header: unix time in s at which the job was enqueued."""
+OWNER = "llorch_owner"
+"""Message header: the owner in the job's record, for a record that has to be made again."""
 PLACE = "llorch_place"
 """Message header: the worker queue of the worker that should run the job, if any; see
 :mod:`.placement`. ``lua/enqueue.lua`` writes it."""
@@ -118,7 +120,14 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
     return {**envelope, "headers": headers, "body": body, "properties": properties}
 
 
-def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
+def owner_of(raw: str | bytes) -> str:
+    """The header :data:`OWNER` of a message of our client; else ""."""
+    task = read_task(raw)
+    owner = task and task[0].get(OWNER)
+    return owner if isinstance(owner, str) else ""
+
+
+def read_task(raw: str | bytes) -> tuple[dict[str, Any], Any] | None:
     """The headers and the body of a task message, prompt included; None if it cannot be read. The
     body is ``[args, kwargs, options]``."""
     try:

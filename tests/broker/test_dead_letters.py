@@ -56,9 +56,9 @@ def die(client: Client, worker: str, *, tokens: bool = True) -> int:
     raise AssertionError("it does not die")
 
 
-def die_of_attempts(client: Client, *, tokens: bool = True) -> Job:
+def die_of_attempts(client: Client, *, tokens: bool = True, owner: str = "") -> Job:
     """A job that lost as many workers as it may."""
-    job = client.submit(prompt="secret")
+    job = client.submit(prompt="secret", owner=owner)
     die(client, "w", tokens=tokens)
     return job
 

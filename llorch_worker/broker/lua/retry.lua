@@ -6,6 +6,7 @@
 
 local raw_letter = ARGV[1] -- byte by byte
 local call_id = ARGV[2] -- names this call, which is sent again if its reply is lost
+local owner = ARGV[3] -- or '', for a record that has expired
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
@@ -50,6 +51,9 @@ redis.call('HDEL', job, 'strikes', 'deaths', 'peers', 'alone', 'message', 'burie
 redis.call('ZREM', FOLLOW_UPS, letter.id)
 -- The record may have expired, and the journal not: the next claim reads it.
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
+if owner ~= '' then
+  redis.call('HSETNX', job, 'owner', owner)
+end
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
 if idempotency and redis.call('GET', idempotency) == letter.id then
