@@ -12,7 +12,6 @@ from fastapi import Header, Request
 from fastapi.responses import JSONResponse, Response
 
 from llorch_worker.broker.results import terminal_event
-from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     DeadlineExceeded,
     Event,
@@ -22,11 +21,11 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.gateway.errors import ERRORS, as_shown
-from llorch_worker.gateway.event_source import begun_event_source, encoded
+from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, OwnClock, Progress
 from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.body import Body, Chunks
 from llorch_worker.openai_api.errors import body_of
 
@@ -50,53 +49,39 @@ def answers(document: type[Mapping[str, Any]]) -> dict[int | str, dict[str, Any]
 
 
 class Answering:
-    """One body and its jobs. Nobody else knows the jobs, so they end with their client, unless an
-    idempotency key says that it may come back."""
+    """One body and its jobs. Nobody else knows the jobs."""
 
     def __init__(self, request: Request, gateway: Gateway, caller: Caller, body: Body) -> None:
         """Raises ``InvalidRequest``."""
-        self._request = request
         self._path = request.url.path
-        self._gateway = gateway
-        self._caller = caller
         self._body = body
         self._requests = body.to_requests()
+        comes_back = body.idempotency_key is not None
+        self._waiting = Waiting(request, gateway, caller, comes_back=comes_back)
+        self._jobs = self._waiting.jobs
         self._clock = OwnClock(self._requests)
-        self._jobs: list[AsyncJob] = []
         self._created = int(time.time())
 
     async def respond(self) -> Response:
         """Raises ``LlorchError`` and ``BrokerUnavailable`` until the answer has begun."""
-        await self._submit()
+        for request in self._requests:
+            await self._waiting.submit(request)
         if not self._body.stream:
-            results = await unless_hung_up(self._request, self._results())
+            results = await self._waiting.answer(self._results())
             return JSONResponse(self._body.answer(results, self._created))
-        return await begun_event_source(self._request, self._stream())
-
-    async def _submit(self) -> None:
-        try:
-            for request in self._requests:
-                self._jobs.append(await self._gateway.submit(request, self._caller))
-        except BaseException:
-            await self._leave(ended=False)
-            raise
+        return await self._waiting.stream(self._stream())
 
     async def _results(self) -> Sequence[GenerationResult]:
-        ended = False
-        try:
-            async with self._clock.limiting():
-                results = await asyncio.gather(
-                    *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
-                )
-            ended = True
-            _refuse_nothing([terminal_event(result) for result in results])
-            return results
-        finally:
-            await self._leave(ended)
+        async with self._clock.limiting():
+            results = await asyncio.gather(
+                *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
+            )
+        _refuse_nothing([terminal_event(result) for result in results])
+        return results
 
     async def _stream(self) -> AsyncGenerator[bytes]:
         """Server-sent events. Raises only before the first; an error after it is one of them."""
-        begun, ended = False, False
+        begun = False
         chunks = self._body.chunks(self._requests, self._jobs[0].id, self._created)
         events = JobEvents(self._jobs, self._clock)
         try:
@@ -108,17 +93,16 @@ class Answering:
                     yield encoded(document)
             for document in chunks.end():
                 yield encoded(document)
-            ended = True
             yield DONE
         except Exception as error:
             if not begun:
                 raise
+            self._waiting.broken = True
             shown = as_shown(error)
             logger.warning("a stream of %s ends with %s", self._path, shown.code)
             yield encoded(body_of(shown).model_dump(mode="json"), "error")
         finally:
             events.close()
-            await self._leave(ended)
 
     async def _documents(
         self, job: int, event: Progress, chunks: Chunks
@@ -133,11 +117,6 @@ class Answering:
         if chunks.needs_results:
             result = await self._jobs[job].result(patience_s=PATIENCE_S)
         return chunks.finished(job, event, result)
-
-    async def _leave(self, ended: bool) -> None:
-        """Cancels what nobody waits for any more, and gives the places in flight back."""
-        if ended or self._body.idempotency_key is None:
-            await self._gateway.leave(self._caller, self._jobs, cancel=not ended)
 
 
 def _refuse_nothing(ends: Iterable[Event]) -> None:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.errors import BrokerUnavailable
@@ -174,28 +175,32 @@ class Gateway:
     async def forget(self, job: AsyncJob) -> None:
         """Deletes the text of a job, and cancels it if it has not ended. If it does not end soon,
         its text is only hidden until it expires."""
-        with broker_errors(self.settings.redis_url):
-            redis: Any = self.redis
-            if await redis.exists(keys.job(job.id)):
-                await redis.hset(keys.job(job.id), "owner", NOBODY)
-        await job.cancel()
-        with suppress(LlorchError, TimeoutError):
-            await job.result(FORGET_WAIT_S)
-        if (await job.status()).ended:
-            with broker_errors(self.settings.redis_url):
-                await redis.delete(keys.result(job.id), keys.events(job.id))
+        if not await self._forget(job):
+            await job.cancel()
+            with suppress(LlorchError, TimeoutError):
+                await job.result(FORGET_WAIT_S)
+            await self._forget(job)
 
-    async def leave(self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool) -> None:
+    async def _forget(self, job: AsyncJob) -> bool:
+        with broker_errors(self.settings.redis_url):
+            return bool(await run_script_async(self.redis, "forget", [job.id, NOBODY]))
+
+    async def leave(
+        self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool, forget: bool
+    ) -> None:
         """Gives the places of ``jobs`` among those of their caller back at once; ``cancel`` if
-        nobody waits for them any more."""
+        nobody waits for them any more, ``forget`` if no text of them may be left."""
         # Whoever hung up has cancelled this task already.
         with anyio.CancelScope(shield=True):
             for job in jobs:
                 try:
-                    if cancel:
+                    if forget:
+                        await self.forget(job)
+                    elif cancel:
                         await job.cancel()
                 except BrokerUnavailable:
-                    logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+                    what = "cancel" if cancel else "deletion"
+                    logger.warning("job %s: Redis did not take its %s", job.id, what)
                 else:
                     await self._leave(caller, job.id)
 

@@ -13,9 +13,8 @@ from sse_starlette import EventSourceResponse
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Restarted, Started
 from llorch_worker.gateway.errors import HttpError
-from llorch_worker.gateway.event_source import begun_event_source, encoded, event_source
+from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.responses.progress import (
@@ -25,6 +24,7 @@ from llorch_worker.gateway.responses.progress import (
     response_now,
 )
 from llorch_worker.gateway.responses.store import NotKept, ResponseStore
+from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.responses import (
     End,
     Response,
@@ -40,14 +40,22 @@ from llorch_worker.openai_api.responses_request import ResponseRequest
 
 @dataclass
 class Creation:
-    """One request. Its job ends with the client that waits for it, unless an idempotency key says
-    that it may come back; a job in the background goes on."""
+    """One request. A job in the background goes on without its client."""
 
     request: Request
     gateway: Gateway
     caller: Caller
     store: ResponseStore
     body: ResponseRequest
+
+    def __post_init__(self) -> None:
+        self._waiting = Waiting(
+            self.request,
+            self.gateway,
+            self.caller,
+            comes_back=self.body.idempotency_key is not None,
+            private=not self.body.stored,
+        )
 
     async def respond(self) -> Response | EventSourceResponse:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
@@ -58,8 +66,8 @@ class Creation:
                 return event_source(encoded(each, each["type"]) async for each in events)
             return await response_now(record, job)
         if not self.body.stream:
-            return await unless_hung_up(self.request, self._result(record, job))
-        return await begun_event_source(self.request, self._stream(record, job))
+            return await self._waiting.answer(self._result(record, job))
+        return await self._waiting.stream(self._stream(record, job))
 
     async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
         """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
@@ -82,12 +90,8 @@ class Creation:
         try:
             if self.body.stored:
                 await self.store.put(record)
-            job = await self.gateway.submit(
-                generation,
-                self.caller,
-                waits=not self.body.background,
-                job_id=record.job_id,
-                private=not self.body.stored,
+            job = await self._waiting.submit(
+                generation, waits=not self.body.background, job_id=record.job_id
             )
         except LlorchError:
             # After any other error the job may be enqueued all the same.
@@ -128,41 +132,22 @@ class Creation:
 
     async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
         """Raises ``LlorchError`` if the job fails."""
-        ended = False
-        try:
-            end = await end_of(job)
-            ended = True
-            _check(end)
-            return response_of(record, end)
-        finally:
-            await self._leave(job, ended)
+        end = await end_of(job)
+        _check(end)
+        return response_of(record, end)
 
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
         """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its
         own."""
-        ended, broken = False, False
         entries = job.stream(patience_s=PATIENCE_S)
-        try:
-            first = [await anext(entries)]
-            while isinstance(first[-1].event, Started | Restarted):
-                first.append(await anext(entries))
-            if isinstance(first[-1].event, TERMINAL_EVENTS):
-                _check(await end_of(job))
-            async for event in response_events(record, job, entries, first):
-                broken = event["type"] == "error"
-                yield encoded(event, event["type"])
-            ended = not broken
-        finally:
-            await self._leave(job, ended)
-
-    async def _leave(self, job: AsyncJob, ended: bool) -> None:
-        """Cancels what nobody waits for any more, and gives the place in flight back. What is not
-        stored is deleted once its caller has it, unless it may be asked for again."""
-        if ended or self.body.idempotency_key is None:
-            await self.gateway.leave(self.caller, [job], cancel=not ended)
-        kept = self.body.stored or self.body.idempotency_key or self.body.callback_url
-        if ended and not kept:
-            await self.gateway.forget(job)
+        first = [await anext(entries)]
+        while isinstance(first[-1].event, Started | Restarted):
+            first.append(await anext(entries))
+        if isinstance(first[-1].event, TERMINAL_EVENTS):
+            _check(await end_of(job))
+        async for event in response_events(record, job, entries, first):
+            self._waiting.broken = event["type"] == "error"
+            yield encoded(event, event["type"])
 
 
 def _check(end: End) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
+from llorch_worker.gateway.app import create_app
 from llorch_worker.gateway.keys import new_key
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.settings import Settings
 from tests.gateways import running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess
@@ -21,6 +25,15 @@ from tests.waiting import wait_until
 
 NAMES = ("alice", "bob", "operator")
 TEXT = "w0 w1 "
+LISTS = {"/v1/files", "/v1/batches", "/v1/webhooks/dead"}
+"""Each shows what is the caller's."""
+HARMLESS = {
+    *("/health", "/ready", "/openapi.json", "/", "/console/api/session"),
+    *("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
+    *("/v1/jobs", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
+}
+"""These take no ids, but for ``previous_response_id`` and idempotency keys, and list nothing that a
+key made."""
 
 
 @pytest.fixture(scope="module")
@@ -99,20 +112,50 @@ def ids(callers: dict[str, httpx.Client], client: Client) -> dict[str, str]:
     }
 
 
-def routes(caller: httpx.Client) -> list[tuple[str, str]]:
-    """Every method and path with an id in it."""
-    paths = caller.get("/openapi.json").json()["paths"]
-    return [(method, path) for path, methods in paths.items() if "{" in path for method in methods]
+def routes(redis_url: str, folder: Path) -> list[tuple[str, str]]:
+    """Every method and path of the application."""
+    app = create_app(Settings(redis_url=redis_url), GatewaySettings(files=str(folder)))
+
+    def walk(some: Iterable[Any]) -> Iterator[tuple[str, str]]:
+        for route in some:
+            if hasattr(route, "effective_candidates"):
+                yield from walk(route.effective_candidates())
+            else:
+                yield from ((method, route.path) for method in route.methods)
+
+    return list(walk(app.routes))
+
+
+def test_every_route_without_an_id_is_a_list_for_operators_or_gives_nothing_of_others(
+    callers: dict[str, httpx.Client],
+    ids: dict[str, str],
+    redis_server: RedisServer,
+    tmp_path: Path,
+) -> None:
+    assert ids
+    for method, path in routes(redis_server.url, tmp_path):
+        if "{" in path or path in HARMLESS or (method == "POST" and path in LISTS):
+            continue
+        answer = callers["bob"].request(method, path, json={"ids": list(ids.values())})
+        if path in LISTS:
+            assert answer.json()["data"] == [], path
+        else:
+            assert answer.status_code == 403, (method, path)
 
 
 def test_no_route_gives_a_key_what_is_anothers(
-    callers: dict[str, httpx.Client], ids: dict[str, str]
+    callers: dict[str, httpx.Client],
+    ids: dict[str, str],
+    redis_server: RedisServer,
+    tmp_path: Path,
 ) -> None:
     alice, bob = callers["alice"], callers["bob"]
     jobs = {name: each.removeprefix("resp_") for name, each in ids.items()}
     everything = {*ids.values(), *jobs.values()}
     asked = 0
-    for method, path in routes(bob):
+    for method, path in routes(redis_server.url, tmp_path):
+        if "{" not in path:
+            continue
         head, _, tail = path.partition("{")
         for each in everything:
             answer = bob.request(method, head + each + tail.partition("}")[2])
@@ -124,8 +167,10 @@ def test_no_route_gives_a_key_what_is_anothers(
         json={"model": "toy", "input": "x", "previous_response_id": ids["response"]},
     )
     assert refused.status_code == 400
-    for path in ("files", "batches", "webhooks/dead"):
-        assert bob.get(f"/v1/{path}").json()["data"] == []
+    batch = {"endpoint": "/v1/completions", "completion_window": "1h"}
+    for each in (ids["file"], ids["output"]):
+        refused = bob.post("/v1/batches", json=batch | {"input_file_id": each})
+        assert (refused.status_code, "no such file" in refused.text) == (400, True)
     # Nothing of it has ended or gone.
     for kind, path in (
         ("job", "jobs"),
@@ -174,6 +219,50 @@ def test_a_response_that_is_not_stored_leaves_no_text(
     made = respond(callers["alice"], store=False)
     assert made["output"][0]["content"][0]["text"] == TEXT
     assert_no_text(callers, client, job_of(made))
+
+
+def test_a_stream_that_is_not_stored_leaves_no_text_when_its_client_hangs_up(
+    callers: dict[str, httpx.Client], client: Client, latch: Latch
+) -> None:
+    body = {"model": "toy", "input": latch.prompt(), "stream": True, "store": False}
+    with callers["alice"].stream("POST", "/v1/responses", json=body) as answer:
+        seen = ""
+        for line in answer.iter_lines():
+            seen += line
+            if "output_text.delta" in seen:
+                break
+    (job_id,) = set(re.findall(r"resp_([0-9a-f-]{36})", seen))
+    assert client.redis.exists(keys.events(job_id))
+    wait_until(
+        lambda: not client.redis.exists(keys.result(job_id), keys.events(job_id)),
+        what="the text to go",
+    )
+    assert_no_text(callers, client, job_id)
+
+
+def test_a_deleted_response_leaves_no_text_in_its_webhook(
+    callers: dict[str, httpx.Client], client: Client
+) -> None:
+    alice = callers["alice"]
+    made = respond(alice, background=True, callback_url="http://127.0.0.1:1/")
+    webhook = keys.webhook(job_of(made))
+    wait_until(lambda: client.redis.hget(webhook, "reason"), what="a dead webhook")
+    assert TEXT in client.redis.hget(webhook, "body")
+    assert alice.delete(f"/v1/responses/{made['id']}").status_code == 200
+    assert not client.redis.exists(webhook)
+
+
+def test_a_retry_of_a_deleted_response_makes_another(callers: dict[str, httpx.Client]) -> None:
+    alice = callers["alice"]
+    first = respond(alice, idempotency_key="deleted")
+    assert respond(alice, idempotency_key="deleted")["id"] == first["id"]
+    assert alice.delete(f"/v1/responses/{first['id']}").status_code == 200
+    assert respond(alice, idempotency_key="deleted")["id"] != first["id"]
+
+
+def test_an_idempotency_key_is_its_callers_alone(callers: dict[str, httpx.Client]) -> None:
+    answers = {respond(callers[name], idempotency_key="shared")["id"] for name in NAMES}
+    assert len(answers) == len(NAMES)
 
 
 def assert_no_text(callers: dict[str, httpx.Client], client: Client, job_id: str) -> None:

@@ -104,10 +104,13 @@ async def retrieve(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> DeletedResponse:
-    """Deletes it and its text, also that of its job. One that is not finished is cancelled."""
+    """Deletes it and its text, also that of its job and webhook. One that is not finished is
+    cancelled."""
     record = await store.get(response_id)
     await store.delete(record)
     await gateway.forget(gateway.client.job(record.job_id, known=True))
+    if record.response.background:
+        await gateway.webhooks.forget(record.job_id)
     return DeletedResponse(id=response_id)
 
 

@@ -1,0 +1,83 @@
+"""A client that waits for its jobs, which end with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
+
+from fastapi import Request
+from sse_starlette import EventSourceResponse
+
+from llorch_worker.client import AsyncJob
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.gateway.event_source import begun_event_source
+from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.hang_up import unless_hung_up
+from llorch_worker.gateway.keys import Caller
+
+Answer = TypeVar("Answer")
+
+
+class Waiting:
+    """The jobs that the client of ``request`` waits for. They end with it, unless an idempotency
+    key says that it ``comes_back``. ``private``: then no text of them is left."""
+
+    def __init__(
+        self,
+        request: Request,
+        gateway: Gateway,
+        caller: Caller,
+        *,
+        comes_back: bool,
+        private: bool = False,
+    ) -> None:
+        self._request = request
+        self._gateway = gateway
+        self._caller = caller
+        self._comes_back = comes_back
+        self._private = private
+        self.jobs: list[AsyncJob] = []
+        self.broken = False
+        """Whether a stream ends before its jobs, with an error as its last event."""
+
+    async def submit(self, generation: GenerationRequest, **options: Any) -> AsyncJob:
+        """See :meth:`Gateway.submit`. If this job is refused, the earlier ones end too."""
+        try:
+            job = await self._gateway.submit(
+                generation, self._caller, private=self._private, **options
+            )
+        except BaseException:
+            await self._leave(cancel=True)
+            raise
+        self.jobs.append(job)
+        return job
+
+    async def answer(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """The result of ``work``, which is over when the client hangs up."""
+        return await unless_hung_up(self._request, self._whole(work))
+
+    async def stream(self, events: AsyncGenerator[bytes]) -> EventSourceResponse:
+        """What ``events`` raises before the first is an answer of its own."""
+        return await begun_event_source(self._request, self._each(events))
+
+    async def _whole(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        async with self:
+            return await work
+
+    async def _each(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async with self, aclosing(events):
+            async for event in events:
+                yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._leave(cancel=self.broken or kind is not None)
+
+    async def _leave(self, *, cancel: bool) -> None:
+        """Cancels what nobody waits for any more, and gives the places in flight back."""
+        if not (cancel and self._comes_back):
+            forget = self._private and not self._comes_back
+            await self._gateway.leave(self._caller, self.jobs, cancel=cancel, forget=forget)
