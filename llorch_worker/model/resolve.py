@@ -150,7 +150,7 @@ def _gguf_rope_scaling(checkpoint: Checkpoint, read: _Reader) -> RopeScaling | N
 def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     model_type = metadata.get("model_type")
-    if model_type not in _HF_DEFAULTS:
+    if not isinstance(model_type, str) or model_type not in _HF_DEFAULTS:
         raise ModelLoadFailed(
             f"{path} is not a Llama: its model_type is {model_type!r}; "
             "serve a model of the Llama family."

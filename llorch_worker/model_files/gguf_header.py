@@ -19,6 +19,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_MAX_HEADER_BYTES = 100_000_000
+"""Several times the largest vocabulary. Wrong counts in a large file would else take all memory."""
 _MIN_ENTRY_BYTES = 13
 """The smallest key/value pair or tensor entry: bounds the counts of a damaged header."""
 
@@ -128,6 +130,8 @@ class _HeaderReader:
     def _take(self, length: int) -> bytes:
         if length > self._file.size_bytes - self._at:
             raise self._damaged("its header runs past the end of the file")
+        if self._at + length > _MAX_HEADER_BYTES:
+            raise self._damaged(f"its header is longer than {_MAX_HEADER_BYTES} bytes")
         piece = self._file.read(self._at, length)
         self._at += length
         return piece

@@ -60,7 +60,9 @@ class TokenizersCodec:
         return token_id
 
     def id_to_token(self, token_id: int, /) -> str | None:
-        token: str | None = self._parsing.id_to_token(token_id)
+        # Settings say -1 for a token that there is not.
+        known = 0 <= token_id < 2**32
+        token: str | None = self._parsing.id_to_token(token_id) if known else None
         return token
 
     def with_control(self, spellings: Collection[str]) -> Self:

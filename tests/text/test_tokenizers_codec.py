@@ -29,6 +29,15 @@ def library(trained_model: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(trained_model / "hf" / "tokenizer.json"))
 
 
+@pytest.mark.parametrize("nothing", [-1, 2**32, 2**80])
+def test_an_id_of_no_token_in_the_settings_is_none(
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], nothing: int
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"pad_token_id": nothing}))
+    assert load_tokenizer(source(tmp_path)).encode("a")
+
+
 def _without_control(text: str) -> str:
     for spelling in ("<s>", "</s>", "<unk>"):
         text = text.replace(spelling, "")

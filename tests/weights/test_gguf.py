@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -131,6 +133,15 @@ def test_a_split_model_with_a_missing_part_is_refused(tmp_path: Path) -> None:
 def test_a_renamed_part_is_refused(tmp_path: Path) -> None:
     path = write_split(tmp_path, 2)[0].rename(tmp_path / "m.gguf")
     with pytest.raises(ModelLoadFailed, match="is one of 2 parts"):
+        open_checkpoint(path)
+
+
+def test_a_wrong_count_in_a_large_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    array, of_bytes, count = 9, 0, 150_000_000
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"a", array, of_bytes, count))
+    os.truncate(path, 200_000_000)
+    with pytest.raises(ModelLoadFailed, match="longer than 100000000 bytes"):
         open_checkpoint(path)
 
 

@@ -1,0 +1,151 @@
+"""Loads model files that were damaged at random, each with one seed.
+
+    python -m tests.engine.damaged_files [--first 0] [--count 500]
+
+A load ends with an engine that answers, or with MODEL_LOAD_FAILED. This prints the seeds of all
+others, of loads that take long or much memory, and dies with the stacks of one that hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from llorch_worker.contract import GenerationRequest, LlorchError, ModelLoadFailed
+from llorch_worker.engine import Engine
+from llorch_worker.model_files.gguf_header import read_gguf_header
+from llorch_worker.model_files.model_file import ModelFile
+from tests.made_models import DEMO, ROOT, make_trained_model
+
+HANGS_S, LONG_S = 120.0, 20.0
+MUCH_MIB = 400
+HUGE = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+WORDS = [
+    b"1e400", b"-1", b"0", b"1.5", b"true", b"null", b"[]", b"{}", b'""', b'"\\ud800"', b"9" * 400,
+    b"9" * 5000, b"[" * 3000, str(2**62).encode(), b"NaN", b"\xff",
+]  # fmt: skip
+
+
+def damage(data: bytes, random: Random, header: int, *, json: bool) -> bytes:
+    """``data`` with a few faults, most of them in its first ``header`` bytes, which may be JSON."""
+    found = bytearray(data)
+    for _ in range(random.choice([1, 1, 1, 2, 5])):
+        end = header if random.random() < 0.85 else len(found)
+        at = random.randrange(max(1, min(end, len(found))))
+        match 6 if json and random.random() < 0.7 else random.randrange(6):
+            case 0:
+                found[at] ^= 1 << random.randrange(8)
+            case 1:
+                found[at : at + 4] = random.randbytes(4)
+            case 2:
+                found[at : at + 8] = random.choice(HUGE).to_bytes(8, "little")
+            case 3:
+                del found[at:]
+            case 4:
+                del found[at : at + random.randrange(1, 64)]
+            case 5:
+                other = random.randrange(max(1, min(end, len(found))))
+                size = random.randrange(1, 64)
+                found[at : at + size] = found[other : other + size]
+            case 6:
+                values = [*re.finditer(rb'(?<=[:\[, ])[-\w."]+(?=\s*[],}])', found[: header + 1])]
+                if values:
+                    value = random.choice(values)
+                    found[value.start() : value.end()] = random.choice(WORDS)
+        if not found:
+            found = bytearray(b"\0")
+    return bytes(found)
+
+
+def damaged_model(seed: int, trained: Path, folder: Path) -> Path:
+    """A model in ``folder``: one of the ``trained`` with one damaged file."""
+    random = Random(seed)
+    kind = random.choice(["demo", "q4_0", "f32", "safetensors", "safetensors", "config", "words"])
+    if kind in ("demo", "q4_0", "f32"):
+        source = DEMO if kind == "demo" else trained / f"{kind}.gguf"
+        file = folder / "model.gguf"
+        header = read_gguf_header(ModelFile(source)).data_start
+        # Most of a header is vocabulary.
+        header = random.choice([header, 2_000])
+        file.write_bytes(damage(source.read_bytes(), random, header, json=False))
+        return file
+    model = Path(shutil.copytree(trained / "hf", folder / "hf"))
+    names = {"safetensors": "model.safetensors", "config": "config.json"}
+    file = model / names.get(kind, random.choice(["tokenizer.json", "tokenizer_config.json"]))
+    data = file.read_bytes() if file.exists() else b"{}"
+    header = 8 + int.from_bytes(data[:8], "little") if kind == "safetensors" else len(data)
+    data = damage(data, random, header, json=True)
+    if kind == "safetensors" and random.random() < 0.7:
+        # A header of another length would be all that is seen.
+        end = max(data.rfind(b"}}", 0, header + 20_000) + 2, 8)
+        data = (end - 8).to_bytes(8, "little") + data[8:]
+    file.write_bytes(data)
+    return model
+
+
+def outcome(path: Path) -> str:
+    """How a load, and a request after it, ends. Raises what is neither."""
+    try:
+        engine = Engine.load(path, device="cpu", max_sequences=2, kv_cache_bytes=2**24)
+    except ModelLoadFailed as error:
+        return error.code
+    with engine:
+        request = GenerationRequest(prompt="Once upon", max_tokens=4)
+        try:
+            engine.submit(request).result(timeout=HANGS_S / 2)
+        except LlorchError as error:
+            return f"loaded, {error.code}"
+        return "loaded"
+
+
+def _peak_mib(start: bool = False) -> float:
+    if start:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+)", status)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def main(trained: Path, first: int, count: int) -> int:
+    """Prints what is wrong; returns how many loads were."""
+    outcomes: Counter[str] = Counter()
+    wrong = 0
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory() as folder:
+            path = damaged_model(seed, trained, Path(folder))
+            before_mib, began_s = _peak_mib(start=True), time.monotonic()
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            print(f"seed {seed}", end="\r", flush=True)
+            try:
+                ended = outcome(path)
+            except Exception:  # noqa: BLE001 - that is what is looked for
+                traceback.print_exc()
+                ended = "a traceback"
+            faulthandler.cancel_dump_traceback_later()
+            took_s, more_mib = time.monotonic() - began_s, _peak_mib() - before_mib
+        outcomes[ended] += 1
+        if ended not in ("loaded", "MODEL_LOAD_FAILED") or took_s > LONG_S or more_mib > MUCH_MIB:
+            wrong += 1
+            print(f"seed {seed}: {ended} after {took_s:.1f} s and {more_mib:.0f} MiB", flush=True)
+    print(dict(outcomes), f"{wrong} wrong")
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=500)
+    options = parser.parse_args()
+    sys.path.append(str(ROOT / "tools"))
+    with tempfile.TemporaryDirectory() as models:
+        make_trained_model(Path(models) / "trained")
+        sys.exit(main(Path(models) / "trained", options.first, options.count) > 0)
