@@ -31,13 +31,9 @@ from llorch_worker.contract.events import (
     encode_event,
 )
 from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
+from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
-from llorch_worker.contract.request import (
-    GenerationRequest,
-    Message,
-    Priority,
-    summarise,
-)
+from llorch_worker.contract.request import GenerationRequest, Priority, summarise
 from llorch_worker.contract.result import (
     Choice,
     FinishReason,

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
 from llorch_worker.contract.output_format import (
     NOT_EMPTY,
     NamedSchema,
@@ -32,7 +33,6 @@ from llorch_worker.contract.output_format import (
 )
 from llorch_worker.contract.shown import describe, shown
 from llorch_worker.contract.tools import (
-    MAX_TOOLS,
     Function,
     FunctionCall,
     NamedFunction,
@@ -45,7 +45,6 @@ from llorch_worker.contract.tools import (
 from llorch_worker.contract.values import few_values, small_json
 
 LONGEST_DEADLINE_S = 7 * 24 * 3600
-MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 1_000
 MAX_STOP_STRINGS = 16
@@ -65,34 +64,6 @@ PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-
-
-class Message(BaseModel):
-    """One turn of a chat."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
-    tool_calls: Annotated[
-        Annotated[tuple[ToolCall, ...], Field(max_length=MAX_TOOLS), NOT_EMPTY] | None,
-        BeforeValidator(as_tuple),
-    ] = None
-    """What an assistant's turn called."""
-    tool_call_id: str | None = Field(None, min_length=1, max_length=100)
-    """The call that a tool's turn answers."""
-
-    @model_validator(mode="after")
-    def _fields_of_the_role(self) -> Message:
-        if self.tool_calls is not None and self.role != "assistant":
-            raise PydanticCustomError("tool_calls", "tool_calls belong to an assistant's turn")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise PydanticCustomError(
-                "tool_call_id", "tool_call_id belongs to a tool's turn, which must have one"
-            )
-        if self.content is None and self.tool_calls is None:
-            raise PydanticCustomError("content", "content must be given")
-        return self
 
 
 def _stop_as_tuple(value: object) -> object:

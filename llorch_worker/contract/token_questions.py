@@ -6,13 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from llorch_worker.contract.request import (
-    MAX_MESSAGES,
-    MAX_PROMPT_CHARS,
-    MAX_PROMPT_TOKENS,
-    Message,
-    TokenId,
-)
+from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
+from llorch_worker.contract.request import MAX_MESSAGES, MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.tools import MAX_TOOLS, Tool
 
 

@@ -64,7 +64,7 @@ class EngineCore:
         counters: Counters,
         token_text: Callable[[int], tuple[str, tuple[int, ...] | None]],
     ) -> None:
-        """``token_text``: a token for people to read, and its bytes if they are others."""
+        """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters

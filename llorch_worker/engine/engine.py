@@ -119,14 +119,10 @@ class Engine:
         )
         sample = select_sample(device, options.kernels)
         sampler = Sampler(config.vocab_size, device, sample, truncate_rows)
-        self._scored_rows = scored_rows(
-            config,
-            cache.shape,
-            max_sequences=options.max_sequences,
-            max_step_tokens=options.max_step_tokens,
-        )
+        sizes = (options.max_sequences, options.max_step_tokens)
+        self._scored_rows = scored_rows(config, cache.shape, *sizes)
         runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
-        self._core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
+        self._core = EngineCore(self._scheduler, runner, self._counters, tokenizer.text_and_bytes)
         self._thread = EngineThread(
             self._core,
             name=f"llorch-engine-{model_name}",
@@ -358,14 +354,6 @@ class Engine:
     def close(self) -> None:
         """Cancels running generations and ends the thread; a second call does nothing."""
         self._thread.close()
-
-    def _token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
-        # A model's output may have more rows than its vocabulary has tokens.
-        if token_id >= self.tokenizer.vocab_size:
-            return "", None
-        text = self.tokenizer.token_text(token_id)
-        data = self.tokenizer.decoding_table.token_bytes[token_id]
-        return text, None if data == text.encode() else tuple(data)
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,8 @@ from pydantic import Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
-from llorch_worker.contract.request import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, TokenId
+from llorch_worker.contract.message import MAX_PROMPT_CHARS
+from llorch_worker.contract.request import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
 from llorch_worker.openai_api.chat import ChatMessage
 from llorch_worker.openai_api.shape import WholeBody, generation_request

@@ -23,12 +23,8 @@ import llorch_worker
 from llorch_worker.stack import tether
 
 TAIL_LINES = 40
-FIRST_BACKOFF_S = 1.0
-LONGEST_BACKOFF_S = 30.0
 _ERROR_MARKS = ("error: ", "cannot start: ")
 """A command or a worker's log writes one of these before the reason for its end."""
-HEALTHY_AFTER_S = 60.0
-"""A child that has run this long is restarted with the first backoff."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +143,6 @@ def error_sentence(line: str) -> str | None:
 def python(*arguments: str) -> tuple[str, ...]:
     """The command line of this interpreter, without imports from the working directory."""
     return (sys.executable, "-P", *arguments)
-
-
-def backoff_s(restarts: int) -> float:
-    """Seconds to wait before restart number ``restarts`` (from 0) of a short-lived child."""
-    return min(FIRST_BACKOFF_S * 2.0**restarts, LONGEST_BACKOFF_S)
 
 
 def describe_exit(code: int | None) -> str:

@@ -20,15 +20,9 @@ from llorch_worker.contract.command_errors import CommandError, MissingExtra
 from llorch_worker.processors import shares
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports, programs
-from llorch_worker.stack.children import (
-    HEALTHY_AFTER_S,
-    Child,
-    Program,
-    backoff_s,
-    describe_exit,
-    error_sentence,
-)
+from llorch_worker.stack.children import Child, Program, describe_exit, error_sentence
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS, find_redis_server
+from llorch_worker.stack.restarts import Restarts
 
 POLL_S = 0.2
 REDIS_START_S = 15.0
@@ -72,8 +66,7 @@ class Stack:
         self._stopping = False
         self._held_back: deque[tuple[str, str]] = deque()
         self._children: dict[str, Child] = {}
-        self._restarts: dict[str, int] = {}
-        self._due_s: dict[str, float] = {}
+        self._restarts = Restarts()
         self._exits: SimpleQueue[Child] = SimpleQueue()
         self._redis_folder: Path | None = None
         self.redis_url = plan.redis_url or ""
@@ -185,18 +178,11 @@ class Stack:
             for child in self._ended(POLL_S):
                 if child.name == REDIS:
                     raise _redis_died(child)
-                lived_s = time.monotonic() - child.started_at_s
-                restarts = 0 if lived_s > HEALTHY_AFTER_S else self._restarts.get(child.name, 0)
-                delay_s = backoff_s(restarts)
-                self._restarts[child.name] = restarts + 1
-                self._due_s[child.name] = time.monotonic() + delay_s
                 say(
                     f"{child.name} ended ({describe_exit(child.exit_code)}); "
-                    f"restarting in {delay_s:.0f} s"
+                    f"restarting in {self._restarts.plan(child):.0f} s"
                 )
-            now_s = time.monotonic()
-            for name in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
-                del self._due_s[name]
+            for name in self._restarts.take_due():
                 self._start(self._children[name].program)
 
     def drain(self) -> None:

@@ -143,3 +143,12 @@ class Tokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return "".join(f"<0x{byte:02X}>" for byte in data)
+
+    def text_and_bytes(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        """:meth:`token_text`, and the token's bytes if they are others. Rows of the model's output
+        beyond the vocabulary have no text."""
+        if token_id >= self.vocab_size:
+            return "", None
+        text = self.token_text(token_id)
+        data = self.decoding_table.token_bytes[token_id]
+        return text, None if data == text.encode() else tuple(data)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.contract.request import MAX_METADATA_BYTES, MAX_PROMPT_CHARS
+from llorch_worker.contract.message import MAX_PROMPT_CHARS
+from llorch_worker.contract.request import MAX_METADATA_BYTES
 
 CHAT = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}

@@ -11,7 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from llorch_worker.stack.children import Child, Program, backoff_s, describe_exit, python
+from llorch_worker.stack.children import Child, Program, describe_exit, python
+from llorch_worker.stack.restarts import backoff_s
 from tests.cli.command import alive, environment
 from tests.services import wait_until
 

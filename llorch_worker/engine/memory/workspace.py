@@ -45,7 +45,7 @@ def workspace_bytes(
 
 
 def scored_rows(
-    config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
+    config: LlamaConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
 ) -> int:
     """How many rows of logits may exist at once while prompts are scored; a power of two.
 

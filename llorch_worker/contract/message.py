@@ -1,0 +1,42 @@
+"""One turn of a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from llorch_worker.contract.output_format import NOT_EMPTY, as_tuple
+from llorch_worker.contract.tools import MAX_TOOLS, ToolCall
+
+MAX_PROMPT_CHARS = 1_000_000
+"""Of a prompt, and of the text of one turn."""
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    tool_calls: Annotated[
+        Annotated[tuple[ToolCall, ...], Field(max_length=MAX_TOOLS), NOT_EMPTY] | None,
+        BeforeValidator(as_tuple),
+    ] = None
+    """What an assistant's turn called."""
+    tool_call_id: str | None = Field(None, min_length=1, max_length=100)
+    """The call that a tool's turn answers."""
+
+    @model_validator(mode="after")
+    def _fields_of_the_role(self) -> Message:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls belong to an assistant's turn")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError(
+                "tool_call_id", "tool_call_id belongs to a tool's turn, which must have one"
+            )
+        if self.content is None and self.tool_calls is None:
+            raise PydanticCustomError("content", "content must be given")
+        return self
