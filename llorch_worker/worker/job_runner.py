@@ -98,7 +98,7 @@ class JobRunner:
 
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
-        page = self._resumable(delivery, self._read_journal(claim))
+        page = self._resumable(job, delivery, self._read_journal(claim))
         with self._counting:
             resumes = bool(page.journal)
             self.deliveries.update(attempts=1, redeliveries=not claim.first, resumes=resumes)
@@ -144,12 +144,14 @@ class JobRunner:
             logger.warning("cannot read the journal of job %s: %s", claim.job_id, error)
             raise HandedBack from None
 
-    def _resumable(self, delivery: Delivery, page: JournalPage) -> JournalPage:
+    def _resumable(self, job: ActiveJob, delivery: Delivery, page: JournalPage) -> JournalPage:
         """The page, if its tokens are of this model; else the job goes to a worker of its own, or
         begins again."""
         claim, journal = delivery.claim, page.journal
         if not journal or journal.fingerprint == self._engine.fingerprint:
             return page
+        if job.stopped or claim.cancelled:
+            return page  # it does not run here
         try:
             request = delivery.request()
         except LlorchError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.contract import Cancelled
+from llorch_worker.contract import Cancelled, Tokens, encode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
@@ -73,3 +74,16 @@ def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
     active_jobs.hand_back_all()
     with pytest.raises(HandedBack):
         residency.job_runner.run(delivery)
+
+
+def test_a_job_of_another_model_that_is_handed_back_keeps_its_tokens(
+    residency: Residency, active_jobs: ActiveJobs, delivery: Delivery, redis_server: RedisServer
+) -> None:
+    begun = Tokens(index=0, ids=(1,), text="of no model that is served here ")
+    delivery = replace(delivery, claim=replace(delivery.claim, first=False))
+    with connect(redis_server.url) as store:
+        store.xadd(keys.events(JOB_ID), {"event": encode_event(begun)}, id="1-0")
+        active_jobs.hand_back(JOB_ID)
+        with pytest.raises(HandedBack):
+            residency.job_runner.run(delivery)
+        assert len(store.xrange(keys.events(JOB_ID))) == 1
