@@ -22,7 +22,8 @@ from benches.gpu.figures import (
     Rates,
 )
 from benches.gpu.random_cache import draw_keys_and_values
-from benches.gpu.roofline import decode_work, kv_token_bytes, matrix_bytes, prefill_flops
+from benches.gpu.roofline import decode_work, matrix_bytes
+from llorch_worker.bench.instruments.model_costs import kv_token_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.core import EngineCore
@@ -82,7 +83,7 @@ class Bench:
         blocks = max(case.blocks(shape.block_size) for case in cases)
         cache = UnifiedCache.allocate(shape, blocks)
         draw_keys_and_values(cache.kv)
-        self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, kv_dtype=kv_dtype)
+        self._kv_token_bytes = kv_token_bytes(shape)
         self._graphs = DecodeGraphs(model, cache, recorder)
         self._steps = _Switch(model)
         self._scheduler = Scheduler(

@@ -14,11 +14,11 @@ from benches.gpu.peer import measure_peer
 from benches.gpu.random_model import random_llama
 from benches.gpu.random_weights import DENSE
 from benches.gpu.report import Report, one_line
-from benches.gpu.roofline import kv_token_bytes
+from llorch_worker.bench.instruments.model_costs import kv_token_bytes
 from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.device.graphs import Recorder
 from llorch_worker.engine.memory.free_memory import free_bytes
-from llorch_worker.engine.memory.load_plan import CACHE_SHARE
+from llorch_worker.engine.memory.load_plan import CACHE_SHARE, cache_shape
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import choose_ops
 from llorch_worker.model import LlamaConfig
@@ -128,10 +128,14 @@ class Run:
 
     def _fitting(self) -> list[Case]:
         """The cases whose KV cache fits into memory; reports the others."""
-        kv_dtype = self._plan.kv_dtype
-        block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(
-            self._plan.config, dtype=torch.bfloat16, kv_dtype=kv_dtype
+        shape = cache_shape(
+            self._plan.config,
+            1,
+            dtype=torch.bfloat16,
+            device=self._device,
+            kv_dtype=self._plan.kv_dtype,
         )
+        block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(shape)
         room = int(free_bytes(self._device) * CACHE_SHARE[self._device.type]) // block_bytes
         fitting = []
         for batch in self._plan.batches:

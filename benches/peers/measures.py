@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -26,17 +25,15 @@ from benches.peers.contestants.roster import (
     BATCH_PEERS,
     JOB_PEERS,
     STOCK_CELERY,
-    interpreter_of,
     require_installed,
     require_kv_dtype,
     server_binary,
 )
-from benches.peers.conversions.converted import Conversions, weight_bits
 from benches.peers.figures import Kind, PeersFigures, Row, Side, Skipped
 from benches.peers.services import Service, llama_server, our_queue, stock_celery
 from llorch_worker.bench.instruments.alternating import alternate
+from llorch_worker.bench.instruments.client_load import Throughput
 from llorch_worker.bench.instruments.provenance import provenance
-from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.load import Load
 from llorch_worker.bench.plan import Plan
 from llorch_worker.contract import GenerationRequest
@@ -62,8 +59,6 @@ class Wanted:
     slots: int
     threads: int
     llama_server: Path | None
-    venvs: Path | None
-    """A folder with the virtual environments of peers that have their own, named after them."""
 
 
 def measure_peers(plan: Plan, wanted: Wanted, measured: Callable[[str], None]) -> PeersFigures:
@@ -162,13 +157,10 @@ class _Bench:
     def measure(self) -> None:
         """Fills ``rows``, each as soon as its passes are done or have ended early."""
         terms = self._terms(max(self._wanted.batches))
-        with TemporaryDirectory(prefix="llorch-bench-") as folder:
-            bits = weight_bits(self._model.checkpoint)
-            conversions = Conversions(terms.model, bits, Path(folder), terms.threads)
-            for peer in self._wanted.peers:
-                if peer in BATCH_PEERS:
-                    with self._skipping(peer, "all"):
-                        self._against(peer, terms, conversions)
+        for peer in self._wanted.peers:
+            if peer in BATCH_PEERS:
+                with self._skipping(peer, "all"):
+                    self._against(peer, terms)
         for peer in self._wanted.peers:
             if peer in JOB_PEERS:
                 with self._skipping(peer, self._mixed):
@@ -183,24 +175,18 @@ class _Bench:
             self.rows.append(Skipped(peer=peer, what=what, reason=str(cannot)))
             self._measured(f"{peer}: {what}: skipped: {cannot}")
 
-    def _against(self, peer: str, terms: Terms, conversions: Conversions) -> None:
+    def _against(self, peer: str, terms: Terms) -> None:
         """Measures ours against ``peer``, both in new processes."""
-        interpreter = interpreter_of(peer, self._wanted.venvs, terms.threads)
+        require_installed(peer)
         require_kv_dtype(peer, terms.kv_dtype)
         self._require_memory()
-        weights = conversions.weights(peer)
-        if weights:
-            self._plan.now(f"{peer}'s conversion")
-        converted = replace(terms, model=conversions.model_for(peer, interpreter))
         self._plan.now(f"the load of {LLORCH} and {peer}")
-        with ContestantProcess(peer, converted, interpreter) as theirs, ExitStack() as stack:
+        with ContestantProcess(peer, terms) as theirs, ExitStack() as stack:
             with _our_own():
                 ours = stack.enter_context(ContestantProcess(LLORCH, terms))
             self.notes[LLORCH] = ours.ready.note
             self.versions |= theirs.ready.versions
-            self.notes[peer] = ", ".join(
-                [weights.note, theirs.ready.note] if weights else [theirs.ready.note]
-            )
+            self.notes[peer] = theirs.ready.note
             for kind, load in self._loads():
                 with self._skipping(peer, _title(kind, load)):
                     self._batch(ours, theirs, kind, load)

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -15,19 +15,19 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from benches.peers.contestants.contestant import CannotRun, Terms
-from benches.peers.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
-from llorch_worker.bench.jobs.client_load import Throughput, run_queued
-from llorch_worker.bench.jobs.sandbox import Sandbox
+from benches.peers.stock_generate import GENERATE_TASK, REDIS_VARIABLE, TERMS_VARIABLE, stock_app
+from llorch_worker.bench.instruments.client_load import Throughput, run_queued
+from llorch_worker.bench.one_worker import READY_TIMEOUT_S, one_worker
 from llorch_worker.bench.plan import thread_environment
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
 from llorch_worker.stack.children import Child, Program, describe_exit, python
-from llorch_worker.worker.main import worker_hostname
+from llorch_worker.stack.stack import Plan, Stack
 
-START_TIMEOUT_S = 600.0
 JOB_TIMEOUT_S = 3600.0
 POLL_S = 0.1
 STOP_S = 20.0
@@ -58,13 +58,16 @@ def our_queue(terms: Terms, slots: int) -> Iterator[Service]:
         max_context=terms.context_tokens,
     )
     kv = "" if terms.kv_dtype == "auto" else f", KV in {terms.kv_dtype}"
-    with Sandbox() as sandbox:
-        program = sandbox.worker_of(settings, terms.threads)
-        _start(sandbox, program, lambda pid: worker_hostname(settings, pid))
+    with one_worker(settings, terms.threads) as stack:
+        try:
+            stack.start()
+            stack.wait_ready(READY_TIMEOUT_S)
+        except CommandError as error:
+            raise CannotRun(error.message) from None
 
         def run(jobs: Jobs) -> Throughput:
             try:
-                return asyncio.run(run_queued(sandbox.redis_url, settings.served_name, list(jobs)))
+                return asyncio.run(run_queued(stack.redis_url, settings.served_name, list(jobs)))
             except LlorchError as error:
                 raise CannotRun(f"a job of ours failed: {error.message}") from None
 
@@ -74,18 +77,23 @@ def our_queue(terms: Terms, slots: int) -> Iterator[Service]:
 @contextmanager
 def stock_celery(terms: Terms) -> Iterator[Service]:
     """Stock Celery's solo pool with transformers' ``generate``: one job at a time."""
-    with Sandbox() as sandbox:
+    plan = Plan(settings=Settings(), workers=(), redis_url=None, flower_port=None)
+    with ExitStack() as running:
+        redis = running.enter_context(Stack(plan, lambda _name, _line: None))
+        redis.start()
         arguments = ("-A", "benches.peers.stock_generate", "worker", "-P", "solo")
         environment = {
-            "LLORCH_REDIS_URL": sandbox.redis_url,
+            REDIS_VARIABLE: redis.redis_url,
             TERMS_VARIABLE: json.dumps([str(terms.model), terms.dtype]),
             **thread_environment(terms.threads),
         }
         command = python("-m", "celery", *arguments, "-n", STOCK_WORKER)
-        _start(sandbox, Program("stock Celery", command, environment), lambda _pid: STOCK_WORKER)
+        client = running.enter_context(FleetClient(redis.redis_url))
+        program = Program("stock Celery", command, environment)
+        running.enter_context(_running(program, lambda: bool(client.answering({STOCK_WORKER}))))
 
         def run(jobs: Jobs) -> Throughput:
-            with stock_app(sandbox.redis_url) as app:
+            with stock_app(redis.redis_url) as app:
                 began_s = time.perf_counter()
                 sent = [
                     app.send_task(GENERATE_TASK, args=(job.prompt_token_ids, job.max_tokens))
@@ -99,11 +107,26 @@ def stock_celery(terms: Terms) -> Iterator[Service]:
         yield Service(f"solo pool, transformers generate, {terms.dtype}, one job at a time", run)
 
 
-def _start(sandbox: Sandbox, program: Program, hostname: Callable[[int], str]) -> None:
+@contextmanager
+def _running(program: Program, ready: Callable[[], bool]) -> Iterator[None]:
+    """Starts ``program`` and waits until it is ``ready``; leaving ends it."""
     try:
-        sandbox.start_worker(program, hostname)
-    except CommandError as error:
-        raise CannotRun(error.message) from None
+        child = Child(program, lambda _name, _line: None, lambda _child: None)
+    except OSError as error:
+        raise CannotRun(f"{program.command[0]} cannot be started: {error}") from None
+    try:
+        give_up_s = time.monotonic() + READY_TIMEOUT_S
+        while not ready():
+            if child.exit_code is not None or time.monotonic() > give_up_s:
+                words = child.last_words() or describe_exit(child.exit_code)
+                raise CannotRun(f"could not start: {words}")
+            time.sleep(POLL_S)
+        yield
+    finally:
+        child.terminate()
+        if not child.wait(STOP_S):
+            child.kill()
+            child.wait(None)
 
 
 @contextmanager
@@ -129,10 +152,6 @@ def llama_server(binary: Path, terms: Terms, slots: int) -> Iterator[Service]:
         kv = ", KV in q8_0, flash attention"
     arguments = [str(part) for pair in options.items() for part in pair]
     program = Program("llama-server", (str(binary), *arguments))
-    try:
-        server = Child(program, lambda _name, _line: None, lambda _child: None)
-    except OSError as error:
-        raise CannotRun(f"{binary} cannot be started: {error}") from None
 
     def run(jobs: Jobs) -> Throughput:
         # All at once: jobs without a slot wait in the server, like ours in Redis.
@@ -144,19 +163,8 @@ def llama_server(binary: Path, terms: Terms, slots: int) -> Iterator[Service]:
                 raise CannotRun(f"a job failed: {type(error).__name__}: {error}") from None
             return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
 
-    try:
-        give_up_s = time.monotonic() + START_TIMEOUT_S
-        while not _healthy(url):
-            if server.exit_code is not None or time.monotonic() > give_up_s:
-                words = server.last_words() or describe_exit(server.exit_code)
-                raise CannotRun(f"could not start: {words}")
-            time.sleep(POLL_S)
+    with _running(program, lambda: _healthy(url)):
         yield Service(f"{slots} slots, the file's own block types{kv}", run)
-    finally:
-        server.terminate()
-        if not server.wait(STOP_S):
-            server.kill()
-            server.wait(None)
 
 
 def _complete(url: str, job: GenerationRequest) -> int:

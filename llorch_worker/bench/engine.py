@@ -93,7 +93,7 @@ def _row(engine: Engine, measured: _Measured, ceilings: Ceilings) -> Row:
     load, full, stats = measured.load, measured.full, engine.stats()
     sequences, prompt_tokens = load.jobs, load.prompt_tokens[0]
     prefill_s = median(each.wall_s for each in measured.prefill)
-    flops_per_s = prefill_flops(engine, sequences, prompt_tokens) / prefill_s
+    flops_per_s = sequences * prefill_flops(engine.config, prompt_tokens) / prefill_s
     totals = [sequences * load.longest_tokens / each.wall_s for each in full]
     phases = [phase for each in full if (phase := each.decode_phase()) is not None]
     preemptions = sum(each.preemptions for each in full)

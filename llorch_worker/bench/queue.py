@@ -10,22 +10,18 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from statistics import median
 from typing import Protocol
 
-import psutil
-import torch
-
 from llorch_worker.bench.instruments.alternating import alternate
+from llorch_worker.bench.instruments.client_load import Throughput, engine_s, run_queued
 from llorch_worker.bench.instruments.loaded_engine import own_context
-from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
-from llorch_worker.bench.instruments.processor_time import ProcessorTime
+from llorch_worker.bench.instruments.percentiles import percentiles_ms
 from llorch_worker.bench.instruments.provenance import provenance
-from llorch_worker.bench.jobs.client_load import Throughput, engine_s, run_queued
-from llorch_worker.bench.jobs.sandbox import Sandbox
 from llorch_worker.bench.load import Load
+from llorch_worker.bench.one_worker import READY_TIMEOUT_S
 from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.queue_figures import LoadRow, QueueFigures, SingleJobs, Way
 from llorch_worker.client import Client
@@ -35,7 +31,7 @@ from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.settings import Settings
-from llorch_worker.worker.main import worker_hostname
+from llorch_worker.stack.stack import Stack
 
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
@@ -43,19 +39,18 @@ SINGLE_NEW_TOKENS = 8
 
 
 def measure_queue(
-    plan: Plan, load: Load, jobs: Sequence[int], single_jobs: int, sandbox: Sandbox
+    plan: Plan, load: Load, jobs: Sequence[int], single_jobs: int, stack: Stack
 ) -> QueueFigures:
-    """Load the model here and in a worker, and run ``load`` once for each number of ``jobs``; the
-    two ways alternate.
+    """Load the model here and in ``stack``'s worker, and run ``load`` once for each number of
+    ``jobs``; the two ways alternate.
 
     Raises:
-        CommandError: the load is longer than the model's context, memory does not hold the model
-            twice, or the worker does not start.
+        CommandError: the worker does not start.
     """
-    settings = checked_settings(plan.settings, load)
+    settings = plan.settings
     plan.now("the worker's load")
-    worker = sandbox.worker_of(settings, plan.threads)
-    sandbox.start_worker(worker, lambda pid: worker_hostname(settings, pid))
+    stack.start()
+    stack.wait_ready(READY_TIMEOUT_S)
     with (
         Engine.load(
             settings.model,
@@ -64,7 +59,7 @@ def measure_queue(
             num_threads=plan.threads,
             progress=plan.progress,
         ) as engine,
-        Client(sandbox.redis_url, model=settings.served_name) as client,
+        Client(stack.redis_url, model=settings.served_name) as client,
     ):
         origin = provenance(device=engine.stats().device, seed=load.seed)
         passes = _Passes(engine, client, load.seed)
@@ -112,25 +107,16 @@ def checked_settings(settings: Settings, load: Load) -> Settings:
     return settings
 
 
-@dataclass(frozen=True)
-class _Queued:
-    ran: Throughput
-    beside_model: float
-    """See :attr:`LoadRow.beside_model`."""
-
-
 class _Passes:
     """A loaded engine and a worker with the same model, and loads for both."""
 
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
-        # The worker has as many. They are its busiest threads.
-        self._model_threads = torch.get_num_threads() if engine.stats().device == "cpu" else 1
         # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
-    def both_ways(self, load: Load, passes: int) -> list[tuple[Throughput, _Queued]]:
+    def both_ways(self, load: Load, passes: int) -> list[tuple[Throughput, Throughput]]:
         """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return list(alternate(self._straight, self._queued, works))
@@ -165,12 +151,9 @@ class _Passes:
             wall_s = time.perf_counter() - began_s
         return Throughput(len(results), sum(each.usage.completion for each in results), wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> _Queued:
+    def _queued(self, requests: list[GenerationRequest]) -> Throughput:
         url = self._client.settings.redis_url
-        before = ProcessorTime.now()
-        ran = asyncio.run(run_queued(url, self._engine.model_name, requests))
-        beside_s = ProcessorTime.now().since_s(before, without_busiest=self._model_threads)
-        return _Queued(ran, beside_s / ran.wall_s / psutil.cpu_count())
+        return asyncio.run(run_queued(url, self._engine.model_name, requests))
 
 
 class _Submitted(Protocol):
@@ -185,21 +168,11 @@ def _outside_s(
     return time.perf_counter() - began_s - engine_s(result)
 
 
-def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
+def _row(jobs: int, pairs: list[tuple[Throughput, Throughput]]) -> LoadRow:
     return LoadRow(
         jobs=jobs,
-        straight=_way([straight for straight, _ in pairs]),
-        queued=_way([queued.ran for _, queued in pairs]),
+        straight=Way.of([straight for straight, _ in pairs]),
+        queued=Way.of([queued for _, queued in pairs]),
         # Per pair, because its two passes have the same jobs.
-        share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
-        beside_model=median(queued.beside_model for _, queued in pairs),
-    )
-
-
-def _way(passes: Sequence[Throughput]) -> Way:
-    rates = [each.tokens_per_s for each in passes]
-    return Way(
-        jobs_per_s=median(each.jobs_per_s for each in passes),
-        tokens_per_s=median(rates),
-        spread=spread_of(rates),
+        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
     )

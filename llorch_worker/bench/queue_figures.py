@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Self
 
 from rich.console import RenderableType
 
-from llorch_worker.bench.instruments.percentiles import Percentiles
+from llorch_worker.bench.instruments.client_load import Throughput
+from llorch_worker.bench.instruments.percentiles import Percentiles, spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.tables import Cell, median_of, table, title
 from llorch_worker.contract.quantities import counted
@@ -22,6 +25,12 @@ class Way(Frozen):
     spread: float | None
     """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
 
+    @classmethod
+    def of(cls, passes: Sequence[Throughput]) -> Self:
+        rates = [each.tokens_per_s for each in passes]
+        jobs_per_s = median(each.jobs_per_s for each in passes)
+        return cls(jobs_per_s=jobs_per_s, tokens_per_s=median(rates), spread=spread_of(rates))
+
 
 class LoadRow(Frozen):
     """One number of jobs, all submitted at once."""
@@ -31,9 +40,6 @@ class LoadRow(Frozen):
     queued: Way
     share: float
     """Tokens a second through Redis, as a share of the engine's."""
-    beside_model: float
-    """The share of all processors' time that client, Redis and the worker use while jobs go
-    through Redis, without the threads that compute the model; median over the passes."""
 
 
 class SingleJobs(Frozen):
@@ -68,19 +74,18 @@ class QueueFigures(Figures):
         for row in self.rows:
             straight, queued = row.straight, row.queued
             rates = straight.jobs_per_s, straight.tokens_per_s, straight.spread
-            rows.append((row.jobs, "straight", *rates, None, None))
+            rows.append((row.jobs, "straight", *rates, None))
             rates = queued.jobs_per_s, queued.tokens_per_s, queued.spread
-            rows.append((None, "queued", *rates, row.share, row.beside_model))
+            rows.append((None, "queued", *rates, row.share))
         yield table(
             [
                 *(("jobs", ","), ("", ""), ("jobs/s", ".2f"), ("tokens/s", ",.1f")),
-                *(("spread", ".1%"), ("share", ".1%"), ("CPU", ".1%")),
+                *(("spread", ".1%"), ("share", ".1%")),
             ],
             rows,
             words=2,
         )
         yield "  share: tokens that arrive through Redis, of the engine's; at least 97% is expected"
-        yield "  CPU: what the queue uses of all processors' time, without the model's threads"
         single = self.single
         yield ""
         yield table(

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llorch_worker.bench.instruments.client_load import Throughput
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
-from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 

@@ -7,8 +7,8 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -40,6 +40,8 @@ class Plan:
     """The (name, device) of each worker."""
     redis_url: str | None
     """None starts a Redis that ends with the stack."""
+    worker_environment: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Variables of the workers, besides those of the settings."""
     redis_port: int | None = field(default=None, kw_only=True)
     """The first port to try for that Redis; None for any free one."""
     flower_port: int | None
@@ -109,7 +111,9 @@ class Stack:
         for name, device in self._plan.workers:
             changed = {"device": device, "processors": bound.get(name, settings.processors)}
             its_own = settings.model_copy(update=changed)
-            self._start(programs.worker(name, its_own, own_redis=own_redis))
+            program = programs.worker(name, its_own, own_redis=own_redis)
+            environment = {**program.environment, **self._plan.worker_environment}
+            self._start(replace(program, environment=environment))
         for name in self._ports:
             self._start(self._server(name))
 

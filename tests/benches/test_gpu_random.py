@@ -7,7 +7,8 @@ import torch
 
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES, RandomWeights
-from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
+from benches.gpu.roofline import decode_work, matrix_bytes
+from llorch_worker.bench.instruments.model_costs import prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import RaggedBatch
@@ -48,6 +49,6 @@ def test_the_bytes_and_operations_of_7b_are_those_known() -> None:
     assert work.flops == weights + 4 * 32 * 4096 * 1000
     assert work.best_s(1e12, 1e15) == work.read_bytes / 1e12
     # A prompt attends to half of itself.
-    short, long = (prefill_flops(LLAMA_2_7B, tokens=t) for t in (1000, 2000))
+    short, long = (prefill_flops(LLAMA_2_7B, t) for t in (1000, 2000))
     attention = 4 * 32 * 4096 * (2000 * 2001 // 2 - 2 * (1000 * 1001 // 2))
     assert long - 2 * short == attention - 2 * 4096 * 32000

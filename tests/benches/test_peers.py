@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,7 +12,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from benches.peers.contestants import roster
 from benches.peers.contestants.contestant import (
     LLORCH,
     TRANSFORMERS,
@@ -55,7 +53,6 @@ def terms(model: Path) -> Terms:
 
 
 NEEDS_LLAMA_CPP = pytest.mark.lacks("needs llama-cpp-python", when=find_spec("llama_cpp") is None)
-VENVS = Path(os.environ.get("PEER_VENVS", "/nowhere"))
 
 
 @pytest.mark.parametrize("peer", ["transformers", pytest.param("llama.cpp", marks=NEEDS_LLAMA_CPP)])
@@ -107,7 +104,6 @@ def ignore(_line: str) -> None: ...
 def measured(
     model: Path,
     *peers: str,
-    venvs: Path | None = None,
     passes: int = 1,
     each_line: Callable[[str], None] = ignore,
 ) -> PeersFigures:
@@ -122,50 +118,9 @@ def measured(
         slots=2,
         threads=1,
         llama_server=None,
-        venvs=venvs,
     )
     plan = Plan(Settings(model=model, device="cpu", dtype="float32"), passes, threads=1)
     return measure_peers(plan, wanted, each_line)
-
-
-def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
-    """The one row of ``peer``, measured in this process."""
-    (row,) = measured(model, peer, venvs=venvs).rows
-    return row
-
-
-@pytest.mark.timeout(900)  # vLLM compiles the model
-@pytest.mark.parametrize(
-    "peer",
-    [
-        pytest.param(
-            peer,
-            marks=pytest.mark.lacks(
-                "needs other engines' virtual environments, in the folder that PEER_VENVS names",
-                when=not (VENVS / peer).is_dir(),
-            ),
-        )
-        for peer in roster.VENV_PEERS
-    ],
-)
-def test_an_engine_with_an_environment_of_its_own_runs_beside_ours(
-    demo_model: Path, peer: str
-) -> None:
-    found = measured(demo_model, peer, venvs=VENVS)
-    assert [row.kind for row in found.rows] == ["prefill", "decode"], found.rows
-    for row in found.rows:
-        assert row.kind != "skipped"
-        assert min(row.ours.tokens_per_s, row.theirs.tokens_per_s, row.ratio) > 0
-    assert peer in "".join(found.versions)
-    for name in (peer, LLORCH):
-        memory = found.memory[name]
-        assert demo_model.stat().st_size < memory.resident_bytes <= (memory.peak_bytes or 0)
-
-
-def test_an_environment_that_is_missing_is_named(demo_model: Path, tmp_path: Path) -> None:
-    assert "give --venvs FOLDER" in only_row(demo_model, "vllm").reason
-    reason = only_row(demo_model, "vllm", tmp_path).reason
-    assert reason == f"not found: {tmp_path}/vllm/bin/python"
 
 
 def test_a_decode_is_timed_where_all_sequences_decode() -> None:

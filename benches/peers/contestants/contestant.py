@@ -1,22 +1,17 @@
-"""A contestant's interface and messages. Imports nothing that a peer's interpreter may lack."""
+"""A contestant's interface and messages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    from llorch_worker.engine_options import KvDtype
+from llorch_worker.engine_options import KvDtype
 
 LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
 TRANSFORMERS_CB = "transformers-cb"
-OPENVINO = "openvino"
-CTRANSLATE2 = "ctranslate2"
-ONNXRUNTIME = "onnxruntime"
-VLLM = "vllm"
 
 BatchKind = Literal["prefill", "decode"]
 WARM_UP_TOKENS = 2
@@ -28,7 +23,6 @@ class Terms:
     """The parameters with which every contestant is loaded."""
 
     model: Path
-    """The GGUF file, or what a conversion made of it."""
     dtype: str
     """The dtype of contestants that use torch; llama.cpp uses the file's own types."""
     threads: int
@@ -62,10 +56,10 @@ class Work:
         """Tokens of each prompt."""
         return len(self.prompts[0])
 
-    def shortened(self) -> Work:
-        """The same prompts with as few new tokens as run both shapes: a warm-up."""
-        # The rate of a decode needs more tokens.
-        return replace(self, kind="prefill", new_tokens=min(WARM_UP_TOKENS, self.new_tokens))
+    @property
+    def warm_up_tokens(self) -> int:
+        """As few new tokens as run both shapes."""
+        return min(WARM_UP_TOKENS, self.new_tokens)
 
 
 @dataclass(frozen=True)

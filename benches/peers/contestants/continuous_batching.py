@@ -53,28 +53,34 @@ class ContinuousBatchingContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self._times(work, work.shortened().new_tokens)
+        self._times(work, work.warm_up_tokens)
 
     def run(self, work: Work) -> Rate:
         return rate(work, *self._times(work, work.new_tokens))
 
     def _times(self, work: Work, new_tokens: int) -> tuple[float, list[list[float]]]:
-        """The start of the first sequence, and for each sequence the times of its tokens.
+        return token_times_s(self._model, work, new_tokens, self._terms.prefill_tokens)
 
-        transformers allocates its cache again each time, before the start, so no figure has it.
-        """
-        ended: dict[str, Any] = self._model.generate_batch(
-            [list(prompt) for prompt in work.prompts],
-            generation_config=generation_config(max_new_tokens=new_tokens, eos_token_id=NO_TOKEN),
-            continuous_batching_config=batching_config(
-                sequences=work.sequences,
-                tokens=work.prompt_tokens + new_tokens,
-                step_tokens=self._terms.prefill_tokens,
-            ),
-            record_timestamps=True,
-        )
-        outputs = list(ended.values())
-        errors = [each.error for each in outputs if each.error is not None]
-        if errors or len(outputs) != work.sequences:
-            raise RuntimeError(errors[0] if errors else "generate_batch ended without results")
-        return min(each.lifespan[0] for each in outputs), [each.timestamps for each in outputs]
+
+def token_times_s(
+    model: Any, work: Work, new_tokens: int, step_tokens: int
+) -> tuple[float, list[list[float]]]:
+    """The start of the first sequence, and for each sequence the times of its tokens.
+
+    transformers allocates its cache again each time, before the start, so no figure has it.
+    """
+    ended: dict[str, Any] = model.generate_batch(
+        [list(prompt) for prompt in work.prompts],
+        generation_config=generation_config(max_new_tokens=new_tokens, eos_token_id=NO_TOKEN),
+        continuous_batching_config=batching_config(
+            sequences=work.sequences,
+            tokens=work.prompt_tokens + new_tokens,
+            step_tokens=step_tokens,
+        ),
+        record_timestamps=True,
+    )
+    outputs = list(ended.values())
+    errors = [each.error for each in outputs if each.error is not None]
+    if errors or len(outputs) != work.sequences:
+        raise RuntimeError(errors[0] if errors else "generate_batch ended without results")
+    return min(each.lifespan[0] for each in outputs), [each.timestamps for each in outputs]

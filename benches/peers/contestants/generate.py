@@ -19,6 +19,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from llorch_worker.model import LlamaConfig as OurConfig
 from llorch_worker.model import resolve_config
 from llorch_worker.weights import open_checkpoint
 
@@ -35,7 +36,7 @@ class GenerateContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self._token_times_s(work, work.shortened().new_tokens)
+        self._token_times_s(work, work.warm_up_tokens)
 
     def run(self, work: Work) -> Rate:
         began_s = time.perf_counter()
@@ -81,7 +82,20 @@ def load_model(terms: Terms) -> Any:
     ours = resolve_config(checkpoint)
     if ours.rope_scaling is not None:
         raise ValueError("the model scales RoPE; measured without scaling only")
-    config = LlamaConfig(
+    config = transformers_config(ours)
+    with no_init_weights():
+        make: Any = LlamaForCausalLM._from_config
+        model = make(config, dtype=getattr(torch, terms.dtype), attn_implementation="sdpa")
+    heads = {"q_proj": ours.num_heads, "k_proj": ours.num_kv_heads}
+    for name, parameter in model.named_parameters():
+        checkpoint.read_into(name, parameter.data, heads.get(name.split(".")[-2]))
+    model.generation_config = generation_config(max_new_tokens=None, eos_token_id=None)
+    return model.eval()
+
+
+def transformers_config(ours: OurConfig) -> LlamaConfig:
+    """``ours`` in transformers' words, without scaled RoPE."""
+    return LlamaConfig(
         vocab_size=ours.vocab_size,
         hidden_size=ours.hidden_size,
         intermediate_size=ours.intermediate_size,
@@ -94,14 +108,6 @@ def load_model(terms: Terms) -> Any:
         max_position_embeddings=ours.max_context,
         tie_word_embeddings=ours.tie_word_embeddings,
     )
-    with no_init_weights():
-        make: Any = LlamaForCausalLM._from_config
-        model = make(config, dtype=getattr(torch, terms.dtype), attn_implementation="sdpa")
-    heads = {"q_proj": ours.num_heads, "k_proj": ours.num_kv_heads}
-    for name, parameter in model.named_parameters():
-        checkpoint.read_into(name, parameter.data, heads.get(name.split(".")[-2]))
-    model.generation_config = generation_config(max_new_tokens=None, eos_token_id=None)
-    return model.eval()
 
 
 def generation_config(**options: Any) -> Any:

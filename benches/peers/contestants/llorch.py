@@ -32,7 +32,7 @@ class LlorchContestant:
         self.ready = Ready(versions={}, note=f"{terms.dtype}{kv}, sampling included")
 
     def warm_up(self, work: Work) -> None:
-        self._pass(work, work.shortened().new_tokens)
+        self._pass(work, work.warm_up_tokens)
 
     def run(self, work: Work) -> Rate:
         done = self._pass(work, work.new_tokens)

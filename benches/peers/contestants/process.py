@@ -1,15 +1,12 @@
-"""A contestant in its own process and interpreter, with its own memory and threads."""
+"""A contestant in its own process, with its own memory and threads."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +27,7 @@ from benches.peers.contestants.contestant import (
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
 from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.bench.plan import thread_environment
+from llorch_worker.stack.children import python
 
 SERVER = "benches.peers.contestants.server"
 REPOSITORY = Path(__file__).parents[3]
@@ -42,38 +40,19 @@ MOST_IDLE_WAIT_S = 3.0
 """Then the other side runs beside a process that does not rest."""
 
 
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python that has a peer's packages, and the variables that the peer needs."""
-
-    python: Path = Path(sys.executable)
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def environment(self, threads: int) -> dict[str, str]:
-        """Makes this checkout importable, and libraries compute with ``threads``."""
-        paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            **thread_environment(threads),
-            **self.variables,
-        }
-
-
 class ContestantProcess:
     """Entering loads the model; leaving ends the process.
 
     Every method raises :class:`CannotRun` if the contestant fails or its process ends.
     """
 
-    def __init__(self, name: str, terms: Terms, interpreter: Interpreter | None = None) -> None:
+    def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
-        interpreter = interpreter or Interpreter()
         self._log = tempfile.NamedTemporaryFile(prefix="llorch-bench-", suffix=".log")  # noqa: SIM115 - closed on exit
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [str(interpreter.python), "-m", SERVER, name, str(theirs.fileno())],
-            env=interpreter.environment(terms.threads),
+            python("-m", SERVER, name, str(theirs.fileno())),
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **thread_environment(terms.threads)},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             # Output of libraries would end up in our tables and documents.

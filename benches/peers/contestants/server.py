@@ -1,7 +1,4 @@
-"""The process of a contestant: ``python -m benches.peers.contestants.server NAME FD``.
-
-Runs in the peer's own interpreter, which may have neither torch nor this package.
-"""
+"""The process of a contestant: ``python -m benches.peers.contestants.server NAME FD``."""
 
 from __future__ import annotations
 
@@ -10,14 +7,10 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 
 from benches.peers.contestants.contestant import (
-    CTRANSLATE2,
     LLAMA_CPP,
     LLORCH,
-    ONNXRUNTIME,
-    OPENVINO,
     TRANSFORMERS,
     TRANSFORMERS_CB,
-    VLLM,
     Failed,
     Terms,
     WarmUp,
@@ -30,10 +23,6 @@ CLASSES = {
     LLAMA_CPP: (f"{ROOM}.llama_cpp", "LlamaCppContestant"),
     TRANSFORMERS: (f"{ROOM}.generate", "GenerateContestant"),
     TRANSFORMERS_CB: (f"{ROOM}.continuous_batching", "ContinuousBatchingContestant"),
-    OPENVINO: (f"{ROOM}.openvino", "OpenVinoContestant"),
-    CTRANSLATE2: (f"{ROOM}.ctranslate2", "CTranslate2Contestant"),
-    ONNXRUNTIME: (f"{ROOM}.onnxruntime", "OnnxRuntimeContestant"),
-    VLLM: (f"{ROOM}.vllm", "VllmContestant"),
 }
 MOST_SHOWN_CHARS = 200
 

@@ -60,17 +60,17 @@ def _read_bytes_per_s(device: torch.device, size_bytes: int) -> float:
         lambda: array.view(torch.float32).sum(),
         lambda: array.view(torch.int64).sum(),
     )
-    return size_bytes / min(_fastest_s(reading, device) for reading in readings)
+    return size_bytes / min(fastest_s(reading, device) for reading in readings)
 
 
 def _flops_per_s(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
     rows, columns_in, columns_out = shape
     x = torch.randn(rows, columns_in, device=device).to(dtype)
     weight = torch.randn(columns_out, columns_in, device=device).to(dtype)
-    return 2 * rows * columns_in * columns_out / _fastest_s(lambda: F.linear(x, weight), device)
+    return 2 * rows * columns_in * columns_out / fastest_s(lambda: F.linear(x, weight), device)
 
 
-def _fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+def fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
     """Seconds that the fastest run takes, not counting the first."""
     taken_s: list[float] = []
     while len(taken_s) <= MIN_RUNS or sum(taken_s) < MIN_MEASURED_S:

@@ -1,11 +1,14 @@
 """The least that a forward pass must read and compute, from the model's shape.
 
-Intermediate results are left out, so that shares of the machine's ceilings are never too high.
+Intermediate results are left out, so that shares of the machine's ceilings are never too high. A
+multiplication and an addition count as two operations.
 """
 
 from __future__ import annotations
 
+from llorch_worker.cache import CacheShape, PagedKV
 from llorch_worker.engine import Engine
+from llorch_worker.model import LlamaConfig
 
 
 def decode_step_bytes(engine: Engine, sequences: int, context_tokens: float) -> float:
@@ -13,25 +16,39 @@ def decode_step_bytes(engine: Engine, sequences: int, context_tokens: float) -> 
 
     ``context_tokens``: the mean length of a sequence.
     """
-    config, dtype = engine.config, engine.cache.kv.dtype
+    config, cache = engine.config, engine.cache
     weights = engine.stats().bytes["weights"]
     if not config.tie_word_embeddings:
         # A step reads single rows of the input embedding.
-        weights -= config.vocab_size * config.hidden_size * dtype.itemsize
-    kv_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-    return weights + sequences * context_tokens * kv_token
+        weights -= config.vocab_size * config.hidden_size * cache.kv.dtype.itemsize
+    return weights + sequences * context_tokens * kv_token_bytes(cache.shape)
 
 
-def prefill_flops(engine: Engine, prompts: int, prompt_tokens: int) -> float:
-    """Floating-point operations of a causal prefill with logits for each prompt's last token.
+def kv_token_bytes(shape: CacheShape) -> int:
+    """Bytes that the cache keeps for a token, in all layers."""
+    return sum(PagedKV.slot_bytes(shape).values())
 
-    A multiplication and an addition count as two.
-    """
-    config = engine.config
+
+def decode_flops(config: LlamaConfig, sequences: int, context_tokens: int) -> int:
+    """Operations of one new token for each of ``sequences``, which hold ``context_tokens``
+    together, new ones included."""
+    layers, output = _matrix_numbers(config)
+    return 2 * sequences * (layers + output) + _attention(config) * context_tokens
+
+
+def prefill_flops(config: LlamaConfig, tokens: int) -> int:
+    """Operations of a prompt's causal prefill with logits for its last token."""
+    layers, output = _matrix_numbers(config)
+    return 2 * (tokens * layers + output) + _attention(config) * (tokens * (tokens + 1) // 2)
+
+
+def _attention(config: LlamaConfig) -> int:
+    """Operations for each token that a token sees."""
+    return 4 * config.num_layers * config.num_heads * config.head_dim
+
+
+def _matrix_numbers(config: LlamaConfig) -> tuple[int, int]:
+    """The number of weights in the matrices of all layers and in the output matrix."""
     heads = 2 * (config.num_heads + config.num_kv_heads)
     layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    matrices = 2 * config.num_layers * layer * prompt_tokens
-    pairs = prompt_tokens * (prompt_tokens + 1) / 2
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
-    output = 2 * config.vocab_size * config.hidden_size
-    return prompts * (matrices + attention + output)
+    return config.num_layers * layer, config.hidden_size * config.vocab_size

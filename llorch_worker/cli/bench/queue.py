@@ -51,13 +51,14 @@ def queue(
 
     # Before torch loads, because threads that spin here would take a processor from the worker.
     limit_spinning()
-    from llorch_worker.bench.jobs.sandbox import Sandbox
     from llorch_worker.bench.load import Load, around
-    from llorch_worker.bench.queue import measure_queue
+    from llorch_worker.bench.one_worker import one_worker
+    from llorch_worker.bench.queue import checked_settings, measure_queue
     from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 
     load = Load(max(numbers), around(prompt_tokens), around(new_tokens), seed)
+    settings = checked_settings(settings, load)
     plan = parameters.plan(screen, settings, passes, threads)
-    with terminable(), uninterrupted_exit(Sandbox()) as sandbox:
-        figures = measure_queue(plan, load, numbers, single_jobs, sandbox)
+    with terminable(), uninterrupted_exit(one_worker(settings, threads)) as stack:
+        figures = measure_queue(plan, load, numbers, single_jobs, stack)
     print_figures(screen, figures)

@@ -1,1 +1,0 @@
-"""Models in the formats of peers that do not read the GGUF file."""

@@ -1,1 +1,0 @@
-"""Loads of jobs, and the services that run them: Redis, workers of ours and of stock Celery."""
