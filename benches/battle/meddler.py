@@ -47,8 +47,8 @@ STOCK_WORKER = f"{other_app.NAME}@test"
 
 
 class Meddler:
-    """A thread that cancels what it is told to, sends a command every few seconds and lifts it, and
-    retries or drops the dead letters of poison jobs."""
+    """A thread that cancels the jobs given to it, sends a command every few seconds and lifts it,
+    and retries or drops the dead letters of poison jobs."""
 
     def __init__(self, url: str, seed: int, ledger: Ledger, reader: StreamReader) -> None:
         self._dice = random.Random(f"meddler {seed}")

@@ -43,8 +43,8 @@ def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
         kept = "every promise kept" if outcome.findings.clean else "promises broken"
         console.print(f"{outcome.contestant}: {kept}")
         for kind, ends in sorted(outcome.findings.ends.items()):
-            told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
-            console.print(f"  {kind}: {told}")
+            shown = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
+            console.print(f"  {kind}: {shown}")
         if outcome.findings.replies:
             console.print(f"  replies to commands: {outcome.findings.replies}")
         if outcome.unexpected_exits:

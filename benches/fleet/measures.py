@@ -1,4 +1,4 @@
-"""Loads on a fleet of stubs or of whole workers, and what Redis tells of them."""
+"""Loads on a fleet of stubs or of whole workers, and what Redis reports of them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Stub:
             watch.pass_ring_on(self._client, MODEL)
 
     def _on_ring(self) -> None:
-        # The socket may have told before the timer of a ring that came with a reply.
+        # The socket may have been readable before the timer of a ring that came with a reply.
         if self._doorbell.is_rung(self._connection):
             self._doorbell.read(self._connection)
             self.look()

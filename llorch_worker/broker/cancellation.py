@@ -59,9 +59,9 @@ def end_waiting(
 
 
 def _end(
-    client: Redis, job_id: str, document: str, event: Event, terms: Sequence[int], told: str
+    client: Redis, job_id: str, document: str, event: Event, terms: Sequence[int], publish_on: str
 ) -> CancelOutcome:
     outcome: CancelOutcome = run_script(
-        client, "cancel", [job_id, document, encode_event(event), *terms, told]
+        client, "cancel", [job_id, document, encode_event(event), *terms, publish_on]
     )
     return outcome

@@ -175,7 +175,7 @@ class ResultListener:
         for first in range(0, len(everyone), MOST_AT_ONCE):
             some = everyone[first : first + MOST_AT_ONCE]
             names = [keys.job(waiter.job_id) for waiter in some]
-            # Nearly always all are there, which one command tells.
+            # Nearly always all are there, which one command shows.
             all_found = await self._redis.exists(*names) == len(names)
             for name, waiter in zip(names, some, strict=True):
                 try:
