@@ -16,11 +16,10 @@ import torch
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
-from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
-from llorch_worker.engine.device.queue import DeviceQueue, use_device
+from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
@@ -34,9 +33,9 @@ from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.sampling.uniforms import choice_seed, job_seed
+from llorch_worker.engine.sampling.uniforms import job_seed
 from llorch_worker.engine.scheduler import Scheduler
-from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.sequence import sequences_of
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
@@ -46,13 +45,6 @@ from llorch_worker.model import ForwardModel, LlamaConfig
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import fingerprint
-
-
-def _begin(device: torch.device, num_threads: int | None) -> None:
-    """Sets up the engine's thread."""
-    use_device(device)
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
 
 
 class Engine:
@@ -126,7 +118,7 @@ class Engine:
         self._thread = EngineThread(
             self._core,
             name=f"llorch-engine-{model_name}",
-            begin=partial(_begin, device, num_threads),
+            begin=partial(begin_thread, device, num_threads),
         )
 
     @classmethod
@@ -255,19 +247,14 @@ class Engine:
         matcher = self._compiler.compile(request)
         job_id = job_id or str(uuid.uuid4())
         seed = job_seed(job_id) if request.seed is None else request.seed
-        arrival = next(self._arrivals)
-        sequences = tuple(
-            Sequence(
-                prompt_ids,
-                request,
-                seed=choice_seed(seed, choice),
-                text=ChoiceText(self.tokenizer, request.stop),
-                arrival=arrival,
-                choice=choice,
-                eos_ids=self._eos_ids,
-                matcher=None if matcher is None else matcher.copy(),
-            )
-            for choice in range(request.n)
+        sequences = sequences_of(
+            request,
+            prompt_ids,
+            self.tokenizer,
+            seed=seed,
+            arrival=next(self._arrivals),
+            eos_ids=self._eos_ids,
+            matcher=matcher,
         )
         if journal:
             resume(sequences, journal, vocab_size=self.config.vocab_size)

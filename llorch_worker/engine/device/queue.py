@@ -46,6 +46,13 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def begin_thread(device: torch.device, num_threads: int | None) -> None:
+    """Sets up a thread that computes on ``device``; None leaves torch's number of CPU threads."""
+    use_device(device)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+
 def device_queue(device: torch.device) -> DeviceQueue:
     """The queue of ``device``."""
     return CudaQueue(device) if device.type == "cuda" else InlineQueue()
