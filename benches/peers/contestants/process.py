@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from multiprocessing import Pipe
@@ -27,7 +28,6 @@ from benches.peers.contestants.contestant import (
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
 from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.bench.plan import thread_environment
-from llorch_worker.stack.children import python
 
 SERVER = "benches.peers.contestants.server"
 REPOSITORY = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ class ContestantProcess:
         self._log = tempfile.NamedTemporaryFile(prefix="llorch-bench-", suffix=".log")  # noqa: SIM115 - closed on exit
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            python("-m", SERVER, name, str(theirs.fileno())),
+            [sys.executable, "-m", SERVER, name, str(theirs.fileno())],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **thread_environment(terms.threads)},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
