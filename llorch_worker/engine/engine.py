@@ -16,6 +16,7 @@ import torch
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
+from llorch_worker.engine.choices import sequences_of
 from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
@@ -35,7 +36,6 @@ from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sampling.uniforms import job_seed
 from llorch_worker.engine.scheduler import Scheduler
-from llorch_worker.engine.sequence import sequences_of
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits

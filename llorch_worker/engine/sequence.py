@@ -11,8 +11,6 @@ from llorch_worker.contract import FinishReason, GenerationRequest, Priority, To
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
-from llorch_worker.engine.sampling.uniforms import choice_seed
-from llorch_worker.text import Tokenizer
 
 HIGH_RANK = 0
 PRIORITY_RANKS: dict[Priority, int] = {"high": HIGH_RANK, "normal": 1, "low": 2}
@@ -223,29 +221,3 @@ class Sequence:
         """Ends the choice: releases held-back text and sets ``finish_reason``."""
         # Text held back as the start of a long stop string may contain a whole shorter one.
         self.finish_reason = "stop" if self.text.close() else reason
-
-
-def sequences_of(
-    request: GenerationRequest,
-    prompt_ids: list[int],
-    tokenizer: Tokenizer,
-    *,
-    seed: int,
-    arrival: int,
-    eos_ids: frozenset[int],
-    matcher: Matcher | None,
-) -> tuple[Sequence, ...]:
-    """The choices of a request, each with a seed, a text and a matcher of its own."""
-    return tuple(
-        Sequence(
-            prompt_ids,
-            request,
-            seed=choice_seed(seed, choice),
-            text=ChoiceText(tokenizer, request.stop),
-            arrival=arrival,
-            choice=choice,
-            eos_ids=eos_ids,
-            matcher=None if matcher is None else matcher.copy(),
-        )
-        for choice in range(request.n)
-    )

@@ -1,0 +1,36 @@
+"""The choices of a request, each a sequence."""
+
+from __future__ import annotations
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.constraints.matcher import Matcher
+from llorch_worker.engine.sampling.uniforms import choice_seed
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.text import Tokenizer
+
+
+def sequences_of(
+    request: GenerationRequest,
+    prompt_ids: list[int],
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    arrival: int,
+    eos_ids: frozenset[int],
+    matcher: Matcher | None,
+) -> tuple[Sequence, ...]:
+    """The choices of a request, each with a seed, a text and a matcher of its own."""
+    return tuple(
+        Sequence(
+            prompt_ids,
+            request,
+            seed=choice_seed(seed, choice),
+            text=ChoiceText(tokenizer, request.stop),
+            arrival=arrival,
+            choice=choice,
+            eos_ids=eos_ids,
+            matcher=None if matcher is None else matcher.copy(),
+        )
+        for choice in range(request.n)
+    )
