@@ -23,7 +23,7 @@ from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from llorch_worker.broker import keys, registry
+from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.client.stream import StreamEntry
@@ -32,6 +32,7 @@ from llorch_worker.stack import tether
 from llorch_worker.stack.programs import SERVER_NAMES, bundled_redis_server, find_redis_server
 from tests.forks import MODULE_PATH, Fork
 from tests.forks import REPOSITORY as REPOSITORY
+from tests.store import held_ids
 from tests.waiting import wait_until as wait_until
 
 START_TIMEOUT_S = 90.0
@@ -386,11 +387,6 @@ def begun(job: Job) -> Job:
 def token_ids(entries: Iterable[StreamEntry]) -> list[int]:
     """The ids of the tokens in a job's stream."""
     return [i for entry in entries if isinstance(entry.event, Tokens) for i in entry.event.ids]
-
-
-def held_ids(client: redis.Redis) -> set[str]:
-    """The ids of the jobs that workers hold leases on."""
-    return {str(job_id) for job_id in client.zrange(keys.LEASES, 0, -1)}
 
 
 def assert_streamed_read_and_cancelled(

@@ -16,6 +16,7 @@ from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from tests.services import own_redis, wait_until
+from tests.store import add_entry, lose_stream, store_result
 
 STEP_MS = 2.0
 
@@ -64,11 +65,11 @@ def test_a_stream_is_read_on_after_the_retry_of_its_dead_letter() -> None:
         reader.follow("job")
 
         def write(number: int, kind: str) -> None:
-            client.xadd(keys.events("job"), {"event": json.dumps({"type": kind})}, f"{number}-0")
+            add_entry(client, "job", json.dumps({"type": kind}), f"{number}-0")
 
         def retry() -> bool:
             """As ``retry.lua`` does it, without the end."""
-            client.delete(keys.events("job"))
+            lose_stream(client, "job")
             write(1, "started")
             return True
 
@@ -91,24 +92,23 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
         watcher.start()
         ledger.sent(Job("job", 1, 2))
         reader.follow("job")
-        first = client.xadd(keys.events("job"), {"event": '{"type":"started","worker":"a"}'})
+        first = add_entry(client, "job", '{"type":"started","worker":"a"}')
         assert reader.held_by("a") == {"job": 1}
         assert reader.held_by("b") == {}
-        client.xadd(keys.events("job"), {"event": '{"type":"finished"}'})
+        add_entry(client, "job", '{"type":"finished"}')
         assert reader.held_by("a") == {}
 
         for document in ('{"status":"STARTED"}', '{"status":"SUCCESS"}', '{"status":"FAILURE"}'):
             with client.pipeline() as pipe:
-                pipe.set(keys.result("job"), document)
-                pipe.publish(keys.result("job"), document)
+                store_result(pipe, "job", document, publish=True)
                 pipe.execute()
         wait_until(lambda: len(ledger.results("job")) == 3)
         assert watcher.compare() == []
 
         # What nobody announced, and what somebody took away, is found at the end.
-        client.set(keys.result("job"), '{"status":"SUCCESS","late":1}')
+        store_result(client, "job", '{"status":"SUCCESS","late":1}')
         client.xdel(keys.events("job"), first)
-        client.xadd(keys.events("job"), {"event": '{"type":"finished","again":1}'})
+        add_entry(client, "job", '{"type":"finished","again":1}')
         wait_until(lambda: watcher.compare() == ["job"])
         reader.compare()
         assert ledger.withdrawn_count() == 1

@@ -14,6 +14,7 @@ from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.fleet import ModelLoad, read_fleet
 from llorch_worker.broker.registry import ModelCard
 from tests.messages import GOOD_BODY, QUEUE, envelope
+from tests.store import announce_model
 
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, max_deaths=20, result_ttl_s=60, stream_ttl_s=60)
 
@@ -24,7 +25,7 @@ def card(limit: int = 0, name: str = "toy") -> ModelCard:
 
 def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
     """As if a worker with this limit had served the model before."""
-    store.hset(keys.MODELS, name, card(limit, name).model_dump_json())
+    announce_model(store, name, card(limit, name).model_dump_json())
 
 
 def note_seen(store: redis.Redis, *worker_queues: str, ago_s: float = 0) -> None:

@@ -13,6 +13,7 @@ from llorch_worker.client import Client
 from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
+from tests.store import set_leases
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = worker_queue("toy", "gpu0@host")
@@ -124,7 +125,7 @@ def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
     push(store, "a", "b")
     held = take(store)
     for claim in held:
-        store.zadd(keys.LEASES, {claim.job_id: 0})
+        set_leases(store, {claim.job_id: 0})
     claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
     first = take(store, limit=1)
     assert first[0].suspect

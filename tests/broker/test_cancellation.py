@@ -17,6 +17,7 @@ from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
 from tests.broker.jobs import TERMS, load, push, sweep, take
+from tests.store import cancel_asked, follow_ups_in, leases_in, stored_result, ttls
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
@@ -80,21 +81,21 @@ def test_a_revoke_that_a_stock_worker_stored_ends_the_job_at_its_claim(
     producer: Client, stock: Celery, scheduled: bool
 ) -> None:
     job = revoked_elsewhere(producer, stock, scheduled)
-    before = producer.redis.get(keys.result(job.id))
+    before = stored_result(producer.redis, job.id)
     producer.redis.zadd(queues.scheduled("toy"), {job.id: 0}, xx=True)
     assert not take(producer.redis)
     assert_cancelled(job)
-    assert producer.redis.get(keys.result(job.id)) == before
-    assert producer.redis.zscore(keys.FOLLOW_UPS, job.id) is not None
+    assert stored_result(producer.redis, job.id) == before
+    assert follow_ups_in(producer.redis).get(job.id) is not None
 
 
 def test_a_cancel_after_a_revoke_that_a_stock_worker_stored_keeps_its_result(
     producer: Client, stock: Celery
 ) -> None:
     job = revoked_elsewhere(producer, stock, scheduled=True)
-    before = producer.redis.get(keys.result(job.id))
+    before = stored_result(producer.redis, job.id)
     job.cancel()
-    assert producer.redis.get(keys.result(job.id)) == before
+    assert stored_result(producer.redis, job.id) == before
     assert_cancelled(job)
     assert not producer.redis.zcard(queues.scheduled("toy"))
 
@@ -106,10 +107,10 @@ def test_a_revoke_that_a_stock_worker_stored_after_the_claim_keeps_its_result(
     push(producer.redis, "revoked")
     (claim,) = take(producer.redis)
     stock.backend.mark_as_revoked("revoked", reason="revoked", store_result=True)
-    before = producer.redis.get(keys.result("revoked"))
+    before = stored_result(producer.redis, "revoked")
     assert claims.fail(producer.redis, claim, ValueError("x"), TERMS)
-    assert producer.redis.get(keys.result("revoked")) == before
-    assert not producer.redis.zcard(keys.LEASES)
+    assert stored_result(producer.redis, "revoked") == before
+    assert not leases_in(producer.redis)
 
 
 def revoked_elsewhere(producer: Client, stock: Celery, scheduled: bool) -> Job:
@@ -155,7 +156,7 @@ def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
         message = pubsub.get_message(timeout=5)
     assert message is not None
     assert message["data"] == job.id
-    assert producer.redis.exists(keys.cancel(job.id))
+    assert cancel_asked(producer.redis, job.id)
     assert job.status().state == "cancelling"
 
 
@@ -198,7 +199,7 @@ def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
 ) -> None:
     job = producer.submit(prompt="x")
     job.cancel()
-    assert producer.redis.ttl(keys.job(job.id)) > LONGEST_WAIT_S - 60
+    assert ttls(producer.redis, job.id)[0] > LONGEST_WAIT_S - 60
 
 
 def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Client) -> None:

@@ -17,6 +17,17 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import InternalError
 from tests.broker.jobs import TERMS, look, push, sweep, take
 from tests.messages import QUEUE, envelope
+from tests.store import (
+    add_entry,
+    entries_of,
+    follow_ups_in,
+    letters_in,
+    set_follow_ups,
+    set_leases,
+    stored_result,
+    ttls,
+    write_record,
+)
 
 
 def take_one(store: redis.Redis, **headers: str | None) -> Claim:
@@ -35,7 +46,7 @@ def finish(store: redis.Redis, claim: Claim, first_entry: int, *events: str) -> 
 
 
 def entries(store: redis.Redis) -> list[tuple[str, str]]:
-    return [(entry_id, fields["event"]) for entry_id, fields in store.xrange(keys.events("a"))]
+    return entries_of(store, "a")
 
 
 @pytest.mark.parametrize("eta", [{}, {"eta": None}], ids=["none", "null"])
@@ -43,9 +54,9 @@ def test_a_claimed_job_is_started_at_its_worker(
     store: redis.Redis, eta: dict[str, str | None]
 ) -> None:
     take_one(store, **eta)
-    state = decode_state(store.get(keys.result("a")))
+    state = decode_state(stored_result(store, "a"))
     assert (state.status, state.worker) == ("STARTED", "w@h")
-    assert store.ttl(keys.result("a")) == -1, "it stays until the job ends"
+    assert ttls(store, "a")[1] == -1, "it stays until the job ends"
 
 
 def test_a_claim_reports_an_earlier_cancel(store: redis.Redis) -> None:
@@ -63,8 +74,8 @@ def test_a_claim_without_a_cancel_is_not_cancelled(store: redis.Redis) -> None:
 
 def test_a_result_writes_the_missing_entries_once(store: redis.Redis) -> None:
     claim = take_one(store)
-    store.xadd(keys.events("a"), {"event": "first"}, id="1-0")
-    store.xadd(keys.events("a"), {"event": "second"}, id="2-0")
+    add_entry(store, "a", "first", "1-0")
+    add_entry(store, "a", "second", "2-0")
     assert finish(store, claim, 2, "second", "third") == 1
     assert finish(store, claim, 2, "second", "third") == 1, "as if the first reply was lost"
     assert entries(store) == [
@@ -96,7 +107,7 @@ def test_a_queue_of_junk_is_logged_in_few_lines(
 ) -> None:
     store.lpush(QUEUE, *["junk"] * 1_000)
     assert take(store) == []
-    assert store.llen(keys.DEAD) == 1_000
+    assert len(letters_in(store)) == 1_000
     *singly, rest = caplog.messages
     assert len(singly) == 10
     assert rest.startswith("990 more entries, 3960 bytes in total, are dead letters")
@@ -165,10 +176,10 @@ def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(
     assert run_script(store, "finish", arguments) == 1
     # The reply was lost, so the worker does not know that the job has ended.
     claims.end(store, claim, TERMS)
-    store.zadd(keys.FOLLOW_UPS, {"a": 0})
+    set_follow_ups(store, {"a": 0})
     ((job_id, message, *_),) = follow_ups.take(store, 60)
     assert (job_id, message) == ("a", claim.message.decode())
-    assert store.ttl(keys.job("a")) == -1
+    assert ttls(store, "a")[0] == -1
 
 
 def test_what_follows_an_end_is_due_in_time_after_the_clock_was_set_back(
@@ -178,11 +189,11 @@ def test_what_follows_an_end_is_due_in_time_after_the_clock_was_set_back(
         push(store, job_id)
         (claim,) = take(store, replace(TERMS, lease_ms=lease_ms))
         assert run_script(store, "finish", [job_id, claim.fence, "{}", 60, "end", 60, lease_ms])
-    due = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
+    due = follow_ups_in(store)
     # As after TIME went back by an hour.
-    store.zadd(keys.FOLLOW_UPS, {job_id: due_ms + 3_600_000 for job_id, due_ms in due.items()})
+    set_follow_ups(store, {job_id: due_ms + 3_600_000 for job_id, due_ms in due.items()})
     assert follow_ups.take(store, 60) == []
-    shortened = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
+    shortened = follow_ups_in(store)
     for job_id, due_ms in due.items():
         assert due_ms <= shortened[job_id] <= due_ms + 60_000
 
@@ -201,7 +212,7 @@ def test_a_key_reserved_under_a_lost_claim_stays_until_the_job_ends(store: redis
 
 def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Redis) -> None:
     document = json.dumps(envelope({"prompt": "x" * 1_000_000}, headers={"id": "dropped"}))
-    store.hset(keys.job("dropped"), "state", "ended")
+    write_record(store, "dropped", state="ended")
     for _ in range(20):
         store.lpush(QUEUE, document)
     push(store, "a")
@@ -227,7 +238,7 @@ def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
     for is_stopped in (True, False):
         if not is_stopped:
             store.delete(QUEUE)
-        store.zadd(keys.LEASES, {"a": 0}, xx=True)
-        store.zadd(queues.scheduled("toy"), {"a": 0}, xx=True)
+        set_leases(store, {"a": 0})
+        store.zadd(queues.scheduled("toy"), {"a": 0})
         sweep(store)
         assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])

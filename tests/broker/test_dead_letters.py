@@ -23,6 +23,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.delivery import Delivery
 from tests.broker.jobs import TERMS, load, sweep, take
+from tests.store import add_letter, follow_ups_in, lose, store_result
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
@@ -181,14 +182,14 @@ def test_a_dropped_letter_is_gone_and_its_job_stays_failed(producer: Client) -> 
 
 def test_a_letter_of_a_job_with_another_end_is_not_retried(producer: Client) -> None:
     job = die_of_attempts(producer)
-    producer.redis.set(keys.result(job.id), '{"status": "SUCCESS"}')
+    store_result(producer.redis, job.id, '{"status": "SUCCESS"}')
     assert retry(producer, the_letter(producer)) == "ended"
     assert dead_letters.count(producer.redis) == 1
 
 
 def test_a_letter_is_retried_after_all_else_of_its_job_expired(producer: Client) -> None:
     job = die_of_attempts(producer)
-    producer.redis.delete(keys.job(job.id), keys.result(job.id), keys.events(job.id))
+    lose(producer.redis, job.id)
     assert retry(producer, the_letter(producer)) == "retried"
     assert job.status().state == "queued"
     assert [claim.job_id for claim in take_lapsed(producer)] == [job.id]
@@ -302,7 +303,7 @@ def test_a_late_follow_up_of_the_old_end_leaves_a_retried_job_alone(producer: Cl
     assert job.status().state == "queued"
     assert die(producer, "later")
     follow_ups.note_done(producer.redis, ended.job_id, 60, ended.fence)
-    assert producer.redis.zscore(keys.FOLLOW_UPS, ended.job_id) is not None, "that is another end"
+    assert follow_ups_in(producer.redis).get(ended.job_id) is not None, "that is another end"
 
 
 @pytest.mark.parametrize("odd", ["{}", "{not json", "7", '{"id": 7}', '{"history": "x"}'])
@@ -310,7 +311,7 @@ def test_an_entry_that_is_no_letter_hides_no_other_and_can_be_dropped(
     producer: Client, odd: str
 ) -> None:
     job = die_of_attempts(producer)
-    producer.redis.lpush(keys.DEAD, odd)
+    add_letter(producer.redis, odd)
     strange, known = dead_letters.heads(producer.redis)
     assert (strange.reason, strange.retriable, known.id) == (dead_letters.MALFORMED, False, job.id)
     assert [letter.id for letter in dead_letters.letters(producer.redis)] == [strange.id, job.id]

@@ -17,6 +17,7 @@ from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
 from tests.broker.jobs import announce, card, load, take
+from tests.store import record_of
 
 QUEUE = "llorch.toy"
 
@@ -66,7 +67,7 @@ def test_the_time_of_enqueueing_is_by_redis_clock(
     (text,) = producer.redis.lrange(QUEUE, 0, -1)
     enqueued_s = json.loads(text)["headers"]["llorch_enqueued_at"]
     assert before_s <= enqueued_s <= producer.redis.time()[0] + 1
-    assert producer.redis.hget(keys.job(job.id), "sent") == f"{enqueued_s:.6f}"
+    assert record_of(producer.redis, job.id).get("sent") == f"{enqueued_s:.6f}"
 
 
 def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:

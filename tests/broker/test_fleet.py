@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 
-from llorch_worker.broker import keys, queues, registry
+from llorch_worker.broker import queues, registry
 from llorch_worker.broker.fleet import ModelLoad, Queue, read_fleet
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import route
@@ -19,6 +19,7 @@ from llorch_worker.client import Client
 from tests.broker.jobs import announce, push
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
+from tests.store import add_letter
 
 
 def announce_worker(
@@ -126,7 +127,7 @@ def test_the_figures_of_a_models_workers_add_up(store: redis.Redis) -> None:
 def test_it_is_read_at_maxmemory(store: redis.Redis) -> None:
     announce(store)
     push(store, "a")
-    store.lpush(keys.DEAD, "a letter")
+    add_letter(store, "a letter")
     fill(store)
     found = read_fleet(store)
     assert (found.models[0].waiting, found.dead_letters) == (1, 1)

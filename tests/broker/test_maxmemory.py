@@ -12,6 +12,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.contract import InternalError, Tokens
 from tests.broker.jobs import TERMS, push, sweep, take
 from tests.messages import QUEUE
+from tests.store import letters_in, set_leases
 
 ONE_ATTEMPT = replace(TERMS, max_attempts=1)
 
@@ -48,12 +49,12 @@ def test_waiting_jobs_are_claimed_journalled_renewed_and_ended(store: redis.Redi
 def test_jobs_of_a_dead_worker_return_and_one_without_attempts_ends(store: redis.Redis) -> None:
     push(store, "a")
     take(store, ONE_ATTEMPT)
-    store.zadd(keys.LEASES, {"a": 0})
+    set_leases(store, {"a": 0})
     fill(store)
     assert sweep(store) == ["a"]
     assert take(store, ONE_ATTEMPT) == []
     assert store.exists(keys.result("a"))
-    assert store.llen(keys.DEAD) == 1
+    assert len(letters_in(store)) == 1
 
 
 def test_an_entry_that_is_not_a_message_is_buried(store: redis.Redis) -> None:
@@ -62,4 +63,4 @@ def test_an_entry_that_is_not_a_message_is_buried(store: redis.Redis) -> None:
     fill(store)
     (claim,) = take(store, ONE_ATTEMPT)
     assert dead_letters.bury(store, claim, "no task")
-    assert store.llen(keys.DEAD) == 2
+    assert len(letters_in(store)) == 2

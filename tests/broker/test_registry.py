@@ -17,6 +17,7 @@ from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.test_maxmemory import fill
 from tests.messages import GOOD_BODY, envelope
 from tests.services import RedisServer
+from tests.store import announce_model, write_record
 
 QUEUE = worker_queue("toy", "gpu0@host")
 CARD = keys.worker(worker_queue("other", "a@h"))
@@ -87,7 +88,7 @@ def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
     with connect(redis_server.url) as client, caplog.at_level(logging.WARNING):
         client.flushall()
         registry.announce(client, card("a@h"))
-        client.hset(keys.MODELS, "weird", "{}")
+        announce_model(client, "weird", "{}")
         registry.announce(client, card("odd@h"))
         client.set(keys.worker(worker_queue("m", "odd@h")), "{secret")
         for _ in range(2):
@@ -128,7 +129,7 @@ def test_jobs_that_were_handed_to_a_worker_that_leaves_move_at_once(store: redis
     messages = [json.dumps(envelope(GOOD_BODY, headers={"id": job_id})) for job_id in "abc"]
     store.lpush(QUEUE, *messages)
     # It was claimed before. The others were sent to that worker, which may come back.
-    store.hset(keys.job("b"), "state", "queued")
+    write_record(store, "b", state="queued")
     registry.announce(store, card("gpu0@host", "toy"), leaving=True)
     assert registry.takers(store, "toy") == []
     assert registry.reroute(store, "toy", grace_s=60) == {QUEUE: 1}

@@ -9,7 +9,6 @@ from celery import Celery
 from kombu.utils.json import dumps
 from pydantic import ValidationError
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import decode_state, terminal_event
 from llorch_worker.contract import (
     Cancelled,
@@ -26,6 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.settings import Settings
 from tests.services import RedisServer
+from tests.store import stored_result
 
 RESULT = GenerationResult(
     id="a",
@@ -73,7 +73,7 @@ def test_a_result_is_stored_without_escapes_that_utf8_does_not_need(
     app = Celery(backend=backend, set_as_current=False)
     app.settings = Settings(redis_url=redis_server.url)
     app.backend.store_result("a", {"hostname": text}, "STARTED")
-    document = store.get(keys.result("a"))
+    document = stored_result(store, "a")
     assert isinstance(document, str)
     assert f'"{written}"' in document
     assert decode_state(document).worker == text

@@ -32,7 +32,6 @@ from tests.services import (
     WorkerProcess,
     assert_streamed_read_and_cancelled,
     begun,
-    held_ids,
     own_redis,
     redis_binaries,
     running_worker,
@@ -40,6 +39,7 @@ from tests.services import (
     token_ids,
     wait_until,
 )
+from tests.store import held_ids
 from tests.telemetry.exporters import running_exporter
 from tests.telemetry.scraping import scrape
 

@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 import redis
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
 from tests.broker.jobs import load, look, push, take
 from tests.messages import QUEUE, envelope
+from tests.store import stored_result
 
 SCHEDULED = queues.scheduled("toy")
 
@@ -35,7 +36,7 @@ def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
     found = load(store)
     assert (found.waiting, found.scheduled) == (0, 1)
     assert producer.job("later").status().state == "queued"
-    assert store.get(keys.result("later")) is None
+    assert stored_result(store, "later") is None
 
 
 def test_due_jobs_come_first_in_the_order_of_their_etas(store: redis.Redis) -> None:

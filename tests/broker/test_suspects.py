@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import redis
 
-from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker import claims, queues
 from llorch_worker.broker.claims import Claim
 from tests.broker.jobs import TERMS, push, sweep, take
+from tests.store import leases_in, letters_in, record_of, set_leases, write_record
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 """Leases that have lapsed when they begin: whoever claims is dead at the next sweep."""
@@ -26,7 +27,7 @@ def ids(taken: Iterable[Claim]) -> list[str]:
 
 def make_progress(store: redis.Redis, taken: Iterable[Claim]) -> None:
     for claim in taken:
-        store.hset(keys.job(claim.job_id), "progress", 1)
+        write_record(store, claim.job_id, progress=1)
 
 
 def die(store: redis.Redis, taken: Sequence[Claim]) -> None:
@@ -40,7 +41,7 @@ def test_a_job_alone_has_three_attempts_without_progress(store: redis.Redis) -> 
         assert only.attempt == attempt
         die(store, taken)
     assert claim(store) == []
-    assert store.llen(keys.DEAD) == 1
+    assert len(letters_in(store)) == 1
 
 
 def test_progress_clears_earlier_deaths(store: redis.Redis) -> None:
@@ -64,7 +65,7 @@ def test_a_job_that_kills_after_some_progress_each_time_ends_after_twenty_deaths
         make_progress(store, taken)
         die(store, taken)
     assert claim(store) == []
-    assert store.llen(keys.DEAD) == 1
+    assert len(letters_in(store)) == 1
 
 
 def test_progress_does_not_clear_a_job_in_its_last_attempt(store: redis.Redis) -> None:
@@ -111,7 +112,7 @@ def test_a_guilty_job_among_twelve_ends_alone(store: redis.Redis) -> None:
         if not taken:
             break
         make_progress(store, taken)
-    ended |= {letter for letter in TWELVE if store.hget(keys.job(letter), "state") == "ended"}
+    ended |= {letter for letter in TWELVE if record_of(store, letter).get("state") == "ended"}
     assert ended == {"j07"}
     assert sorted(ids(held)) == [job_id for job_id in TWELVE if job_id != "j07"]
     assert deaths <= 5
@@ -151,12 +152,12 @@ def test_a_lease_far_in_the_future_lapses_in_time_after_the_clock_was_set_back(
     push(store, "a", "b")
     long = replace(TERMS, lease_ms=600_000)
     taken = [*take(store, limit=1), *take(store, long, limit=1)]
-    leases = store.zrange(keys.LEASES, 0, -1, withscores=True)
+    leases = leases_in(store).items()
     for job_id, until_ms in leases:
         # As after TIME went back by two minutes.
-        store.zadd(keys.LEASES, {job_id: until_ms + 120_000})
+        set_leases(store, {job_id: until_ms + 120_000})
     assert sweep(store) == []
-    clamped = dict(store.zrange(keys.LEASES, 0, -1, withscores=True))
+    clamped = leases_in(store)
     before = dict(leases)
     for claim in taken:
         assert before[claim.job_id] <= clamped[claim.job_id] <= before[claim.job_id] + 60_000
@@ -191,4 +192,4 @@ def test_a_death_beside_a_suspect_whose_lease_lapses_later_is_no_jobs_last(
     assert take(store, held=taken, limit=1)
     die(store, taken)
     take(store, replace(DEAD_AT_ONCE, max_attempts=2))
-    assert not store.llen(keys.DEAD), "the other may be to blame"
+    assert not letters_in(store), "the other may be to blame"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import shared_lists
 from llorch_worker.broker.waiting import lengths
 from tests.cli.command import Ran, Started, run
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, run_python, running_worker, wait_until
+from tests.store import job_ids, record_of
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
 LINES = 2_000 if FULL_SIZE else 200
@@ -167,7 +167,7 @@ def test_kills_cost_no_line_and_repeat_none(redis_server: RedisServer, tmp_path:
     )
     output = tmp_path / "out"
     with connect(redis_server.url) as client:
-        before = known_jobs(client)
+        before = job_ids(client)
         for share in (0.2, 0.5, 0.8):
             command = Started("batch", "run", path, "-o", output, "--window", "20")
             least = int(share * LINES)
@@ -183,16 +183,12 @@ def test_kills_cost_no_line_and_repeat_none(redis_server: RedisServer, tmp_path:
         assert [result["seed"] for result in results] == list(range(LINES))
         assert {result["text"] for result in results} == {"w0 w1 "}
         # Each line ran as one job.
-        assert known_jobs(client) - before == {result["id"] for result in results}
-        assert {client.hget(keys.job(result["id"]), "attempts") for result in results} == {"1"}
+        assert job_ids(client) - before == {result["id"] for result in results}
+        assert {record_of(client, result["id"]).get("attempts") for result in results} == {"1"}
 
 
 def count(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def known_jobs(client: Any) -> set[str]:
-    return {key.split(":")[2] for key in client.scan_iter(keys.job("*"), count=1000)}
 
 
 def test_the_queue_holds_one_window_at_most(

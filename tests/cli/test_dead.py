@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker import dead_letters, keys, queues
+from llorch_worker.broker import dead_letters, queues
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
 from tests.cli.command import run
 from tests.messages import envelope
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.store import announce_model, letters_in, record_of
 
 GET_S = 60
 TOKENS = 400
@@ -55,7 +56,7 @@ def dead_job(
         for entry in job.stream(timeout=GET_S):
             if isinstance(entry.event, Tokens):
                 break
-        wait_until(lambda: client.redis.hget(keys.job(job.id), "progress") == "1")
+        wait_until(lambda: record_of(client.redis, job.id).get("progress") == "1")
         worker.process.kill()
         worker.wait_exit()
     return job
@@ -124,7 +125,7 @@ def test_malformed_letters_are_listed_not_retried_and_dropped(
     assert "malformed" in listed.out
     assert "1 more" in listed.err
 
-    newest = json.loads(client.redis.lindex(keys.DEAD, 0))["message"]
+    newest = json.loads(letters_in(client.redis)[0])["message"]
     (first, second) = (it["id"] for it in run("dead", "list", "--json").json["dead_letters"])
     assert run("dead", "show", first, "--message").out == f"{newest}\n", "it has no body"
     refused = run("dead", "retry", first)
@@ -152,7 +153,7 @@ def test_status_counts_a_suspect_as_queued_and_mentions_it(
     own_server: RedisServer, own_client: Client
 ) -> None:
     card = ModelCard(name="toy", max_context=4096, last_seen=0)
-    own_client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
+    announce_model(own_client.redis, "toy", card.model_dump_json())
     own_client.redis.lpush(queues.suspects("toy"), "somebody's")
     own_client.redis.zadd(queues.scheduled("toy"), {"later": 1})
     (model,) = run("status", "--json", "--redis", own_server.url).json["models"]

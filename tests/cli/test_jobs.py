@@ -14,6 +14,7 @@ from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
 from tests.cli.command import Served, Started, run
 from tests.services import wait_until
+from tests.store import job_ids
 
 LONG = ("--max-tokens", "450", "--ignore-eos")
 
@@ -80,18 +81,14 @@ def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(served: Served) 
 
 def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
     with Client(served.redis_url) as client:
-        before = _known_jobs(client)
+        before = job_ids(client.redis)
         command = Started("submit", "One day", *LONG, "-n", "16", "--stream")
         command.wait_for("── 1 of 16")
         command.signal(signal.SIGINT)
         assert command.ended() == 130
-        (job,) = _known_jobs(client) - before
+        (job,) = job_ids(client.redis) - before
         wait_until(lambda: client.job(job).status().ended)
         assert client.job(job).status().state == "cancelled"
-
-
-def _known_jobs(client: Client) -> set[str]:
-    return {key.split(":")[2] for key in client.redis.scan_iter(keys.job("*"))}
 
 
 def test_status_shows_workers_models_and_queues(served: Served) -> None:

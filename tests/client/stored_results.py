@@ -9,6 +9,7 @@ import redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.contract import InternalError
+from tests.store import store_result
 from tests.waiting import wait_until
 
 
@@ -22,9 +23,7 @@ class Results:
         self, job_id: str, error: InternalError | None = None, *, announced: bool = True
     ) -> None:
         document = failure_document(job_id, error or InternalError(f"the end of {job_id}"))
-        self.redis.set(keys.result(job_id), document)
-        if announced:
-            self.redis.publish(keys.result(job_id), document)
+        store_result(self.redis, job_id, document, publish=announced)
 
     def calls(self, command: str) -> int:
         """How often any client sent that command."""

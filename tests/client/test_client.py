@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, StreamEntry
 from llorch_worker.contract import (
     Finished,
@@ -27,6 +26,7 @@ from tests.services import (
     running_worker,
     wait_until,
 )
+from tests.store import lose_stream
 
 GET_S = 60
 
@@ -92,7 +92,7 @@ def test_a_reader_that_resumes_after_the_end_gets_the_end_again(
 def test_a_stream_that_expired_still_ends(toy_worker: WorkerProcess, client: Client) -> None:
     job = client.submit(prompt="x", max_tokens=2)
     job.result(GET_S)
-    wait_until(lambda: client.redis.delete(keys.events(job.id)))
+    wait_until(lambda: lose_stream(client.redis, job.id))
     (entry,) = job.stream(timeout=GET_S)
     assert isinstance(entry.event, Finished)
 

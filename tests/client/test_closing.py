@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.contract import InternalError
 from tests.services import RedisServer
+from tests.store import store_result
 from tests.waiting import wait_until
 
 TOLD_S = 30.0
@@ -97,8 +97,7 @@ def test_a_closed_client_sends_nothing(own_server: RedisServer, observer: redis.
         waits = threads.submit(job.result, JOB_S)
         wait_until(lambda: someone_listens(observer))
         end = failure_document(job.id, InternalError("the end"))
-        observer.set(keys.result(job.id), end)
-        observer.publish(keys.result(job.id), end)
+        store_result(observer, job.id, end, publish=True)
         with pytest.raises(InternalError):
             waits.result(TOLD_S)
     client.close()

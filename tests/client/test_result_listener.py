@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, result_listener
 from llorch_worker.client.result_listener import TASK_NAME, ResultListener
@@ -16,6 +15,7 @@ from llorch_worker.contract import Failed, InternalError
 from tests.client.stored_results import Results
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer
+from tests.store import store_result
 
 GET_S = 60
 
@@ -281,7 +281,7 @@ def test_an_unreadable_result_fails_only_its_own_job(
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "b"))
         await results.listened_to("b")
-        results.redis.set(keys.result("a"), "[]")
+        store_result(results.redis, "a", "[]")
         with pytest.raises(ValueError, match="_Stored"):
             await client.job("a").result(GET_S)
         results.end("b")

@@ -26,6 +26,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.config import worker_config
 from tests.broker.jobs import TERMS, announce, push, sweep, take
 from tests.faults.proxy import FaultProxy
+from tests.store import entries_of, leases_in, record_of, set_leases, stored_result
 
 T = TypeVar("T")
 
@@ -97,10 +98,9 @@ class Stage:
     def lapse(self, *kept: Claim) -> None:
         """Ends the leases of all other jobs and sweeps."""
         held = {claim.job_id for claim in kept}
-        leased = self.store.zrange(keys.LEASES, 0, -1)
-        lapsed = {job_id: 0 for job_id in leased if job_id not in held}
+        lapsed = {job_id: 0.0 for job_id in leases_in(self.store) if job_id not in held}
         if lapsed:
-            self.store.zadd(keys.LEASES, lapsed)
+            set_leases(self.store, lapsed)
             sweep(self.store)
 
     def settle(self) -> None:
@@ -128,15 +128,14 @@ class Stage:
         return found
 
     def record(self, job_id: str) -> dict[str, str]:
-        found: dict[str, str] = self.store.hgetall(keys.job(job_id))
-        return found
+        return record_of(self.store, job_id)
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """The events in the job's stream, after a check of their numbers."""
-        entries = self.store.xrange(keys.events(job_id))
+        entries = entries_of(self.store, job_id)
         numbers = [int(entry_id.removesuffix("-0")) for entry_id, _ in entries]
         assert numbers == [number for number, _ in enumerate(numbers, *numbers[:1])]
-        return [json.loads(fields["event"]) for _, fields in entries]
+        return [json.loads(event) for _, event in entries]
 
     def ends(self) -> Counter[str]:
         """How many final results of each job were published since the last call."""
@@ -157,7 +156,7 @@ class Stage:
         assert waiting.keys() <= set(job_ids)
         for job_id in job_ids:
             record = self.record(job_id)
-            leased = self.store.zscore(keys.LEASES, job_id) is not None
+            leased = leases_in(self.store).get(job_id) is not None
             match record.get("state"):
                 case "claimed":
                     assert (waiting[job_id], leased) == (0, True), record
@@ -175,7 +174,7 @@ class Stage:
         ``earlier``: the final results that were published before the last look.
         """
         assert not self.waiting()
-        assert not self.store.zcard(keys.LEASES)
+        assert not leases_in(self.store)
         assert earlier + self.ends() == Counter(job_ids)
         for job_id in job_ids:
             assert self._status(job_id) in TERMINAL_STATES
@@ -187,7 +186,7 @@ class Stage:
         return [letter.id for letter in dead_letters.letters(self.store)]
 
     def _status(self, job_id: str) -> str | None:
-        document = self.store.get(keys.result(job_id))
+        document = stored_result(self.store, job_id)
         return None if document is None else json.loads(document)["status"]
 
 

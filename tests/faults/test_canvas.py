@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, CancelledEvent
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.services import begun, run_python, wait_until
+from tests.store import follow_ups_in, stored_result
 
 SEND = """
 import json, os
@@ -49,7 +49,7 @@ def send(client: Client, canvas: str, protocol: int = 2) -> tuple[str, list[str]
 
 
 def stored(client: Client, job_id: str) -> dict[str, object]:
-    document = client.redis.get(keys.result(job_id))
+    document = stored_result(client.redis, job_id)
     return {"status": "PENDING"} if document is None else json.loads(str(document))
 
 
@@ -89,7 +89,7 @@ def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
         assert state(client, parts[1]) == "REVOKED"
     start_worker()
     assert [wait_for_end(client, result) for result, _ in chords] == ["FAILURE"] * 3
-    wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+    wait_until(lambda: not follow_ups_in(client.redis))
 
 
 def test_a_chord_whose_part_is_revoked_while_it_waits_fails(
@@ -153,7 +153,7 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
     assert wait_for_end(client, result) == "FAILURE"
     assert "args" in json.dumps(stored(client, result)["result"])
     assert {state(client, job_id) for job_id in parts} == {"SUCCESS"}
-    wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+    wait_until(lambda: not follow_ups_in(client.redis))
 
 
 def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(

@@ -8,11 +8,12 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import queues
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.faults.conftest import StartWorker
-from tests.services import held_ids, stock_app, wait_until
+from tests.services import stock_app, wait_until
+from tests.store import held_ids, letters_in
 
 GET_S = 60
 AN_HOUR_S = 3600
@@ -51,7 +52,7 @@ def test_countdowns_neither_hold_a_slot_nor_suffer_from_deaths(
     client.redis.zadd(queues.scheduled("toy"), {later[1].id: 0})
     assert client.job(later[1].id).result(GET_S).attempts == 1
     assert "dead letter" not in third.text()
-    assert not client.redis.llen(keys.DEAD)
+    assert not letters_in(client.redis)
 
 
 def test_a_countdown_job_begins_when_it_is_due_in_an_idle_worker(

@@ -15,7 +15,8 @@ from tests.faults.conftest import LEASE_S, QUICK, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import held_ids, wait_until
+from tests.services import wait_until
+from tests.store import held_ids
 
 QUEUE = "llorch.toy"
 RECOVERY_S = LEASE_S + SWEEP_S + 5.0

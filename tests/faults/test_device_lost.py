@@ -13,7 +13,8 @@ from tests.fake_gpu.machine import SITE, Machine, card
 from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import REAL_APP, REPOSITORY, RedisServer, held_ids, wait_until
+from tests.services import REAL_APP, REPOSITORY, RedisServer, wait_until
+from tests.store import held_ids
 
 GET_S = 60
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import queues
 from llorch_worker.client import Client, Job
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import held_ids, wait_until
+from tests.services import wait_until
+from tests.store import held_ids, record_of
 
 
 def copy_of(client: Client, job: Job) -> str:
@@ -15,7 +16,7 @@ def copy_of(client: Client, job: Job) -> str:
     for message in client.redis.lrange(queues.normal_queue("toy"), 0, -1):
         if job.id in message:
             return str(message)
-    return str(client.redis.hget(keys.job(job.id), "message"))
+    return str(record_of(client.redis, job.id).get("message"))
 
 
 def deliver_again(client: Client, message: str) -> None:

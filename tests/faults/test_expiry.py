@@ -9,6 +9,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Finished, Tokens
 from tests.faults.conftest import StartWorker
 from tests.services import token_ids, wait_until
+from tests.store import leases_in, record_of, ttls
 
 GET_S = 60
 
@@ -21,8 +22,8 @@ def test_a_stream_expires_and_its_result_stays(client: Client, start_worker: Sta
     for job in (read, unread):
         assert job.result(GET_S).text.split() == [f"w{i}" for i in range(20)]
         wait_until(lambda job=job: not client.redis.exists(keys.events(job.id)), what="its expiry")
-        assert 0 < client.redis.ttl(keys.result(job.id)) <= 60
-        assert 0 < client.redis.ttl(keys.job(job.id)) <= 60
+        assert 0 < ttls(client.redis, job.id)[1] <= 60
+        assert 0 < ttls(client.redis, job.id)[0] <= 60
         # A late reader still receives the end.
         (entry,) = job.stream(timeout=GET_S)
         assert isinstance(entry.event, Finished)
@@ -46,7 +47,7 @@ def test_every_key_of_an_ended_job_expires(client: Client, start_worker: StartWo
     for job in jobs:
         list(job.stream(timeout=GET_S))
         job.result(GET_S)
-    wait_until(lambda: not client.redis.exists(keys.LEASES))
+    wait_until(lambda: not leases_in(client.redis))
     left = set(client.redis.keys()) - before
     lasting = {key for key in left if client.redis.ttl(key) == -1}
     assert not lasting
@@ -105,7 +106,7 @@ def test_expires_counts_until_the_first_claim(client: Client, start_worker: Star
     job = client.job(sent.id)
     wait_until(lambda: job.status().state == "running")
     worker.process.kill()
-    wait_until(lambda: float(client.redis.hget(keys.job(job.id), "first_claim_ms") or 0) / 1e3 + 1
+    wait_until(lambda: float(record_of(client.redis, job.id).get("first_claim_ms") or 0) / 1e3 + 1
                < client.redis.time()[0])  # fmt: skip
     start_worker("w2")
     assert job.result(GET_S).usage.completion == 300

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from tests.faults.conftest import StartWorker
 from tests.services import wait_until
+from tests.store import ttls
 
 MOST_COMMANDS_A_SECOND = 12
 """Just after a job. Once it has been idle for ten seconds it sends four: ``benches/fleet``."""
@@ -38,7 +38,7 @@ def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorke
     for _ in range(JOBS):
         job = client.submit(prompt="x", max_tokens=1)
         # Only ended jobs expire; nothing else asks with TTL.
-        wait_until(lambda job=job: client.redis.ttl(keys.result(job.id)) > 0)
+        wait_until(lambda job=job: ttls(client.redis, job.id)[1] > 0)
     idle = MOST_COMMANDS_A_SECOND * (time.monotonic() - began_s)
     stats = client.redis.info("commandstats")
     calls = sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl")

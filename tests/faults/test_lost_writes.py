@@ -21,7 +21,8 @@ from tests.broker.jobs import sweep
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, held_ids, token_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, token_ids, wait_until
+from tests.store import held_ids, leases_in
 from tests.toy_generation import token_id
 
 TOKENS, SEED = 200, 7
@@ -172,5 +173,5 @@ def test_a_job_that_lapsed_while_its_worker_was_cut_off_goes_on_there(
 
 def lapsed(client: Client, job: Job) -> bool:
     seconds, microseconds = client.redis.time()
-    until_ms = client.redis.zscore(keys.LEASES, job.id)
+    until_ms = leases_in(client.redis).get(job.id)
     return bool(until_ms < seconds * 1e3 + microseconds / 1e3)

@@ -13,7 +13,8 @@ from llorch_worker.contract import Cancelled
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import held_ids, token_ids, wait_until
+from tests.services import token_ids, wait_until
+from tests.store import held_ids
 
 GET_S = 60
 

@@ -9,7 +9,8 @@ import pytest
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError, OutOfMemory
 from tests.faults.conftest import StartWorker
-from tests.services import RedisServer, held_ids, wait_until
+from tests.services import RedisServer, wait_until
+from tests.store import held_ids
 
 GET_S = 60
 PROMPT = "Once upon a time"

@@ -14,13 +14,8 @@ from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import (
-    START_TIMEOUT_S,
-    RedisServer,
-    WorkerProcess,
-    held_ids,
-    wait_until,
-)
+from tests.services import START_TIMEOUT_S, RedisServer, WorkerProcess, wait_until
+from tests.store import held_ids
 
 SEQUENCES = 4
 RECOVERY_S = LEASE_S + SWEEP_S + 8.0

@@ -15,7 +15,8 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Failed
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
-from tests.services import RedisServer, WorkerProcess, held_ids, stock_app, token_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, stock_app, token_ids, wait_until
+from tests.store import held_ids, letters_in
 
 END_S = 60
 SUPERVISE_S = 0.05
@@ -57,7 +58,7 @@ def assert_dead(client: Client, stock: Celery, job: Job) -> None:
     events = [entry.event for entry in job.stream(timeout=END_S)]
     assert isinstance(events[-1], Failed)
     assert events[-1].error.code == "ATTEMPTS_EXHAUSTED"
-    (letter,) = (json.loads(text) for text in client.redis.lrange(keys.DEAD, 0, -1))
+    (letter,) = (json.loads(text) for text in letters_in(client.redis))
     claims = letter["history"].splitlines()
     # Three without progress, and as many more as it takes to tell it from its neighbours.
     assert 3 <= len(claims) <= 6

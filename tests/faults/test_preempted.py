@@ -13,15 +13,8 @@ import pytest
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, GenerationRequest
 from llorch_worker.engine import Engine
-from tests.services import (
-    RedisServer,
-    WorkerProcess,
-    begun,
-    held_ids,
-    stock_app,
-    token_ids,
-    wait_until,
-)
+from tests.services import RedisServer, WorkerProcess, begun, stock_app, token_ids, wait_until
+from tests.store import held_ids
 
 GET_S = 90
 STEP_MS = 20

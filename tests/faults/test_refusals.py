@@ -14,7 +14,8 @@ from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.messages import GOOD_BODY, envelope
-from tests.services import held_ids, wait_until
+from tests.services import wait_until
+from tests.store import held_ids
 
 GET_S = 60
 REFUSED = {

@@ -12,7 +12,7 @@ import redis
 from kombu import Connection
 from kombu import transport as kombu_transports
 
-from llorch_worker.broker import keys, queues, transport
+from llorch_worker.broker import queues, transport
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.producer import connection_config
@@ -20,6 +20,7 @@ from tests.broker.jobs import TERMS, push, take
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.messages import QUEUE
 from tests.services import LOCALHOST, own_redis, wait_until
+from tests.store import leases_in
 
 ENDS_ARE_KNOWN_S = TERMS.lease_ms / 1e3 + TERMS.result_ttl_s
 """How long after a renewal Redis certainly knows of an end by another worker."""
@@ -89,7 +90,7 @@ def test_a_job_that_outlives_its_connection_is_settled(
                 (claim,) = take(claiming_client)
             HELD_CLAIMS.add(claim)
             channel.delivered["a"] = claim
-        assert client.zcard(keys.LEASES) == 1
+        assert len(leases_in(client)) == 1
         settle(channel, client)
         assert not channel.delivered
 

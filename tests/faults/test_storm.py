@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import held_ids, wait_until
+from tests.services import wait_until
+from tests.store import held_ids, letters_in
 
 
 def test_twelve_jobs_killed_before_their_first_token_run_together_in_one_survivor(
@@ -30,4 +30,4 @@ def test_twelve_jobs_killed_before_their_first_token_run_together_in_one_survivo
     together.open()
     witness.assert_whole(*jobs)
     assert {job.result(0).attempts for job in jobs} == {2}
-    assert not client.redis.llen(keys.DEAD)
+    assert not letters_in(client.redis)

@@ -18,13 +18,13 @@ from tests.faults.sentinel import PASSWORD, sentinel
 from tests.services import (
     LOCALHOST,
     free_port,
-    held_ids,
     own_redis,
     redis_binaries,
     running_worker,
     token_ids,
     wait_until,
 )
+from tests.store import held_ids
 
 GET_S = 60
 NAMES = f"IP:{LOCALHOST},DNS:localhost"

@@ -15,6 +15,7 @@ from benches.battle.ledger import Job as Promise
 from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
 from tests.services import wait_until
+from tests.store import entries_of, record_of
 
 POLL_INTERVAL_S = 0.01
 END_TIMEOUT_S = 30.0
@@ -85,8 +86,7 @@ class Witness:
 
     def record(self, job: Job) -> dict[str, str]:
         """The broker's record of the job."""
-        found: dict[str, str] = self._redis.hgetall(keys.job(job.id))
-        return found
+        return record_of(self._redis, job.id)
 
     def assert_whole(self, *jobs: Job, timeout_s: float = END_TIMEOUT_S) -> None:
         """Waits until each job has succeeded once; every token was seen once and in order."""
@@ -136,10 +136,7 @@ class Witness:
         with self._lock:
             self._poll()
             for job_id in self._promises:
-                there = {
-                    entry_id: fields["event"]
-                    for entry_id, fields in self._redis.xrange(keys.events(job_id))
-                }
+                there = dict(entries_of(self._redis, job_id))
                 for entry in self._ledger.entries(job_id):
                     if there.get(entry.id) != entry.document:
                         self._ledger.withdrawn(job_id, entry.id)

@@ -24,6 +24,14 @@ from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
+from tests.store import (
+    add_entry,
+    entries_of,
+    follow_ups_in,
+    set_follow_ups,
+    set_leases,
+    stored_result,
+)
 
 STEPS = Steps()
 
@@ -66,7 +74,7 @@ def a_worker_writes_tokens(stage: Stage) -> Acts:
 @STEPS.breaking("renew")
 def a_worker_renews_its_leases(stage: Stage) -> Acts:
     held = stage.claimed("a", "b")
-    stage.store.zadd(keys.LEASES, {"a": 1, "b": 1})
+    set_leases(stage.store, {"a": 1, "b": 1})
     yield None
     lost, _ = insist(lambda: claims.renew(stage.client, held, lease_ms=60_000))
     yield ["a", "b"]
@@ -87,7 +95,7 @@ def a_worker_stores_a_result(stage: Stage) -> Acts:
         assert HELD_CLAIMS.has_ended(claim), "the result is stored, and the claim was not lost"
     finally:
         HELD_CLAIMS.discard(claim)
-    assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
+    assert decode_state(stored_result(stage.store, "a")).end == RESULT
     assert [event["type"] for event in stage.events("a")] == ["started", "tokens", "finished"]
 
 
@@ -106,10 +114,10 @@ def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
         yield ["a"]
     finally:
         HELD_CLAIMS.discard(claim)
-    assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
+    assert decode_state(stored_result(stage.store, "a")).end == RESULT
     # What it could not do or note, the next worker does.
-    if stage.store.zcard(keys.FOLLOW_UPS):
-        stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
+    if follow_ups_in(stage.store):
+        set_follow_ups(stage.store, {"a": 0})
         assert [ended.job_id for ended in follow_ups.take(stage.store, 60)] == ["a"]
         stage.backend.on_chord_part_return(request, "SUCCESS", RESULT)
     assert stage.store.zcard(PART_OF_A_CHORD) == 1
@@ -125,7 +133,7 @@ def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
     insist(lambda: follow_ups.take(stage.client, 60))
     yield []
     # It is this worker's for a while, and then another's, until one has done it.
-    stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
+    set_follow_ups(stage.store, {"a": 0})
     assert [ended.job_id for ended in follow_ups.take(stage.store, 60)] == ["a"]
 
 
@@ -179,12 +187,12 @@ def a_worker_hands_a_job_over(stage: Stage) -> Acts:
 @STEPS.breaking("restart")
 def a_worker_begins_a_job_again(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
-    stage.store.xadd(keys.events("a"), {"event": encode_event(TOKENS)}, id="1-0")
+    add_entry(stage.store, "a", encode_event(TOKENS), "1-0")
     restarted = Restarted(worker="w@h", attempt=1)
     yield None
     insist(lambda: claims.restart(stage.client, claim, 2, restarted))
     yield ["a"]
-    assert stage.store.xrange(keys.events("a")) == [("2-0", {"event": encode_event(restarted)})]
+    assert entries_of(stage.store, "a") == [("2-0", encode_event(restarted))]
 
 
 @STEPS.breaking("restore")
@@ -211,7 +219,7 @@ def a_worker_lets_a_lease_lapse(stage: Stage) -> Acts:
 @STEPS.breaking("sweep")
 def a_worker_sweeps(stage: Stage) -> Acts:
     stage.claimed("a", "b")
-    stage.store.zadd(keys.LEASES, {"a": 1, "b": 2})
+    set_leases(stage.store, {"a": 1, "b": 2})
     yield None
     insist(lambda: sweep(stage.client))
     yield ["a", "b"]

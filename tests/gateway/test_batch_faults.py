@@ -19,6 +19,7 @@ from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, stopped, wait_until
 from tests.sizes import sized
+from tests.store import job_ids, record_of
 
 WINDOW = 16
 """The lines that are in the queue at a time."""
@@ -90,8 +91,8 @@ def each_line_once(api: openai.OpenAI, done: Batch, lines: int, redis_url: str) 
     # No line ran as two jobs.
     ids = [answer["response"]["request_id"] for answer in answers]
     with connect(redis_url) as client:
-        jobs = {key.split(":")[2] for key in client.scan_iter(keys.job("*"), count=1000)}
-        runs = Counter(client.hget(keys.job(job_id), "attempts") for job_id in ids)
+        jobs = job_ids(client)
+        runs = Counter(record_of(client, job_id).get("attempts") for job_id in ids)
     assert jobs == set(ids)
     assert runs == {"1": lines}
 

@@ -22,6 +22,7 @@ from tests.gateway.receiver import running_receiver
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
+from tests.store import record_of
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BATCH_TIMEOUT_S = 120.0
@@ -303,7 +304,7 @@ def test_other_callers_go_first_and_few_lines_are_in_the_queue(
         assert len(answers) == 60
 
         def claimed_ms(job_id: str) -> int:
-            return int(client.redis.hget(keys.job(job_id), "first_claim_ms") or 0)
+            return int(record_of(client.redis, job_id).get("first_claim_ms") or 0)
 
         # The worker had two when the other came; those that waited came after it.
         later = [claimed_ms(a["response"]["request_id"]) >= claimed_ms(other.id) for a in answers]

@@ -14,13 +14,8 @@ import pytest
 from llorch_worker.client import Client
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
-from tests.services import (
-    STOP_TIMEOUT_S,
-    RedisServer,
-    held_ids,
-    running_worker,
-    wait_until,
-)
+from tests.services import STOP_TIMEOUT_S, RedisServer, running_worker, wait_until
+from tests.store import held_ids
 
 PATH = "/v1/completions"
 WHOLE = "w0 w1 w2 w3 w4 w5 "

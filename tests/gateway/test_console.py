@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
+from llorch_worker.broker import claims, dead_letters, journal, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError, Started, Tokens
@@ -23,6 +23,7 @@ from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
 from tests.gateways import GatewayProcess
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
+from tests.store import add_letter, clear_letters
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
@@ -273,7 +274,7 @@ def test_generated_text_and_names_stay_text(
         here.see("#state", EVIL)
         here.see("#letters", EVIL)
     assert here.page.locator("main img").count() == 0
-    client.redis.delete(keys.DEAD)
+    clear_letters(client.redis)
 
 
 def test_dead_letters_are_retried_and_dropped(
@@ -387,7 +388,7 @@ def test_axe_finds_nothing_serious_in_light_and_dark(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:
     letter = {"id": "", "reason": "malformed", "list": "llorch.toy", "attempts": 0, "history": ""}
-    client.redis.lpush(keys.DEAD, json.dumps({**letter, "at_ms": 1, "message": "x"}))
+    add_letter(client.redis, json.dumps({**letter, "at_ms": 1, "message": "x"}))
     here = visit()
     here.generate("x", tokens=3)
     here.see("#state", "Finished")
@@ -399,7 +400,7 @@ def test_axe_finds_nothing_serious_in_light_and_dark(
     phone = visit(None, viewport={"width": 390, "height": 844})
     phone.see("#sign-in", "Sign in")
     assert serious(phone) == []
-    client.redis.delete(keys.DEAD)
+    clear_letters(client.redis)
 
 
 def serious(here: Visit) -> list[str]:

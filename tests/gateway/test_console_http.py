@@ -18,6 +18,7 @@ from tests.broker.jobs import announce
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
 from tests.gateways import GatewayProcess
 from tests.services import RedisServer, own_redis
+from tests.store import add_letter, clear_letters
 from tests.waiting import wait_until
 
 
@@ -137,14 +138,14 @@ def test_letters_are_told_without_their_messages_and_each_change_changes_the_ver
 
     versions = [read()[0]]
     for number in range(3):
-        client.redis.lpush(keys.DEAD, letter(number, f"secret {'é' * 100_000}"))
+        add_letter(client.redis, letter(number, f"secret {'é' * 100_000}"))
         versions.append(read()[0])
     answer = operator.get("/console/api/dead-letters")
     assert "secret" not in answer.text
     first = answer.json()["letters"][0]
     assert (first["id"], first["model"], first["message_bytes"]) == ("job-2", "toy", 200_007)
     # One comes as another goes, as when the list is full.
-    client.redis.lpush(keys.DEAD, letter(3))
+    add_letter(client.redis, letter(3))
     client.redis.rpop(keys.DEAD)
     versions.append(read()[0])
     assert len(set(versions)) == len(versions)
@@ -153,7 +154,7 @@ def test_letters_are_told_without_their_messages_and_each_change_changes_the_ver
     outcomes = operator.post("/console/api/dead-letters/drop", json=chosen).json()["outcomes"]
     assert outcomes == {"job-1": "dropped", "job-0": "gone"}
     assert read()[1] == ["job-3", "job-2"]
-    client.redis.delete(keys.DEAD)
+    clear_letters(client.redis)
 
 
 def test_queues_that_no_worker_serves_and_silent_workers_are_told(

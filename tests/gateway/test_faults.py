@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from tests.gateway import sse
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.store import entries_of
 from tests.toy_generation import token_id
 
 TOKENS, SEED = 60, 3
@@ -147,8 +147,7 @@ def test_a_reader_who_comes_back_after_redis_lost_its_last_writes_sees_nothing_t
         reader = Reader(first, job_id)
 
         def written() -> int:
-            entries = own_client.redis.xrange(keys.events(job_id))
-            return sum("tokens" in fields["event"] for _, fields in entries)
+            return sum("tokens" in event for _, event in entries_of(own_client.redis, job_id))
 
         wait_until(lambda: written() >= 2)
         kept = own_server.file_bytes

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAI
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from tests.gateway.openai_types import check_event
 from tests.gateway.talking import (
@@ -23,6 +22,7 @@ from tests.gateway.talking import (
 )
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer, WorkerProcess, running_worker
+from tests.store import lose_stream
 
 
 def test_a_stream_has_openais_events_in_openais_order(wire: httpx.Client) -> None:
@@ -57,7 +57,7 @@ def test_a_stream_outlives_the_events_of_its_job(
     response = events[-1]["response"]
     path = f"{PATH}/{response['id']}"
     with connect(redis_server.url) as redis:
-        redis.delete(keys.events(response["id"].removeprefix("resp_")))
+        lose_stream(redis, response["id"].removeprefix("resp_"))
     whole = events_of(wire.get(path, params={"stream": True}))
     assert kinds(whole) == kinds(events)
     assert whole[-1]["response"] == response

@@ -29,6 +29,7 @@ from tests.services import (
     running_worker,
     wait_until,
 )
+from tests.store import announce_model
 from tests.text.conftest import CORPUS
 
 MODEL = "told"
@@ -105,7 +106,7 @@ def leave_card(redis_url: str, model: str) -> None:
     """What a worker of ``model`` leaves in Redis."""
     card = ModelCard(name=model, max_context=512, last_seen=time.time())
     with connect(redis_url) as client:
-        client.hset(keys.MODELS, model, card.model_dump_json())
+        announce_model(client, model, card.model_dump_json())
 
 
 @pytest.fixture(scope="module", params=["by a worker", "from the files"])

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, GenerationResult, LlorchError
 from tests.gateways import running_gateway
@@ -27,6 +26,7 @@ from tests.services import (
     wait_until,
 )
 from tests.sizes import sized
+from tests.store import record_of
 from tests.telemetry.exporters import running_exporter
 from tests.telemetry.prometheus_server import Prometheus, running_prometheus
 from tests.telemetry.scraping import scrape
@@ -230,7 +230,7 @@ def _freeze_with_jobs(stage: Stage, worker: WorkerProcess, address: str) -> None
         return scrape(address)("llorch_num_requests_running")
 
     def has_ended(job: Job) -> bool:
-        return stage.client.redis.hget(keys.job(job.id), "state") == "ended"
+        return record_of(stage.client.redis, job.id).get("state") == "ended"
 
     jobs = [
         stage.client.submit(prompt=PROMPT, max_tokens=LONG, ignore_eos=True, seed=seed)

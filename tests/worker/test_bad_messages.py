@@ -11,11 +11,11 @@ import pytest
 from celery import Celery
 from kombu.compression import encoders
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
 from tests.messages import GOOD_BODY, QUEUE, envelope
-from tests.services import WorkerProcess, held_ids, wait_until
+from tests.services import WorkerProcess, wait_until
+from tests.store import clear_letters, held_ids, letters_in
 
 GET_S = 60
 TOO_LONG = "x" * 70_000
@@ -23,7 +23,7 @@ TOO_LONG = "x" * 70_000
 
 @pytest.fixture(autouse=True)
 def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
-    client.redis.delete(keys.DEAD)
+    clear_letters(client.redis)
     yield
     jobs = [client.submit(prompt="still there?", max_tokens=3) for _ in range(5)]
     for job in jobs:
@@ -35,8 +35,8 @@ def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
 
 def letters(client: Client, count: int) -> list[dict[str, Any]]:
     """The dead letters, once there are ``count``."""
-    wait_until(lambda: client.redis.llen(keys.DEAD) >= count, what="the dead letters")
-    found = [json.loads(text) for text in client.redis.lrange(keys.DEAD, 0, -1)]
+    wait_until(lambda: len(letters_in(client.redis)) >= count, what="the dead letters")
+    found = [json.loads(text) for text in letters_in(client.redis)]
     assert len(found) == count
     return found
 

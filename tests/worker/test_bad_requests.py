@@ -9,7 +9,6 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import (
     TASK_NAME,
@@ -22,7 +21,8 @@ from llorch_worker.contract import (
     OutOfMemory,
 )
 from tests.messages import QUEUE
-from tests.services import WorkerProcess, held_ids, wait_until
+from tests.services import WorkerProcess, wait_until
+from tests.store import held_ids, id_for_key
 
 GET_S = 60
 
@@ -123,4 +123,4 @@ def test_a_reused_idempotency_key_of_a_stock_producer_is_refused(
     kwargs = {"prompt": "x", "idempotency_key": "order 66"}
     error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
     assert first.id in error.faults[0].rule
-    assert client.redis.get(keys.idempotency("toy", "order 66")) == first.id
+    assert id_for_key(client.redis, "toy", "order 66") == first.id

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, Started
-from tests.services import WorkerProcess, begun, held_ids, wait_until
+from tests.services import WorkerProcess, begun, wait_until
+from tests.store import held_ids, stored_result
 
 GET_S = 60
 LONG = 4000
@@ -22,7 +22,7 @@ def start(client: Client, max_tokens: int = LONG) -> Job:
 def assert_cancelled(client: Client, job: Job) -> None:
     with pytest.raises(Cancelled):
         job.result(GET_S)
-    assert decode_state(client.redis.get(keys.result(job.id))).status == REVOKED
+    assert decode_state(stored_result(client.redis, job.id)).status == REVOKED
     events = [entry.event for entry in job.stream(timeout=GET_S)]
     assert isinstance(events[-1], CancelledEvent)
     assert sum(isinstance(event, CancelledEvent) for event in events) == 1

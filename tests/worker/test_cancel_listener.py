@@ -11,6 +11,7 @@ from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.cancel_listener import CancelListener
 from tests.broker.jobs import claim_on, push, take
 from tests.services import RedisServer, wait_until
+from tests.store import ask_cancel
 from tests.worker.test_active_jobs import Generation
 
 
@@ -74,7 +75,7 @@ def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_
     wait_until(lambda: subscribed(own_server))
     with connect(own_server.url) as client:
         # The key is kept by the own_server; the message on the channel is heard by nobody.
-        client.set(keys.cancel("job"), 1)
+        ask_cancel(client, "job")
     own_server.halt()
     own_server.start()
     wait_until(generation.cancelled.is_set)

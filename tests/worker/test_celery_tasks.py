@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from tests.services import WorkerProcess, wait_until
+from tests.store import ttls
 
 QUEUE = "llorch.toy"
 GET_S = 60
@@ -30,4 +30,4 @@ def test_a_task_of_celery_s_own_ends_with_its_result(
 ) -> None:
     sent = stock.send_task(name, args=args, queue=QUEUE)
     assert sent.get(GET_S) == result
-    wait_until(lambda: client.redis.ttl(keys.result(sent.id)) > 0, what="the result to expire")
+    wait_until(lambda: ttls(client.redis, sent.id)[1] > 0, what="the result to expire")

@@ -17,7 +17,8 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import DeadlineExceeded, Failed
 from tests.gateways import running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, held_ids, running_worker
+from tests.services import RedisServer, WorkerProcess, running_worker
+from tests.store import held_ids
 from tests.telemetry.exporters import running_exporter
 from tests.waiting import wait_until
 

@@ -21,13 +21,8 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME
 from tests.latch import Latch
-from tests.services import (
-    RedisServer,
-    WorkerProcess,
-    begun,
-    held_ids,
-    wait_until,
-)
+from tests.services import RedisServer, WorkerProcess, begun, wait_until
+from tests.store import held_ids, record_of
 
 GET_S = 60
 BELL = keys.bell("llorch.toy")
@@ -224,7 +219,7 @@ def test_jobs_that_are_pushed_at_once_spread_over_all_workers(
             jobs = [stock_job(redis_server, client, "elsewhere", prompt) for _ in range(3)]
             client.redis.rename("elsewhere", "llorch.toy")
             wait_until(lambda: len(held_ids(client.redis)) == 3)
-            return len({client.redis.hget(keys.job(job.id), "worker") for job in jobs})
+            return len({record_of(client.redis, job.id).get("worker") for job in jobs})
 
     # A worker whose wait ends by itself at that moment does not answer, and another takes two.
     counts = []

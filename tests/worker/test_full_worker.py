@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.store import record_of
 
 GET_S = 60
 
@@ -109,7 +109,7 @@ def test_a_worker_without_room_holds_no_more_high_jobs_than_it_can_run(
     )
     wait_until(lambda: state_of(client, first) == "running")
     # The worker's record, not a pause, says that it did not take the second with the first.
-    assert client.redis.hget(keys.job(second), "state") is None
+    assert record_of(client.redis, second).get("state") is None
     client.job(first).cancel()
     wait_until(lambda: state_of(client, second) == "running")
     for job_id in (second, blocker):

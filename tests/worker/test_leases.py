@@ -14,6 +14,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
 from tests.broker.jobs import push, take
 from tests.services import RedisServer, wait_until
+from tests.store import leases_in
 
 NO_SWEEP = "cannot look for jobs of dead workers"
 NO_RENEWAL = "cannot renew leases"
@@ -83,7 +84,7 @@ def test_a_keeper_sweeps_at_its_start_if_redis_has_been_up_for_a_lease(
         wait_until(lambda: client.info("server")["uptime_in_seconds"] > 0.2)
         with keeping(client, lease_s=lease_s, sweep_s=3600.0):
             pass
-        swept = client.zcard(keys.LEASES) == 0
+        swept = not leases_in(client)
     assert swept == (lease_s == 0.2)
 
 
@@ -97,9 +98,9 @@ def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
             # It sweeps as often as it renews.
             before = renewals(client)
             wait_until(lambda: renewals(client) > before + 10)
-            assert client.zcard(keys.LEASES) == 1
+            assert len(leases_in(client)) == 1
             client.delete(keys.turn("sweep"))
-            wait_until(lambda: client.zcard(keys.LEASES) == 0)
+            wait_until(lambda: not leases_in(client))
 
 
 def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping(
@@ -111,7 +112,7 @@ def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping
         claims.lapse(client, claim)
         client.set(keys.turn("sweep"), 1, ex=3600)
         with keeping(client, lease_s=3600.0):
-            wait_until(lambda: client.zcard(keys.LEASES) == 0)
+            wait_until(lambda: not leases_in(client))
 
 
 def renewals(client: redis.Redis) -> int:

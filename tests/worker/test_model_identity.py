@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.cli.checks import served_workers
@@ -20,6 +19,7 @@ from llorch_worker.contract import ContextLengthExceeded, Restarted, Tokens
 from llorch_worker.gateway.console.documents import Model
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
+from tests.store import record_of
 from tests.telemetry.exporters import running_exporter
 from tests.telemetry.scraping import scrape
 
@@ -105,7 +105,7 @@ def test_a_job_waits_for_a_worker_of_its_own_model_while_one_lives(
         first.stop()
         queue = worker_queue("toy", second.hostname)
         wait_until(lambda: own_client.redis.llen(queue) == 1)
-        claimed = own_client.redis.hget(keys.job(job.id), "fence")
+        claimed = record_of(own_client.redis, job.id).get("fence")
         assert "of another model" in other.text()
     latch.open()
     result = job.result(GET_S)
@@ -113,9 +113,9 @@ def test_a_job_waits_for_a_worker_of_its_own_model_while_one_lives(
         text_of("a"), "a", second.hostname, 1
     )  # fmt: skip
     # Nobody claimed it in between.
-    history = own_client.redis.hget(keys.job(job.id), "history")
+    history = record_of(own_client.redis, job.id).get("history")
     assert history.count("\n") == 3, history
-    assert int(own_client.redis.hget(keys.job(job.id), "fence")) > int(claimed)
+    assert int(record_of(own_client.redis, job.id).get("fence")) > int(claimed)
     assert not any(isinstance(entry.event, Restarted) for entry in job.stream(timeout=GET_S))
 
 

@@ -14,7 +14,8 @@ from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, held_ids, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.store import held_ids, record_of
 
 GET_S = 60
 LOAD = keys.load("llorch.toy")
@@ -71,7 +72,7 @@ def test_no_worker_is_idle_while_jobs_that_begin_alike_wait(
     wait_until(lambda: len(held_ids(client.redis)) == slots)
     wait_until(lambda: not client.redis.exists(LOAD))
     ran = Counter(
-        client.redis.hget(keys.job(job_id), "worker") for job_id in held_ids(client.redis)
+        record_of(client.redis, job_id).get("worker") for job_id in held_ids(client.redis)
     )
     assert set(ran.values()) == {SLOTS}
     latch.open()

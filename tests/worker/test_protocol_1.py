@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.queues import scheduled
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, InvalidRequest
 from tests.messages import QUEUE
 from tests.services import WorkerProcess, wait_until
+from tests.store import stored_result
 
 GET_S = 60
 FIELDS = {"prompt": "x", "max_tokens": 2}
@@ -95,7 +95,7 @@ def push(request: pytest.FixtureRequest, client: Client, toy_worker: WorkerProce
 def test_the_id_of_the_body_names_the_job(push: Any, client: Client) -> None:
     job_id = push(id=f"Zürich {uuid.uuid4()}", kwargs=FIELDS | {"prompt": "東京 🦙"}, retries=1)
     assert client.job(job_id).result(GET_S).text == "w0 w1 "
-    assert json.loads(str(client.redis.get(keys.result(job_id))))["task_id"] == job_id
+    assert json.loads(str(stored_result(client.redis, job_id)))["task_id"] == job_id
 
 
 def test_a_bad_request_is_answered(push: Any, client: Client) -> None:

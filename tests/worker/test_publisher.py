@@ -16,6 +16,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs import claim_on
 from tests.services import RedisServer, wait_until
+from tests.store import ask_cancel, entries_of, record_of
 
 FLUSH_S = 10.0
 
@@ -63,7 +64,7 @@ def token(index: int) -> Tokens:
 
 
 def read(store: redis.Redis, job_id: str) -> list[Event]:
-    return [decode_event(fields["event"]) for _, fields in store.xrange(keys.events(job_id))]
+    return [decode_event(event) for _, event in entries_of(store, job_id)]
 
 
 def ids_of(events: list[Event]) -> list[int]:
@@ -79,7 +80,7 @@ def test_events_arrive_once_and_in_order(publisher: Publisher, store: redis.Redi
     events = read(store, "a")
     assert ids_of(events) == list(range(200))
     assert len(events) < 100, "tokens are written in batches"
-    assert store.hget(keys.job("a"), "progress") == "1"
+    assert record_of(store, "a").get("progress") == "1"
 
 
 def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> None:
@@ -130,7 +131,7 @@ def test_the_next_attempt_goes_on_where_the_stream_ends(
     publisher.open(claim, page.next_entry)
     publisher.append(claim, token(1))
     assert publisher.flush(claim, patience(FLUSH_S))
-    assert [entry_id for entry_id, _ in store.xrange(keys.events("a"))] == ["1-0", "2-0"]
+    assert [entry_id for entry_id, _ in entries_of(store, "a")] == ["1-0", "2-0"]
 
 
 def test_a_stream_key_of_another_type_harms_no_other_job(
@@ -200,7 +201,7 @@ def test_a_write_finds_the_cancel_that_nobody_heard(store: redis.Redis) -> None:
     publisher = started(store, cancelled=cancelled)
     claim = claimed(store, "a")
     publisher.open(claim, 1)
-    store.set(keys.cancel("a"), 1)
+    ask_cancel(store, "a")
     publisher.append(claim, token(0))
     wait_until(lambda: cancelled)
     publisher.close()

@@ -17,13 +17,13 @@ from tests.services import (
     RedisServer,
     WorkerProcess,
     begun,
-    held_ids,
     own_redis,
     running_worker,
     stock_app,
     token_ids,
     wait_until,
 )
+from tests.store import held_ids
 
 GET_S = 60
 ATTEMPTS_TO_SEND_S = 2.0

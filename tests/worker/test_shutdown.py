@@ -13,15 +13,8 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Tokens
 from tests.latch import Latch
-from tests.services import (
-    REAL_APP,
-    RedisServer,
-    WorkerProcess,
-    begun,
-    held_ids,
-    running_worker,
-    wait_until,
-)
+from tests.services import REAL_APP, RedisServer, WorkerProcess, begun, running_worker, wait_until
+from tests.store import held_ids
 
 QUEUE = "llorch.toy"
 GET_S = 60

@@ -16,7 +16,8 @@ from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
 from tests.broker.jobs import DAYS_S, note_seen
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
+from tests.store import held_ids
 
 GET_S = 60
 QUEUE = "llorch.toy@w1.test"

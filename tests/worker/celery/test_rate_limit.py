@@ -11,7 +11,8 @@ from celery import Celery
 
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME
-from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
+from tests.store import held_ids
 from tests.worker.celery.remote import told
 
 GET_S = 60
