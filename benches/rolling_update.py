@@ -30,7 +30,8 @@ from llorch_worker.contract import TERMINAL_EVENTS, GenerationRequest, Restarted
 from llorch_worker.engine import Engine
 from llorch_worker.weights import fingerprint, open_checkpoint
 from tests.made_models import made, make_trained_model
-from tests.services import REAL_APP, WorkerProcess, held_ids, own_redis, running_worker, wait_until
+from tests.services import REAL_APP, WorkerProcess, own_redis, running_worker, wait_until
+from tests.store import held_ids
 
 NAMES = ("Lily", "Tom", "Sam", "Anna", "Max", "Mia", "Ben", "Sue")
 PLACES = ("park", "house", "shop", "forest", "beach", "school", "garden", "farm")

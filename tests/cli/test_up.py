@@ -5,7 +5,6 @@ Restarts of dead workers are in ``test_cards.py``.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -109,24 +107,11 @@ def connect_to(url: str) -> Client:
     return client
 
 
-class FlowerPage:
+def flower_of(line: str) -> httpx.Client:
     """Flower, with the address, user and password from the banner."""
-
-    def __init__(self, line: str) -> None:
-        found = re.search(r"http://(\S+?):(\d+)  \(user (\S+), password (\S+)\)", line)
-        assert found is not None, line
-        host, port, user, password = found.groups()
-        self._address = (host, int(port))
-        login = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self._headers = {"Authorization": f"Basic {login}"}
-
-    def ask(self, method: str, path: str) -> str:
-        connection = HTTPConnection(*self._address, timeout=10)
-        connection.request(method, path, headers=self._headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        assert answer.status == 200, text
-        return text
+    found = re.search(r"(http://\S+)  \(user (\S+), password (\S+)\)", line)
+    assert found is not None, line
+    return httpx.Client(base_url=found[1], auth=(found[2], found[3]), timeout=10)
 
 
 def test_two_workers_share_a_given_redis_and_flower_shows_them(
@@ -141,17 +126,16 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
     )
     try:
         command.wait_for("Ctrl-C drains and ends")
-        flower = FlowerPage(command.wait_for("Flower  "))
-        with Client(redis_url) as client:
+        with flower_of(command.wait_for("Flower  ")) as flower, Client(redis_url) as client:
             names = [card.hostname for card in client.workers() if card.model == "twins"]
             assert len(names) == 2
             bound = [set(psutil.Process(pid).cpu_affinity() or ()) for pid in command.family()]
             if thread_count() >= 2:
                 first, second = (each for each in bound if each != os.sched_getaffinity(0))
                 assert not first & second, "workers on the CPU have cores of their own"
-            wait_until(lambda: all(name in flower.ask("GET", "/workers?json=1") for name in names))
+            wait_until(lambda: all(name in flower.get("/workers?json=1").text for name in names))
             job = client.submit(prompt="x", model="twins", max_tokens=400, ignore_eos=True, n=16)
-            flower.ask("POST", f"/api/task/revoke/{job.id}?terminate=true")
+            flower.post(f"/api/task/revoke/{job.id}?terminate=true").raise_for_status()
             with pytest.raises(Cancelled):
                 job.result(30)
         command.signal(signal.SIGINT)
