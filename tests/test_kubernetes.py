@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,6 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
 def named(documents: list[Document], kind: str, name: str) -> Any:
     (found,) = [d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name)]
     return found["spec"]
-
-
-def pods(documents: list[Document]) -> Iterator[Any]:
-    for document in documents:
-        if document["kind"] in ("Deployment", "StatefulSet"):
-            yield document["spec"]["template"]["spec"]
 
 
 def pod(documents: list[Document], name: str) -> tuple[Any, Any, dict[str, str]]:
@@ -114,24 +107,6 @@ def test_every_document_is_valid(documents: list[Document], scaled: list[Documen
                 (container,) = document["spec"]["template"]["spec"]["containers"]
                 assert container["image"] == f"llorch-worker:{__version__}"
         kubernetes_validate.validate(document, "1.37", strict=True)
-
-
-def test_no_pod_can_be_more_than_it_must(documents: list[Document]) -> None:
-    for each in pods(documents):
-        assert each["automountServiceAccountToken"] is False
-        # Otherwise a service named gateway would set LLORCH_... and FLOWER_... variables.
-        assert each["enableServiceLinks"] is False
-        assert each["securityContext"]["runAsNonRoot"] is True
-        assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in each["containers"]:
-            confined = container["securityContext"]
-            assert confined["readOnlyRootFilesystem"] is True
-            assert confined["allowPrivilegeEscalation"] is False
-            assert confined["capabilities"] == {"drop": ["ALL"]}
-            assert "memory" in container["resources"]["limits"]
-            assert container["livenessProbe"]
-    everything = named(documents, "NetworkPolicy", "nothing-else")
-    assert everything == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
 def test_a_worker_has_the_time_to_drain(documents: list[Document]) -> None:

@@ -213,36 +213,22 @@ def test_an_answer_is_told_again_when_its_stream_has_expired(
 
 
 @pytest.fixture
-def two_callers(
+def caller(
     redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
-) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    keys, entries = zip(new_key("one"), new_key("two"), strict=True)
+) -> Iterator[httpx.Client]:
+    """One who may have one job in flight."""
+    key, entry = new_key("one")
     file = tmp_path / "keys.toml"
-    file.write_text(
-        "".join(entry.replace("[[keys]]", "[[keys]]\nmax_jobs = 1") for entry in entries)
-    )
-    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
-        one, two = (
-            httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {key}"})
-            for key in keys
-        )
-        with one, two:
-            yield one, two
+    file.write_text(f"{entry}max_jobs = 1\n")
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        running_gateway(redis_server.url, tmp_path, keys=file) as gateway,
+        httpx.Client(base_url=gateway.url, headers=headers) as http,
+    ):
+        yield http
 
 
-def test_callers_do_not_share_idempotency_keys(
-    two_callers: tuple[httpx.Client, httpx.Client],
-) -> None:
-    body = {"prompt": "x", "max_tokens": 2, "idempotency_key": "mine"}
-    ids = [caller.post(PATH, json=body).json()["id"] for caller in (*two_callers, *two_callers)]
-    assert ids[:2] == ids[2:]
-    assert ids[0] != ids[1]
-
-
-def test_the_end_of_an_answer_frees_its_place(
-    two_callers: tuple[httpx.Client, httpx.Client], latch: Latch
-) -> None:
-    caller, _ = two_callers
+def test_the_end_of_an_answer_frees_its_place(caller: httpx.Client, latch: Latch) -> None:
     body = {"prompt": "x", "max_tokens": 2}
     assert [caller.post(PATH, json=body).status_code for _ in range(3)] == [200] * 3
     with streamed(caller, prompt=latch.prompt()) as found:

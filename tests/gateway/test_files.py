@@ -15,7 +15,6 @@ import pytest
 
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.files.store import FileStore
-from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer
 
@@ -69,26 +68,6 @@ def test_what_is_wrong_with_an_upload_is_named(http: httpx.Client) -> None:
     assert refused(purpose="batch", expires_after="1") == "expires_after"
     missing = http.post("/v1/files", data={"purpose": "batch"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "file")
-
-
-def test_other_keys_do_not_see_a_file(redis_server: RedisServer, tmp_path: Path) -> None:
-    (mine, mine_entry), (other, other_entry) = new_key("mine"), new_key("other")
-    keys = tmp_path / "keys.toml"
-    keys.write_text(mine_entry + other_entry)
-    with running_gateway(redis_server.url, tmp_path, keys=keys) as gateway:
-        owner, stranger = (
-            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key) for key in (mine, other)
-        )
-        file = owner.files.create(file=("x", b"x"), purpose="batch")
-        for look in (stranger.files.retrieve, stranger.files.content, stranger.files.delete):
-            with pytest.raises(openai.NotFoundError):
-                look(file.id)
-        with pytest.raises(openai.BadRequestError, match="input_file_id"):
-            stranger.batches.create(
-                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-            )
-        assert not stranger.files.list().data
-        assert owner.files.content(file.id).read() == b"x"
 
 
 def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from openai import OpenAI
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.gateway.keys import new_key
 from tests.gateway.openai_types import check_item
 from tests.gateway.talking import (
     ASK,
@@ -105,22 +104,6 @@ def test_responses_are_kept_for_a_stated_time(
         wait_until(gone)
         with connect(redis_server.url) as redis:
             assert not redis.exists(keys.response("", response.id.removeprefix("resp_")))
-
-
-def test_a_response_belongs_to_its_key(
-    talker: WorkerProcess, redis_server: RedisServer, tmp_path: Path
-) -> None:
-    (mine, entry), (other, second) = new_key("mine"), new_key("other")
-    file = tmp_path / "keys.toml"
-    file.write_text(entry + second)
-    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
-        apis = [OpenAI(base_url=f"{gateway.url}/v1", api_key=key) for key in (mine, other)]
-        response = apis[0].responses.create(**ASK, background=True)
-        theirs = apis[1].responses
-        for call in (theirs.retrieve, theirs.delete, theirs.cancel, theirs.input_items.list):
-            refused(lambda call=call: call(response.id), 404)
-        refused(lambda: theirs.create(**ASK, previous_response_id=response.id))
-        assert apis[0].responses.retrieve(response.id).id == response.id
 
 
 def test_a_response_is_stored_though_the_first_with_its_key_was_not(api: OpenAI) -> None:
