@@ -81,7 +81,7 @@ class Gateway:
             self.file_store,
             record,
             token,
-            adapt=lambda request: own_key(request, record.owner),
+            adapt=lambda request: owned(request, record.owner),
             window=self.own.batch_window,
             keep_s=self.own.response_ttl_s,
             on_end=self.webhooks.due,
@@ -135,9 +135,7 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
-        if caller.name:
-            request = request.model_copy(update={"tenant": caller.name})
-        request = own_key(request, caller.name)
+        request = owned(request, caller.name)
         earlier = await self._earlier(request)
         if earlier is not None:
             return earlier
@@ -237,13 +235,16 @@ class Gateway:
         return bool(self._served) if model is None else model in self._served
 
 
-def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
-    """``request`` with an idempotency key that no other caller can use to read its answer."""
-    key = request.idempotency_key
-    if key is None or not owner:
+def owned(request: GenerationRequest, owner: str) -> GenerationRequest:
+    """``request`` in the owner's line of jobs, and with an idempotency key that no other caller can
+    use to read its answer."""
+    if not owner:
         return request
-    digest = hashlib.sha256(f"{owner} {key}".encode("utf-8", "surrogatepass")).hexdigest()
-    return request.model_copy(update={"idempotency_key": digest})
+    changed: dict[str, Any] = {"tenant": owner}
+    if request.idempotency_key is not None:
+        name = f"{owner} {request.idempotency_key}".encode("utf-8", "surrogatepass")
+        changed["idempotency_key"] = hashlib.sha256(name).hexdigest()
+    return request.model_copy(update=changed)
 
 
 # Coroutines, because FastAPI hands plain functions to a thread, for each request.

@@ -62,8 +62,11 @@ class Delivery:
         The wait is measured by Redis' clock, so a wrong clock of this machine neither shortens nor
         extends deadlines. If the producer sent no time, the first claim counts.
         """
-        since_s = self.enqueued_at_s
-        return self._here_s(self.claim.first_claimed_ms / 1e3 if since_s is None else since_s)
+        return self._here_s(self._since_s)
+
+    def deadline_ms(self, deadline_s: float) -> float:
+        """When a job with this ``deadline_s`` must have ended, by Redis' clock."""
+        return 1e3 * (min(self._since_s, self.claim.claimed_ms / 1e3) + deadline_s)
 
     def retried_at_s(self) -> float | None:
         """When its dead letter was last retried, by this machine's clock; None if it never was.
@@ -71,6 +74,11 @@ class Delivery:
         What is shown of the wait counts from there, and the deadline does not.
         """
         return None if self.claim.retried_ms is None else self._here_s(self.claim.retried_ms / 1e3)
+
+    @property
+    def _since_s(self) -> float:
+        sent_s = self.enqueued_at_s
+        return self.claim.first_claimed_ms / 1e3 if sent_s is None else sent_s
 
     def _here_s(self, since_s: float) -> float:
         return time.time() - max(0.0, self.claim.claimed_ms / 1e3 - since_s)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -198,6 +199,11 @@ class JobRunner:
         try:
             request = delivery.request()
             self._check_idempotency(request, claim.job_id)
+            if request.deadline_s is not None:
+                # Of a stock producer's job nobody knew, and Redis may have lost that of any other.
+                with suppress(RedisError):
+                    at_ms = delivery.deadline_ms(request.deadline_s)
+                    self._redis.zadd(keys.DEADLINES, {claim.job_id: at_ms})
             return self._engine.submit(
                 request,
                 job_id=claim.job_id,

@@ -8,32 +8,39 @@ from pathlib import Path
 import openai
 import pytest
 
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
 from llorch_worker.gateway.batches.runner import MOST_AT_ONCE
 from llorch_worker.gateway.keys import new_key
 from llorch_worker.gateway.turns import Due, in_turn
 from tests.gateway.test_batches import begun, ended, line
 from tests.gateways import running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, running_worker
+from tests.services import RedisServer, WorkerProcess, running_worker
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def keyed(own_server: RedisServer, tmp_path: Path) -> Iterator[dict[str, openai.OpenAI]]:
-    """Clients with two keys of one gateway, over a worker with room for all its batches."""
+    """Clients with two keys of one gateway."""
     made = {name: new_key(name) for name in ("alice", "bob")}
     file = tmp_path / "keys.toml"
     file.write_text("".join(entry for _, entry in made.values()))
-    with (
-        running_worker(own_server.url, tmp_path, model_name="toy", max_sequences=16),
-        running_gateway(own_server.url, tmp_path, keys=file) as gateway,
-    ):
+    with running_gateway(own_server.url, tmp_path, keys=file) as gateway:
         yield {
             name: openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
             for name, (key, _) in made.items()
         }
 
 
+@pytest.fixture
+def roomy_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A worker with room for all batches of the gateway."""
+    with running_worker(own_server.url, tmp_path, model_name="toy", max_sequences=16) as worker:
+        yield worker
+
+
+@pytest.mark.usefixtures("roomy_worker")
 def test_a_batch_of_one_key_does_not_wait_for_all_of_anothers(
     keyed: dict[str, openai.OpenAI], latch: Latch
 ) -> None:
@@ -45,6 +52,28 @@ def test_a_batch_of_one_key_does_not_wait_for_all_of_anothers(
     assert ended(bob, begun(bob, [line("b")])).status == "completed"
     latch.open()
     assert [ended(alice, each).status for each in first] == ["completed"] * len(first)
+
+
+def test_a_line_of_one_key_does_not_wait_behind_anothers_in_the_queue(
+    keyed: dict[str, openai.OpenAI],
+    own_server: RedisServer,
+    own_client: Client,
+    latch: Latch,
+    tmp_path: Path,
+) -> None:
+    alice, bob = keyed["alice"], keyed["bob"]
+    lines = [line(f"a{n}", max_tokens=1) for n in range(8)]
+    lines.append(line("last", prompt=latch.prompt(), max_tokens=2))
+    records = lambda: set(own_client.redis.scan_iter(keys.job("*")))  # noqa: E731
+    with running_worker(own_server.url, tmp_path, model_name="toy", max_sequences=1) as worker:
+        with worker.paused():
+            first = begun(alice, lines)
+            wait_until(lambda: len(records()) == len(lines))
+            second = begun(bob, [line("b")])
+            wait_until(lambda: len(records()) > len(lines))
+        assert ended(bob, second).status == "completed"
+        latch.open()
+        assert ended(alice, first).status == "completed"
 
 
 def test_who_has_the_fewest_under_way_is_next_and_of_a_key_the_oldest() -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.deadlines import end_overdue
+from llorch_worker.broker.queues import normal_queue
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import DeadlineExceeded, Failed
+from llorch_worker.contract import TASK_NAME, DeadlineExceeded, Failed
 from tests.gateways import running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, running_worker
+from tests.services import RedisServer, WorkerProcess, running_worker, stock_app
 from tests.store import held_ids
 from tests.telemetry.exporters import running_exporter
 from tests.waiting import wait_until
@@ -75,6 +76,35 @@ def test_without_a_worker_others_end_it_and_no_later_worker_runs_it(
     with running_worker(own_server.url, tmp_path, name="later", model_name="toy"):
         assert own_client.submit(prompt="x", max_tokens=2).result(60)
     assert latch.ended() == 0
+
+
+@pytest.mark.parametrize("redis_loses_it", [False, True])
+def test_a_worker_that_dies_leaves_the_deadline_of_a_job_whose_enqueue_noted_none(
+    redis_loses_it: bool,
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    own_client: Client,
+    latch: Latch,
+) -> None:
+    redis = own_client.redis
+    kwargs = {"prompt": latch.prompt(after=2), "deadline_s": 3600}
+    if redis_loses_it:
+        job = own_client.submit(**kwargs)
+        wait_until(lambda: held_ids(redis))
+        redis.flushall()
+        wait_until(lambda: held_ids(redis))
+    else:
+        with stock_app(own_server.url) as stock:
+            queue = normal_queue("toy")
+            job = own_client.job(stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue).id)
+    wait_until(lambda: redis.zscore(keys.DEADLINES, job.id))
+    own_worker.process.kill()
+    redis.zadd(keys.LEASES, {job.id: 0})
+    # As if an hour had passed.
+    redis.zadd(keys.DEADLINES, {job.id: redis.zscore(keys.DEADLINES, job.id) - 3600e3})
+    end_overdue(redis, own_client.settings)
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=30)
 
 
 def test_a_job_that_runs_is_its_workers(
