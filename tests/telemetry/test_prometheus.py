@@ -47,7 +47,8 @@ PROMPT = "Once upon a time there was a little girl named Lily who loved to play 
 BLOCK_BYTES = 2 * 5 * 16 * 2 * 32 * 4
 """Keys and values of a block: layers, tokens, heads, their size, float32."""
 CONSTANT = {
-    "llorch_fleet_slots", "llorch_fleet_workers", "llorch_memory_bytes", "llorch_redis_up",
+    "llorch_fleet_models", "llorch_fleet_slots", "llorch_fleet_workers", "llorch_memory_bytes",
+    "llorch_redis_up",
     "llorch_model_load_seconds", "llorch_redis_memory_max_bytes",
     "llorch_fleet_unserved_queue_length",
 }  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
+from llorch_worker.engine.device import queue
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel
@@ -27,7 +28,7 @@ def test_the_engines_thread_is_on_its_device_before_its_first_step(
     def step(_number: int, _batch: RaggedBatch) -> None:
         note("a step")
 
-    monkeypatch.setattr(engine_module, "use_device", note)
+    monkeypatch.setattr(queue, "use_device", note)
     with loaded.engine(model=WatchedModel(loaded.model, step)) as engine:
         engine.submit(GenerationRequest(prompt="Once", max_tokens=2)).result(60)
     whats, threads = zip(*happened, strict=True)
