@@ -14,12 +14,13 @@ _writing = False
 
 
 def write_on_sigusr1() -> None:
-    """Installs the handler; call it in the main thread.
+    """Installs the handler, unless the worker runs in a thread of another program, as in tests.
 
     It runs between two steps of Python. ``faulthandler`` reads the frames of threads that run
     meanwhile, and crashes at times.
     """
-    signal.signal(signal.SIGUSR1, _write)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, _write)
 
 
 def _write(*_: Any) -> None:
