@@ -160,6 +160,7 @@ def make_byte_level_vocabulary(folder: Path) -> None:
     trained.train_from_iterator(islice(corpus(), 20_000), trainer)
     trained.add_special_tokens(control)
     first = trained.token_to_id(control[0])
+    assert first is not None
     trained.post_processor = processors.TemplateProcessing(
         single=f"{control[0]} $A", special_tokens=[(control[0], first)]
     )
