@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from redis import Redis
@@ -38,8 +37,10 @@ def cancel(
         job_id,
         revoked_document(job_id),
         CancelledEvent(),
-        [result_ttl_s, stream_ttl_s, max(LONGEST_WAIT_S, result_ttl_s), int(heard)],
-        channel(client),
+        result_ttl_s=result_ttl_s,
+        stream_ttl_s=stream_ttl_s,
+        heard=heard,
+        publish_on=channel(client),
     )
 
 
@@ -47,21 +48,39 @@ def end_waiting(
     client: Redis, job_id: str, error: LlorchError, settings: Settings
 ) -> CancelOutcome:
     """Fails a job with ``error`` if it waits; one that runs goes on."""
-    keep_s = settings.result_ttl_s
     return _end(
         client,
         job_id,
         failure_document(job_id, error),
         Failed(error=error.document()),
-        [keep_s, settings.stream_ttl_s, max(LONGEST_WAIT_S, keep_s), 0],
-        "",
+        result_ttl_s=settings.result_ttl_s,
+        stream_ttl_s=settings.stream_ttl_s,
     )
 
 
 def _end(
-    client: Redis, job_id: str, document: str, event: Event, terms: Sequence[int], publish_on: str
+    client: Redis,
+    job_id: str,
+    document: str,
+    event: Event,
+    *,
+    result_ttl_s: int,
+    stream_ttl_s: int,
+    heard: bool = False,
+    publish_on: str = "",
 ) -> CancelOutcome:
     outcome: CancelOutcome = run_script(
-        client, "cancel", [job_id, document, encode_event(event), *terms, publish_on]
+        client,
+        "cancel",
+        [
+            job_id,
+            document,
+            encode_event(event),
+            result_ttl_s,
+            stream_ttl_s,
+            max(LONGEST_WAIT_S, result_ttl_s),
+            int(heard),
+            publish_on,
+        ],
     )
     return outcome

@@ -28,16 +28,24 @@ MOST_AT_ONCE = 100
 
 def end_overdue(client: Redis, settings: Settings) -> None:
     """Fails all jobs that wait and whose deadline has passed. Raises ``RedisError``."""
-    overdue = [""] * MOST_AT_ONCE if client.exists(keys.DEADLINES) else []
-    while len(overdue) == MOST_AT_ONCE:
-        # One that runs is looked at again: its worker may die.
-        overdue = run_script(
-            client, *due(keys.DEADLINES, LOOK_S, MOST_AT_ONCE, latest_s=LONGEST_DEADLINE_S)
-        )
-        for job_id in overdue:
+    if not client.exists(keys.DEADLINES):
+        return
+    # One that runs is looked at again: its worker may die.
+    overdue = due(keys.DEADLINES, LOOK_S, MOST_AT_ONCE, latest_s=LONGEST_DEADLINE_S)
+    while True:
+        job_ids = run_script(client, *overdue)
+        for job_id in job_ids:
             error = DeadlineExceeded("the deadline passed while the job waited for a worker")
             if end_waiting(client, job_id, error, settings) != "running":
                 client.zrem(keys.DEADLINES, job_id)
+        if len(job_ids) < MOST_AT_ONCE:
+            return
+
+
+def note_deadline(client: Redis, job_id: str, at_ms: float) -> None:
+    """Notes when a claimed job must have ended. Of a stock producer's nobody knew, and Redis may
+    have lost that of any other."""
+    client.zadd(keys.DEADLINES, {job_id: at_ms})
 
 
 @contextmanager

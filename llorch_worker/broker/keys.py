@@ -40,8 +40,8 @@ LEASES = f"{PREFIX}leases"
 gone = Key("gone:{}")
 """By queue of a model. Set: jobs that have ended while their messages waited in its lists."""
 DEADLINES = f"{PREFIX}deadlines"
-"""Sorted set: job that our client enqueued with a deadline -> when to see whether it still waits.
-Those that have ended in time stay until then."""
+"""Sorted set: job with a deadline, from its enqueueing or its claim on -> when to see whether it
+waits. Those that have ended in time stay until then."""
 FOLLOW_UPS = f"{PREFIX}follow_ups"
 """Sorted set: ended job after whose end Celery has more to do -> when a worker may take this up."""
 DEAD = f"{PREFIX}dead"
@@ -108,8 +108,8 @@ BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
 key_jobs = Key("gateway:key:{}:jobs")
 """By name of a gateway's key. Sorted set: job that it has in flight -> since when."""
 response = Key("gateway:response:{}")
-"""By job. JSON of a ``ResponseRecord``, with a TTL of
-``response_ttl_s``. What came of it is the job's result."""
+"""By job. JSON of a ``ResponseRecord``, with a TTL of ``response_ttl_s``. What came of it is the
+job's result."""
 gateway_document = Key("gateway:document:{}")
 """By file or batch. Hash: ``document``, the JSON of its record. A batch also has ``fence``, the
 token of its driver's lease; ``counts``, JSON of its lines so far; and ``cancelling_at``, the Unix

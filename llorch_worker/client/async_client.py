@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.results import StoredState
 from llorch_worker.client.client import Client
-from llorch_worker.client.lost import Trace, is_found, queue_look
+from llorch_worker.client.lost import Trace
 from llorch_worker.client.patience import Patience
 from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
@@ -210,6 +210,4 @@ class AsyncJob:
 
     async def _state(self, trace: Trace) -> StoredState:
         async with self._client.redis.pipeline(transaction=False) as pipe:
-            document, marks = await queue_look(pipe, self.id).execute()
-        trace.note(is_found(document, marks))
-        return decode_state(document)
+            return trace.state(await trace.ask(pipe).execute())

@@ -25,7 +25,7 @@ from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
-from llorch_worker.client.lost import Trace, is_found, queue_look
+from llorch_worker.client.lost import Trace
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
     FROM_THE_START,
@@ -287,9 +287,7 @@ class Job:
 
     def _state(self, trace: Trace) -> StoredState:
         with self._redis.pipeline(transaction=False) as pipe:
-            document, marks = queue_look(pipe, self.id).execute()
-        trace.note(is_found(document, marks))
-        return decode_state(document)
+            return trace.state(trace.ask(pipe).execute())
 
     def _wait(self, timeout: float | None, trace: Trace) -> GenerationResult | LlorchError:
         give_up_s = math.inf if timeout is None else time.monotonic() + timeout

@@ -7,21 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.contract import JobLost
 
 GRACE_S = 2.0
-
-
-def queue_look(pipe: Any, job_id: str) -> Any:
-    """Asks for a job's stored state and its marks."""
-    pipe.get(keys.result(job_id))
-    return pipe.hmget(keys.job(job_id), "state", "sent")
-
-
-def is_found(document: str | None, marks: Sequence[str | None]) -> bool:
-    """Whether an end of the job is there, or may come. A result may have been deleted."""
-    state, sent = marks
-    return document is not None or ((state or sent) is not None and state != "ended")
 
 
 class Trace:
@@ -36,6 +25,19 @@ class Trace:
         self._patience_s = lease_s + GRACE_S
         self._known = known
         self._missing_since_s: float | None = None
+
+    def ask(self, pipe: Any) -> Any:
+        """Adds the question for :meth:`state` to ``pipe``, which it returns."""
+        pipe.get(keys.result(self._job_id))
+        return pipe.hmget(keys.job(self._job_id), "state", "sent")
+
+    def state(self, reply: Sequence[Any]) -> StoredState:
+        """The job's stored state, from the reply to :meth:`ask`. Raises like :meth:`note`."""
+        document, (mark, sent) = reply
+        # The result of a job that has ended may have been deleted, and comes no more.
+        waits_or_runs = mark != "ended" and (mark or sent) is not None
+        self.note(document is not None or waits_or_runs)
+        return decode_state(document)
 
     def note(self, found: bool) -> None:
         """Notes a reply of Redis. Raises ``JobLost`` if there was no trace for a lease."""

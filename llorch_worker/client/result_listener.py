@@ -174,12 +174,13 @@ class ResultListener:
         everyone = [waiter for waiters in self._waiting.values() for waiter in waiters]
         for first in range(0, len(everyone), MOST_AT_ONCE):
             some = everyone[first : first + MOST_AT_ONCE]
-            names = [keys.job(waiter.job_id) for waiter in some]
-            # Nearly always all are there, which one command shows.
-            all_found = await self._redis.exists(*names) == len(names)
-            for name, waiter in zip(names, some, strict=True):
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for waiter in some:
+                    pipe.exists(keys.job(waiter.job_id))
+                records = await pipe.execute()
+            for waiter, exists in zip(some, records, strict=True):
                 try:
-                    waiter.trace.note(all_found or bool(await self._redis.exists(name)))
+                    waiter.trace.note(bool(exists))
                 except JobLost as lost:
                     _tell(waiter.end, lost)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -89,7 +90,5 @@ class _Connection(H11Protocol):
 def raise_file_limit() -> None:
     """Raises the soft limit of open files, often 1,024, to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
+    with suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # macOS names a hard limit that it does not grant
-        return

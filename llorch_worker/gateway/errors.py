@@ -69,8 +69,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "The queue, or this key's share of it, is full.",
         500: "The job failed, or a defect.",
         503: "No worker serves the model, or Redis does not answer.",
-        507: "The gateway's disk is full.",
         504: "The deadline passed before the first token.",
+        507: "The gateway's disk is full.",
     }.items()
 }
 """Documents every answer of an endpoint but its own."""

@@ -164,10 +164,10 @@ class Gateway:
         return None if found is None else self.client.job(found, known=True)
 
     async def owned_job(self, caller: Caller, job_id: str) -> AsyncJob | None:
-        """The job with this id, if ``caller`` may see it and it exists."""
+        """The job with this id, if ``caller`` may see it."""
+        redis: Any = self.redis
         with broker_errors(self.settings.redis_url):
-            fields: Any = self.redis.hmget(keys.job(job_id), ["owner"])
-            (owner,) = await fields
+            owner = await redis.hget(keys.job(job_id), "owner")
         return self.client.job(job_id, known=True) if may(caller, owner) else None
 
     async def forget(self, job: AsyncJob) -> None:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import claims, journal, keys
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.deadlines import note_deadline
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
 from llorch_worker.broker.scripts import run_script, text
@@ -200,10 +201,9 @@ class JobRunner:
             request = delivery.request()
             self._check_idempotency(request, claim.job_id)
             if request.deadline_s is not None:
-                # Of a stock producer's job nobody knew, and Redis may have lost that of any other.
+                at_ms = delivery.deadline_ms(request.deadline_s)
                 with suppress(RedisError):
-                    at_ms = delivery.deadline_ms(request.deadline_s)
-                    self._redis.zadd(keys.DEADLINES, {claim.job_id: at_ms})
+                    note_deadline(self._redis, claim.job_id, at_ms)
             return self._engine.submit(
                 request,
                 job_id=claim.job_id,

@@ -151,7 +151,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(1, 700), min_size=1, max_size=40),
     SHAPES,
@@ -174,7 +174,7 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
     assert_follows_definition(decode(ops, made), made, ops)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.integers(1, 300).flatmap(lambda c: st.tuples(st.integers(1, c), st.just(c))),
