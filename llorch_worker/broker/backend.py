@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect, is_out_of_memory, is_refused_write
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json, trace_id
@@ -57,6 +57,12 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def _create_client(self, **_: Any) -> Any:
         # Celery reads some options of a URL only.
         return connect(self.app.settings.redis_url, decode=False)
+
+    def exception_safe_to_retry(self, exc: Exception) -> bool:
+        """Also while Redis refuses everybody. At ``maxmemory`` the script may write, so that what
+        it refuses there is something else."""
+        refused = is_refused_write(exc) and not is_out_of_memory(exc)
+        return refused or bool(super().exception_safe_to_retry(exc))
 
     def _ensure_retryable(
         self,

@@ -21,7 +21,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys, registry
-from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.queues import model_of, normal_queue
 from llorch_worker.contract import GenerationRequest, Message
 
@@ -94,7 +94,7 @@ def note_idle(client: Redis, place: str, jobs: int) -> None:
     try:
         client.zadd(_load_of(place), {place: jobs})
     except ResponseError as error:
-        if not is_out_of_memory(error):
+        if not is_refused_write(error):
             raise
 
 

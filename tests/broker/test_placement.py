@@ -348,6 +348,14 @@ def test_only_the_worker_of_a_placed_job_is_rung_at_first(
     assert rings(store) == {ranked[0], QUEUE}
 
 
+def test_an_idle_worker_whose_redis_lacks_replicas_goes_on_waiting(store: redis.Redis) -> None:
+    place = worker_queue("toy", "w@h")
+    store.config_set("min-replicas-to-write", 1)
+    placement.note_idle(store, place, 0)
+    store.config_set("min-replicas-to-write", 0)
+    assert not store.exists(keys.load(QUEUE)), "the write was refused"
+
+
 def test_at_maxmemory_claims_and_ends_go_on(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:

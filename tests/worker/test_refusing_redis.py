@@ -99,6 +99,25 @@ def test_a_redis_that_refuses_everybody_costs_one_line(
         assert "Traceback" not in worker.text()
 
 
+def test_an_end_that_redis_refuses_is_stored_once_it_serves_again(
+    tmp_path: Path, latch: Latch
+) -> None:
+    with (
+        own_redis() as server,
+        running_worker(server.url, tmp_path, model_name="toy") as worker,
+        Client(server.url) as client,
+        connect(server.url) as store,
+    ):
+        job = begun(client.submit(prompt=latch.prompt(after=1), model="toy", max_tokens=2))
+        lack_replicas(store, server)
+        latch.open()
+        latch.wait_ended(1)
+        wait_until(lambda: refused(store) > ATTEMPTS, what="the worker to try in vain")
+        accept_again(store)
+        assert job.result(GET_S).attempts == 1
+        assert "Traceback" not in worker.text()
+
+
 def test_parts_that_fail_for_one_reason_share_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one, two = (RedisOutage(f"cannot {name}", f"can {name}") for name in ("push", "pop"))
