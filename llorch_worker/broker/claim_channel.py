@@ -151,8 +151,11 @@ class ClaimChannel(kombu_redis.Channel):
             super().maybe_refresh_binding_expiry()
         except ResponseError as error:
             self._binding.failed(error)
-        else:
-            self._binding.over()
+
+    def _refresh_bindings(self, consumed: list[str]) -> None:
+        # A channel without such queues asks Redis nothing, so that its success means nothing.
+        super()._refresh_bindings(consumed)
+        self._binding.over()
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
         """The queues that take replies; also those of apps with kombu's option ``sep=":"``, as
