@@ -220,6 +220,7 @@ def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[...,
         lost.append(route.fetch().json())
         route.abort()
 
+    here.see("#model", "toy")  # before, the form would name no model: another request
     here.page.route("**/v1/jobs", lose, times=1)
     here.generate("x", tokens=3)
     here.see("#generate-error", "cannot be reached")

@@ -106,7 +106,7 @@ def test_a_job_waits_for_a_worker_of_its_own_model_while_one_lives(
         queue = worker_queue("toy", second.hostname)
         wait_until(lambda: own_client.redis.llen(queue) == 1)
         claimed = record_of(own_client.redis, job.id).get("fence")
-        assert "of another model" in other.text()
+        wait_until(lambda: "of another model" in other.text())
     latch.open()
     result = job.result(GET_S)
     assert (result.text, result.model_fingerprint, result.worker, result.attempts) == (
@@ -126,9 +126,8 @@ def test_two_models_under_one_name_are_reported(
     with running_exporter(own_server.url, tmp_path) as exporter:
         assert scrape(exporter)("llorch_fleet_models", model_name="toy") == 1
         second = start("second", "b")
-        assert (
-            "first@test serves another model as toy than this worker (a, here b)" in second.text()
-        )
+        told = "first@test serves another model as toy than this worker (a, here b)"
+        wait_until(lambda: told in second.text())
         wait_until(lambda: scrape(exporter)("llorch_fleet_models", model_name="toy") == 2)
     sentence = "2 different models are served as toy: a (1 worker), b (1 worker)"
     with FleetClient(own_server.url) as fleet:
