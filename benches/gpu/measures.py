@@ -38,7 +38,7 @@ from llorch_worker.engine.sequence import Sequence as Running
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import select_sample
-from llorch_worker.model import ForwardModel, Llama, RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch, Transformer
 
 PREFILLS = 5
 """The first one does not count."""
@@ -53,7 +53,7 @@ class Bench:
 
     def __init__(
         self,
-        model: Llama,
+        model: Transformer,
         rates: Rates,
         *,
         weights: str,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from benches.gpu.figures import PeerFigures
-from llorch_worker.model import LlamaConfig
+from llorch_worker.model import ModelConfig
 
 NEW_TOKENS = 64
 STEP_TOKENS = 2048
 
 
 def measure_peer(
-    config: LlamaConfig, *, batch: int, context: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, *, batch: int, context: int, dtype: torch.dtype, device: torch.device
 ) -> PeerFigures:
     """Greedy decode; half of its tokens come before a sequence holds ``context`` tokens.
 

@@ -6,11 +6,11 @@ import torch
 
 from benches.gpu.random_weights import DENSE, RandomWeights
 from llorch_worker.kernels import Ops
-from llorch_worker.model import Llama, LlamaConfig
+from llorch_worker.model import ModelConfig, Transformer
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 from llorch_worker.weights import DenseEmbedding
 
-LLAMA_2_7B = LlamaConfig(
+LLAMA_2_7B = ModelConfig(
     vocab_size=32000,
     hidden_size=4096,
     intermediate_size=11008,
@@ -27,14 +27,14 @@ LLAMA_2_7B = LlamaConfig(
 
 
 def random_llama(
-    config: LlamaConfig,
+    config: ModelConfig,
     ops: Ops,
     *,
     weights: str = DENSE,
     dtype: torch.dtype,
     device: torch.device,
     seed: int = 0,
-) -> Llama:
+) -> Transformer:
     """``weights``: the type of its matrices, one of ``random_weights.NAMES``; the embedding and the
     norms are in ``dtype``, as in the engine."""
     drawn = RandomWeights(weights, config.num_layers, dtype=dtype, device=device, seed=seed)
@@ -65,7 +65,7 @@ def random_llama(
     embedding = drawn.dense(config.vocab_size, hidden)
     blocks = tuple(block(layer) for layer in range(config.num_layers))
     output = drawn.linear(hidden, ("logits", config.vocab_size))
-    return Llama(
+    return Transformer(
         config=config,
         embedding=DenseEmbedding(embedding),
         blocks=blocks,

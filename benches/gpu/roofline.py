@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llorch_worker.bench.instruments.model_costs import decode_flops
-from llorch_worker.model import Llama, LlamaConfig
+from llorch_worker.model import ModelConfig, Transformer
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Work:
         return max(self.read_bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-def matrix_bytes(model: Llama) -> int:
+def matrix_bytes(model: Transformer) -> int:
     """Bytes of all matrices that a step multiplies by. It reads almost nothing of the embedding."""
     layers = (
         (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
@@ -32,7 +32,7 @@ def matrix_bytes(model: Llama) -> int:
 
 
 def decode_work(
-    config: LlamaConfig, *, batch: int, contexts: int, matrix_bytes: int, kv_token_bytes: int
+    config: ModelConfig, *, batch: int, contexts: int, matrix_bytes: int, kv_token_bytes: int
 ) -> Work:
     """A step with one new token for each of ``batch`` sequences, which hold ``contexts`` tokens
     together, new ones included; ``kv_token_bytes``: bytes that the cache keeps per token."""

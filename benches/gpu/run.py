@@ -21,7 +21,7 @@ from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_plan import CACHE_SHARE, cache_shape
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import choose_ops
-from llorch_worker.model import LlamaConfig
+from llorch_worker.model import ModelConfig
 
 PEER_BATCH = 64
 
@@ -30,7 +30,7 @@ PEER_BATCH = 64
 class Plan:
     """What to measure; sizes are in tokens."""
 
-    config: LlamaConfig
+    config: ModelConfig
     weights: tuple[str, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]

@@ -20,7 +20,7 @@ from llorch_worker.bench.load import Load
 from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.quantities import counted
-from llorch_worker.model import Llama
+from llorch_worker.model import Transformer
 from llorch_worker.weights.contents import tensor_types
 
 MATRICES_AND_ATTENTION: Final = frozenset(
@@ -190,7 +190,7 @@ def _profiled(
 ) -> tuple[Pass, StepTimes]:
     """One pass under the profiler, and the times of its steps whose forward pass is ``wanted``."""
     model = loaded.watched.model
-    if not isinstance(model, Llama):
+    if not isinstance(model, Transformer):
         raise TypeError(f"the parts of a {type(model).__name__} are unknown")
     device = loaded.engine.cache.kv.keys.device
     with Ranges(model, device), recording(device) as profiler:

@@ -18,7 +18,7 @@ from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Chosen, Sampler
 from llorch_worker.engine.scheduler import Scheduler
-from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model import RaggedBatch, Transformer
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.weights import Linear
 
@@ -73,7 +73,7 @@ class Ranges:
     leave this while the engine is idle.
     """
 
-    def __init__(self, model: Llama, device: torch.device) -> None:
+    def __init__(self, model: Transformer, device: torch.device) -> None:
         self._model = model
         self._device = device
         self._plain: list[tuple[type, str, object]] = []
@@ -172,5 +172,5 @@ class Ranges:
         setattr(owner, method, staticmethod(by) if isinstance(found, staticmethod) else by)
 
 
-def _forward_name(_model: Llama, batch: RaggedBatch, *_: object) -> str:
+def _forward_name(_model: Transformer, batch: RaggedBatch, *_: object) -> str:
     return forward_range(len(batch.query_lengths), len(batch.token_ids))

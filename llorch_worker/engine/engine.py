@@ -41,7 +41,7 @@ from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
-from llorch_worker.model import ForwardModel, LlamaConfig
+from llorch_worker.model import ForwardModel, ModelConfig
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import fingerprint
@@ -58,7 +58,7 @@ class Engine:
         self,
         *,
         model: ForwardModel,
-        config: LlamaConfig,
+        config: ModelConfig,
         cache: UnifiedCache,
         tokenizer: Tokenizer,
         model_name: str,
@@ -146,7 +146,7 @@ class Engine:
             around_model: wraps the model that the engine runs, to watch or time it.
 
         Raises:
-            ModelLoadFailed: there is no such file or device, the file is not a Llama, memory is
+            ModelLoadFailed: there is no such file or device, the file cannot be served, memory is
                 short, or there is no compiler for the card's kernels.
         """
         if num_threads is not None:

@@ -14,7 +14,7 @@ from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.kernels import end_own_threads
-from llorch_worker.model import ForwardModel, Llama
+from llorch_worker.model import ForwardModel, Transformer
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """The parts that a load puts on the device."""
 
-    model: Llama
+    model: Transformer
     cache: UnifiedCache
     steps: ForwardModel
     """``model``, or a wrapper that replays its recorded decode steps."""
@@ -42,7 +42,7 @@ def load_as_planned(
         "kernels: %s for %s on %s: %s", kernels.ops.name, plan.dtype, device, kernels.reason
     )
     with part_of_load("the weights", device, plan.weights_bytes):
-        model = Llama.load(
+        model = Transformer.load(
             plan.checkpoint,
             plan.config,
             dtype=plan.dtype,

@@ -44,7 +44,7 @@ class RaggedBatch:
 
 
 class ForwardModel(Protocol):
-    """A model that computes a batch, such as :class:`llorch_worker.model.Llama`."""
+    """A model that computes a batch, such as :class:`llorch_worker.model.Transformer`."""
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         """Logits [rows, vocab] float32 for ``batch.logits_rows``."""

@@ -8,8 +8,8 @@ from llorch_worker.cache import RopeScaling
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
-    """A Llama's shape, checked, in the same terms for every file format."""
+class ModelConfig:
+    """A model's shape and graph, checked, in the same terms for every file format."""
 
     vocab_size: int
     hidden_size: int

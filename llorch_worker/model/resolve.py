@@ -1,4 +1,4 @@
-"""Resolves a checkpoint's metadata into a LlamaConfig: reads loosely, then checks strictly."""
+"""Resolves a checkpoint's metadata into a ModelConfig: reads loosely, then checks strictly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.config import ModelConfig
 from llorch_worker.model.weight_table import EMBEDDING, OUTPUT, check_tensors
 from llorch_worker.weights import Checkpoint
 
@@ -31,7 +31,7 @@ _HF_DEFAULTS: dict[str, dict[str, Any]] = {
 """What transformers takes for keys that config.json of a model_type lacks."""
 
 
-def resolve_config(checkpoint: Checkpoint) -> LlamaConfig:
+def resolve_config(checkpoint: Checkpoint) -> ModelConfig:
     """The configuration of a model file.
 
     Raises ModelLoadFailed, with the reason, for any model that is not a plain Llama.
@@ -93,7 +93,7 @@ class _Reader:
         )
 
 
-def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
+def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
@@ -115,7 +115,7 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     head_dim = read.integer("attention.key_length", max(1, hidden // heads))
     read.refuse_unless("attention.value_length", (head_dim,), "keys and values must have one size")
     read.refuse_unless("rope.dimension_count", (head_dim,), "RoPE must cover whole heads")
-    return LlamaConfig(
+    return ModelConfig(
         # From the embedding: some files give a vocabulary size without its padding.
         vocab_size=checkpoint.tensors[EMBEDDING].shape[0],
         hidden_size=hidden,
@@ -147,7 +147,7 @@ def _gguf_rope_scaling(checkpoint: Checkpoint, read: _Reader) -> RopeScaling | N
     return RopeScaling("linear", factor=factor) if factor != 1.0 else None
 
 
-def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
+def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     model_type = metadata.get("model_type")
     if not isinstance(model_type, str) or model_type not in _HF_DEFAULTS:
@@ -172,7 +172,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     heads = read.integer("num_attention_heads")
     hidden = read.integer("hidden_size")
     theta, scaling = _hugging_face_rope(read)
-    return LlamaConfig(
+    return ModelConfig(
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
@@ -280,7 +280,7 @@ def _within_window(read: _Reader, context_key: str, window_key: str) -> int:
     return min(context, window)
 
 
-def _check(config: LlamaConfig, checkpoint: Checkpoint) -> None:
+def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Raise ModelLoadFailed unless the numbers agree with each other and with the tensors."""
     problem = None
     scaling = config.rope_scaling

@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.config import ModelConfig
 from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part, embedding_bytes
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -42,7 +42,7 @@ class LayerWeights:
         return (self.qkv, self.output, self.gate_up, self.down)
 
 
-def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
+def layer_weights(config: ModelConfig, layer: int) -> LayerWeights:
     """The weights of block ``layer``."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows = config.num_heads * config.head_dim
@@ -69,7 +69,7 @@ def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
     )
 
 
-def global_weights(config: LlamaConfig) -> tuple[FusedWeight, ...]:
+def global_weights(config: ModelConfig) -> tuple[FusedWeight, ...]:
     """Embedding, final norm and, unless tied to the embedding, the output matrix."""
     matrix = (config.vocab_size, config.hidden_size)
     parts = [Part(EMBEDDING, matrix), Part(FINAL_NORM, (config.hidden_size,))]
@@ -78,25 +78,25 @@ def global_weights(config: LlamaConfig) -> tuple[FusedWeight, ...]:
     return tuple(FusedWeight((part,)) for part in parts)
 
 
-def all_weights(config: LlamaConfig) -> Iterator[FusedWeight]:
+def all_weights(config: ModelConfig) -> Iterator[FusedWeight]:
     yield from global_weights(config)
     for layer in range(config.num_layers):
         table = layer_weights(config, layer)
         yield from (*table.norms, *table.matrices)
 
 
-def parameter_count(config: LlamaConfig) -> int:
+def parameter_count(config: ModelConfig) -> int:
     """The number of parameters."""
     return sum(weight.elements for weight in all_weights(config))
 
 
-def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
+def shares_embedding(config: ModelConfig, linears: Linears) -> bool:
     """Whether the output matrix is the embedding's own tensor and takes no memory."""
     return config.tie_word_embeddings and linears.shared is not None
 
 
 def model_bytes(
-    config: LlamaConfig, checkpoint: Checkpoint, linears: Linears, dtype: torch.dtype
+    config: ModelConfig, checkpoint: Checkpoint, linears: Linears, dtype: torch.dtype
 ) -> int:
     """The exact bytes of all weights as they will be kept; reads no weights.
 
@@ -112,7 +112,7 @@ def model_bytes(
 
 
 def quantised_types(
-    config: LlamaConfig, checkpoint: Checkpoint, linears: Linears
+    config: ModelConfig, checkpoint: Checkpoint, linears: Linears
 ) -> tuple[str, ...]:
     """Block types that stay quantised, the one with most parameters first."""
     numbers = Counter[str]()
@@ -122,7 +122,7 @@ def quantised_types(
     return tuple(name for name, _ in numbers.most_common())
 
 
-def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
+def _matrices(config: ModelConfig, linears: Linears) -> Iterator[FusedWeight]:
     """The weights that ``linears`` keeps."""
     embedding, _, *output = global_weights(config)
     if output:
@@ -133,7 +133,7 @@ def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
         yield from layer_weights(config, layer).matrices
 
 
-def check_tie(checkpoint: Checkpoint, config: LlamaConfig) -> None:
+def check_tie(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise ModelLoadFailed if an output matrix beside tied embeddings is not a copy of them."""
     if not config.tie_word_embeddings or OUTPUT not in checkpoint.tensors:
         return
@@ -144,7 +144,7 @@ def check_tie(checkpoint: Checkpoint, config: LlamaConfig) -> None:
         )
 
 
-def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
+def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others.
 
     Ignoring a tensor that the graph does not use (a bias, an expert) would change the results.

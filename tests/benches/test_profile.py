@@ -12,7 +12,7 @@ from benches.profile.profile import ProfileFigures
 from benches.profile.ranges import Ranges
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.model import ForwardModel, Llama
+from llorch_worker.model import ForwardModel, Transformer
 from tests.bench.conftest import Printed
 from tests.benches.program import run_program
 
@@ -57,17 +57,17 @@ def test_the_tables_fit_80_columns(document: Any, printed: Printed) -> None:
 
 
 def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
-    models: list[Llama] = []
+    models: list[Transformer] = []
 
     def keep(model: ForwardModel) -> ForwardModel:
-        assert isinstance(model, Llama)
+        assert isinstance(model, Transformer)
         models.append(model)
         return model
 
     request = GenerationRequest(prompt="Once upon a time", max_tokens=8, temperature=0)
     with Engine.load(demo_model, device="cpu", around_model=keep) as engine:
         (model,) = models
-        kinds = (Engine, Llama, type(model.ops), type(model.output), type(model.blocks[0]))
+        kinds = (Engine, Transformer, type(model.ops), type(model.output), type(model.blocks[0]))
         before = [dict(vars(kind)) for kind in kinds]
         plain = engine.submit(request).result().text
         with Ranges(model, torch.device("cpu")):

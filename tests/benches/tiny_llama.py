@@ -9,7 +9,7 @@ import torch
 from benches.gpu.figures import Rates
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model import Llama
+from llorch_worker.model import Transformer
 
 CPU = torch.device("cpu")
 TINY = replace(
@@ -28,7 +28,7 @@ RATES = Rates(copy_bytes_per_s=1e9, read_bytes_per_s=None, matrix_flops_per_s=1e
 """Of no device."""
 
 
-def tiny_llama(weights: str = "bf16", layers: int = 2) -> Llama:
+def tiny_llama(weights: str = "bf16", layers: int = 2) -> Transformer:
     """Computes in float32 on the CPU."""
     config = replace(TINY, num_layers=layers)
     return random_llama(config, TorchOps(), weights=weights, dtype=torch.float32, device=CPU)

@@ -19,7 +19,7 @@ from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TorchOps, TruncateRows
-from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
+from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
 from tests.engine.lazy_queue import LazyQueue
@@ -30,8 +30,8 @@ class LoadedModel:
     """A real model, and engines of it with any cache and, for faults, any forward pass."""
 
     path: Path
-    model: Llama
-    config: LlamaConfig
+    model: Transformer
+    config: ModelConfig
     tokenizer: Tokenizer
 
     def cache(self, num_blocks: int, max_context: int | None = None) -> UnifiedCache:
@@ -76,7 +76,7 @@ class WatchedModel:
     """A real model that notes each step's query lengths, and calls ``before`` ahead of it."""
 
     def __init__(
-        self, model: Llama, before: Callable[[int, RaggedBatch], None] | None = None
+        self, model: Transformer, before: Callable[[int, RaggedBatch], None] | None = None
     ) -> None:
         """``before`` gets the step's number, from 1, and its batch; it may wait or raise."""
         self.model = model
@@ -126,7 +126,7 @@ def loaded(demo_model: Path) -> LoadedModel:
     checkpoint = open_checkpoint(demo_model)
     config = resolve_config(checkpoint)
     device = torch.device("cpu")
-    model = Llama.load(
+    model = Transformer.load(
         checkpoint,
         config,
         dtype=torch.float32,

@@ -18,7 +18,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory import load_plan
-from llorch_worker.model import Llama
+from llorch_worker.model import Transformer
 
 
 def refusal(engine: Engine, **fields: Any) -> LlorchError:
@@ -173,7 +173,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_plan, "free_bytes", lambda device: 100_000)
-    monkeypatch.setattr(Llama, "load", lambda *args, **kwargs: pytest.fail("they were read"))
+    monkeypatch.setattr(Transformer, "load", lambda *args, **kwargs: pytest.fail("they were read"))
     with pytest.raises(ModelLoadFailed) as caught:
         Engine.load(loaded.path, device="cpu")
     for part in ("weights need", "only 97.7 KiB is free", "smaller"):

@@ -11,20 +11,22 @@ from typing import Any
 import torch
 
 from llorch_worker.model.batch import RaggedBatch
-from llorch_worker.model.llama import Llama
+from llorch_worker.model.transformer import Transformer
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
 
 LIMIT_TOKENS = int(os.environ["SCARCE_TOKENS"])
 
-_forward = Llama.forward
+_forward = Transformer.forward
 
 
-def scarce_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
+def scarce_forward(
+    self: Transformer, batch: RaggedBatch, *args: Any, **options: Any
+) -> torch.Tensor:
     if sum(batch.context_lengths) > LIMIT_TOKENS:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     return _forward(self, batch, *args, **options)
 
 
-Llama.forward = scarce_forward  # type: ignore[method-assign]
+Transformer.forward = scarce_forward  # type: ignore[method-assign]
 app = build_app(Settings())

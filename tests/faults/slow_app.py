@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from llorch_worker.model.batch import RaggedBatch
-from llorch_worker.model.llama import Llama
+from llorch_worker.model.transformer import Transformer
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
 
 STEP_S = float(os.environ["SLOW_STEP_MS"]) / 1e3
 
-_forward = Llama.forward
+_forward = Transformer.forward
 
 
-def slow_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
+def slow_forward(self: Transformer, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
     time.sleep(STEP_S)
     return _forward(self, batch, *args, **options)
 
 
-Llama.forward = slow_forward  # type: ignore[method-assign]
+Transformer.forward = slow_forward  # type: ignore[method-assign]
 app = build_app(Settings())

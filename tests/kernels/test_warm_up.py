@@ -25,7 +25,7 @@ from llorch_worker.kernels.triton import (
     rope_and_write,
     silu_and_mul,
 )
-from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model import RaggedBatch, Transformer
 from llorch_worker.weights.quantised_linear import QuantisedLinear
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.test_triton_model import CONFIG
@@ -77,7 +77,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
     return found
 
 
-def quantised() -> Llama:
+def quantised() -> Transformer:
     model = random_llama(CONFIG, TritonOps(PROCESSORS), dtype=torch.bfloat16, device=DEVICE)
     for block in model.blocks:
         for layer, name in ((block.attention, "qkv"), (block.mlp, "down")):

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
+from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
 from llorch_worker.weights import DenseLinears, open_checkpoint
 
 BLOCK_SIZE = 16
@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 class Driver:
     """A minimal engine: allocates blocks and builds batches."""
 
-    model: Llama
+    model: Transformer
     cache: UnifiedCache
     tables: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Driver:
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
         device = torch.device("cpu")
-        model = Llama.load(
+        model = Transformer.load(
             checkpoint,
             config,
             dtype=dtype,
@@ -99,7 +99,7 @@ class Driver:
 
 
 def new_cache(
-    config: LlamaConfig,
+    config: ModelConfig,
     dtype: torch.dtype = torch.float32,
     num_blocks: int = 64,
     max_query_tokens: int = 1024,

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import torch
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model import Llama, resolve_config
+from llorch_worker.model import Transformer, resolve_config
 from llorch_worker.weights import open_checkpoint, select_linears
 
 def status(field):
@@ -29,7 +29,7 @@ def load(path):
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
     dtype, device = getattr(torch, sys.argv[3]), torch.device("cpu")
-    return Llama.load(
+    return Transformer.load(
         checkpoint,
         config,
         dtype=dtype,

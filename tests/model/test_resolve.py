@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model import LlamaConfig, resolve_config
+from llorch_worker.model import ModelConfig, resolve_config
 from llorch_worker.model.weight_table import EMBEDDING
 from llorch_worker.weights import open_checkpoint
 
@@ -24,7 +24,7 @@ WriteGguf = Callable[..., Path]
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
-def resolve(path: Path) -> LlamaConfig:
+def resolve(path: Path) -> ModelConfig:
     return resolve_config(open_checkpoint(path))
 
 
@@ -48,7 +48,7 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
 
 def test_both_formats_of_one_model_resolve_to_the_same_config(trained_model: Path) -> None:
     config = resolve(trained_model / "hf")
-    assert config == LlamaConfig(
+    assert config == ModelConfig(
         vocab_size=1536,
         hidden_size=128,
         intermediate_size=384,

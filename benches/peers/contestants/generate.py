@@ -19,7 +19,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
-from llorch_worker.model import LlamaConfig as OurConfig
+from llorch_worker.model import ModelConfig as OurConfig
 from llorch_worker.model import resolve_config
 from llorch_worker.weights import open_checkpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llorch_worker.model import LlamaConfig, quantised_types
+from llorch_worker.model import ModelConfig, quantised_types
 from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
 
 
@@ -24,7 +24,7 @@ class KeptType:
         return self.name if alike else f"{self.name} in {self.kept_bits:g} bits"
 
 
-def kept_types(config: LlamaConfig, checkpoint: Checkpoint, linears: Linears) -> Iterator[KeptType]:
+def kept_types(config: ModelConfig, checkpoint: Checkpoint, linears: Linears) -> Iterator[KeptType]:
     """The types that ``linears`` keeps, those with most weights first."""
     for name in quantised_types(config, checkpoint, linears):
         of_type = (

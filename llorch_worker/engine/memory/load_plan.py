@@ -21,7 +21,7 @@ from llorch_worker.engine.memory.placement import check_kernels, resolve_device,
 from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.kernels import ChosenOps, choose_ops
-from llorch_worker.model import LlamaConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
@@ -35,7 +35,7 @@ class LoadPlan:
     them."""
 
     checkpoint: Checkpoint
-    config: LlamaConfig
+    config: ModelConfig
     linears: Linears
     """How the matrices are kept."""
     kernels: ChosenOps
@@ -181,7 +181,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
 
     Raises:
         InvalidLoadOption: an option is out of its range.
-        ModelLoadFailed: the file is missing, damaged or not a Llama, or there is no such device.
+        ModelLoadFailed: the file is missing, damaged or unsupported, or there is no such device.
     """
     for name in ("max_sequences", "max_step_tokens"):
         value = getattr(options, name)
@@ -246,7 +246,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
 
 
 def cache_shape(
-    config: LlamaConfig,
+    config: ModelConfig,
     max_context: int,
     *,
     dtype: torch.dtype,

@@ -8,7 +8,7 @@ import torch
 
 from llorch_worker.cache import CacheShape
 from llorch_worker.contract.request import MAX_LOGPROBS
-from llorch_worker.model import LlamaConfig
+from llorch_worker.model import ModelConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
 """Memory that cuBLAS and similar libraries keep on a card once they have run."""
@@ -25,7 +25,7 @@ whole output matrix for each piece, so its pieces are larger; on the CPU that ga
 
 
 def workspace_bytes(
-    config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
+    config: ModelConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
 ) -> int:
     """Bytes that a full step needs at once besides weights and cache.
 
@@ -45,7 +45,7 @@ def workspace_bytes(
 
 
 def scored_rows(
-    config: LlamaConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+    config: ModelConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
 ) -> int:
     """How many rows of logits may exist at once while prompts are scored; a power of two.
 
@@ -63,7 +63,7 @@ def scored_rows(
 
 
 def _step_bytes(
-    config: LlamaConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+    config: ModelConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
 ) -> int:
     item = shape.dtype.itemsize
     gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
@@ -76,17 +76,17 @@ def _step_bytes(
     )
 
 
-def _mlp_row(config: LlamaConfig, shape: CacheShape) -> int:
+def _mlp_row(config: ModelConfig, shape: CacheShape) -> int:
     state = 4 * (config.hidden_size + config.intermediate_size)
     return state * shape.dtype.itemsize + _token(config)
 
 
-def _qkv_row(config: LlamaConfig, shape: CacheShape) -> int:
+def _qkv_row(config: ModelConfig, shape: CacheShape) -> int:
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     state = 2 * config.hidden_size + heads * config.head_dim
     return state * shape.dtype.itemsize + _token(config)
 
 
-def _token(config: LlamaConfig) -> int:
+def _token(config: ModelConfig) -> int:
     """Every token has an id, a position, a slot, a cosine and a sine for each pair of a head."""
     return 3 * torch.int64.itemsize + config.head_dim * torch.float32.itemsize

@@ -13,7 +13,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_errors, load_plan
-from llorch_worker.model import Llama
+from llorch_worker.model import Transformer
 from tests.engine.conftest import LoadedModel
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -34,7 +34,7 @@ def fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fai
             raise error
 
         if request.param == "weights":
-            monkeypatch.setattr(Llama, "load", load)
+            monkeypatch.setattr(Transformer, "load", load)
         elif request.param == "cache":
             monkeypatch.setattr(UnifiedCache, "allocate", load)
         else:

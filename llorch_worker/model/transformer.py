@@ -13,7 +13,7 @@ from llorch_worker.kernels import Ops
 from llorch_worker.model import weight_table
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
-from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.config import ModelConfig
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.weights import (
     Checkpoint,
@@ -30,10 +30,10 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Llama:
+class Transformer:
     """A resident model. It holds weights only; the state of sequences is in the cache."""
 
-    config: LlamaConfig
+    config: ModelConfig
     embedding: Embedding
     blocks: tuple[Block, ...]
     final_norm: RmsNorm
@@ -45,14 +45,14 @@ class Llama:
     def load(
         cls,
         checkpoint: Checkpoint,
-        config: LlamaConfig,
+        config: ModelConfig,
         *,
         dtype: torch.dtype,
         device: torch.device,
         linears: Linears,
         ops: Ops,
         progress: Progress | None = None,
-    ) -> Llama:
+    ) -> Transformer:
         """Read the weights onto ``device``, one at a time; activations have ``dtype``.
 
         ``config`` comes from ``resolve_config``, which has checked the tensors. ``linears`` decides
@@ -93,7 +93,7 @@ class _Loader:
     """Walks the weight table and builds the layers, reporting progress in bytes."""
 
     checkpoint: Checkpoint
-    config: LlamaConfig
+    config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     linears: Linears
@@ -106,13 +106,13 @@ class _Loader:
             self.config, self.checkpoint, self.linears, self.dtype
         )
 
-    def model(self) -> Llama:
+    def model(self) -> Transformer:
         config = self.config
         embedding_weight, norm, *output = weight_table.global_weights(config)
         weight_table.check_tie(self.checkpoint, config)
         embedding = self._embedding(embedding_weight)
         shared = self.linears.shared if config.tie_word_embeddings else None
-        return Llama(
+        return Transformer(
             config=config,
             embedding=embedding,
             final_norm=self._norm(norm),
