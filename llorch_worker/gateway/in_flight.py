@@ -48,7 +48,9 @@ class InFlight:
     async def _add(self, places: str, job_id: str, limit: int) -> bool:
         keep_s = LONGEST_WAIT_S
         return bool(
-            await run_script_async(self._redis, "take_place", [job_id, limit, keep_s], [places])
+            await run_script_async(
+                self._redis, "count_in_flight", [job_id, limit, keep_s], [places]
+            )
         )
 
     async def _free_ended(self, places: str) -> None:

@@ -91,7 +91,7 @@ local function take_from(line, most)
 end
 
 -- Spend the rings for all lines. Returns those that the caller may claim from.
-local function answer_rings()
+local function spend_rings()
   -- The first write must not grow: see allow_writes. Otherwise that is the DEL.
   if terms.urgent then
     allow_writes()
@@ -113,7 +113,7 @@ local function answer_rings()
   return open
 end
 
-lines = answer_rings()
+lines = spend_rings()
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   local peers = record and peers_of(record, terms)

@@ -9,13 +9,13 @@
 -- Returns when the next scheduled job is due, the worker that was rung for one has had its time, or more
 -- is to be moved, in ms from now, or -1.
 
-local for_fresh = ARGV[1] == '1' -- whether nobody else may hear of jobs that were rung for just now
+local for_fresh = ARGV[1] == '1' -- also for jobs whose ring the caller has just taken
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 local again_ms = -1
 local rings = {} -- bells that ring
 
--- Whether somebody must be rung for something that is due at a time; if it is later, look again then.
+-- Whether to ring for what is due at this time; if it is later, the caller looks again then.
 local function is_due(due_ms)
   local left_ms = math.ceil(due_ms - now_us() / 1000)
   if left_ms > 0 then
@@ -35,8 +35,9 @@ local function may_need_ring(list)
   return not rung_ms or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
 end
 
--- The list for the jobs in a list: itself, or that of their priority, to which they go.
-local function read_list(key)
+-- Move the jobs of a list that no worker claims from to that of their priority. Returns the list that
+-- workers claim from.
+local function move_to_priority_list(key)
   local queue, step = key:match('^(.*):(%d)$')
   if not queue then
     queue, step = key:match('^(.*)' .. STEP_SEPARATOR .. '(%d)$')
@@ -56,7 +57,7 @@ end
 
 allow_writes()
 for _, key in ipairs(KEYS) do
-  key = read_list(key)
+  key = move_to_priority_list(key)
   local waits
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
     local next_due = first_due(key)
