@@ -19,7 +19,7 @@ from benches.components.sizes import (
     randoms,
 )
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.kernels import Ops, PagedSequences
+from llorch_worker.kernels import PLAIN, Ops, PagedSequences
 from llorch_worker.model import ForwardPass, RaggedBatch
 from llorch_worker.model.block import Attention
 
@@ -69,9 +69,9 @@ def test_attention_scores(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: 
     fill(store, batch.slots, k, v)
     attend = ops.paged_prefill(sequences_of(batch), store.masks)
     qkv, out = torch.cat((q, k, v), dim=1), torch.empty(tokens, HIDDEN, dtype=dtype)
-    attend(qkv, store.kv.layers[0], out)
+    attend(qkv, store.kv.layers[0], out, PLAIN)
     check(out, reference.attention(q, k, v), dtype)
-    benchmark(attend, qkv, store.kv.layers[0], out)
+    benchmark(attend, qkv, store.kv.layers[0], out, PLAIN)
 
 
 @pytest.mark.parametrize("sequences", [1, 8, 16, 32])
@@ -94,9 +94,9 @@ def test_attention_decode(benchmark: Any, dtype: torch.dtype, ops: Ops, sequence
     )
     plain = [reference.attention(*each) for each in contexts]
     qkv, out = torch.cat((q, k, v), dim=1), torch.empty(sequences, HIDDEN, dtype=dtype)
-    attend(qkv, store.kv.layers[0], out)
+    attend(qkv, store.kv.layers[0], out, PLAIN)
     check(out, torch.cat(plain), dtype)
-    benchmark(attend, qkv, store.kv.layers[0], out)
+    benchmark(attend, qkv, store.kv.layers[0], out, PLAIN)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from benches.components.bench_attention import batch_of, sequences_of
 from benches.components.sizes import BLOCK_TOKENS, randoms
 from llorch_worker.cache import CausalMasks
-from llorch_worker.kernels import LayerKV, Ops, TorchOps, choose_ops
+from llorch_worker.kernels import PLAIN, LayerKV, Ops, TorchOps, choose_ops
 
 HIDDEN, INTERMEDIATE = 2048, 5632
 HEADS, KV_HEADS, HEAD_DIM = 32, 4, 64
@@ -65,7 +65,7 @@ def test_paged_decode(benchmark: Any, ops: Ops, sequences: int, context_tokens: 
     def step() -> None:
         attend = ops.paged_decode(batch)
         for kv in layers:
-            attend(qkv, kv, out)
+            attend(qkv, kv, out, PLAIN)
 
     benchmark(step)
 
@@ -77,7 +77,8 @@ def test_paged_prefill(benchmark: Any, ops: Ops, tokens: int, context_tokens: in
     qkv = randoms(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=DTYPE)
     mask = CausalMasks(max_query=tokens, max_context=context_tokens, device=CPU)
     attend = ops.paged_prefill(batch, mask)
-    benchmark(attend, qkv, caches(context_tokens)[0], torch.empty(tokens, HIDDEN, dtype=DTYPE))
+    out = torch.empty(tokens, HIDDEN, dtype=DTYPE)
+    benchmark(attend, qkv, caches(context_tokens)[0], out, PLAIN)
 
 
 def caches(tokens: int) -> list[LayerKV]:

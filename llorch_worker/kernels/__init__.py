@@ -5,6 +5,8 @@ Kernels see tensors only: this package imports nothing from the model, the cache
 
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.interface import (
+    PLAIN,
+    AttentionForm,
     CausalMask,
     FusedSample,
     Ops,
@@ -25,7 +27,9 @@ from llorch_worker.kernels.select import (
 from llorch_worker.kernels.torch_ops import TorchOps
 
 __all__ = [
+    "PLAIN",
     "Arena",
+    "AttentionForm",
     "CausalMask",
     "ChosenOps",
     "FusedSample",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,16 +47,41 @@ class CausalMask(Protocol):
         """[query_len, context_len] bool, True where one of the last queries may attend."""
 
 
+@dataclass(frozen=True)
+class AttentionForm:
+    """What the layers of a model may differ in."""
+
+    scale: float | None = None
+    """The factor of q k; None for head_dim ** -0.5."""
+    window: int | None = None
+    """The query at position p sees the keys at positions above p - window; None for all keys."""
+    softcap: float | None = None
+    """Scaled scores s become softcap * tanh(s / softcap) before the mask; None leaves them."""
+
+    def scale_for(self, head_dim: int) -> float:
+        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def window_in(self, context_length: int) -> int | None:
+        """The window, or None if it hides nothing in contexts of at most this length."""
+        return None if self.window is None or self.window >= context_length else self.window
+
+
+PLAIN = AttentionForm()
+"""Llama's."""
+
+
 class PagedAttention(Protocol):
     """Attention of some sequences, prepared once per forward pass and called once per layer."""
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
-        """Write softmax(q k / sqrt(head_dim)) v to the sequences' rows of ``out``.
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        """Write softmax(q k * scale) v to the sequences' rows of ``out``, as ``form`` says.
 
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], contiguous, Q's heads first, as
         ``rope_and_write`` left it. ``kv``: one layer's blocks. ``out``: [tokens, heads *
         head_dim], contiguous. Query head h sees KV head h // (heads / kv_heads). Blocks of other
-        sequences may hold anything, NaN included.
+        sequences may hold anything, NaN included; so may blocks before the first query's window.
         """
 
 

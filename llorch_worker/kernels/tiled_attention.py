@@ -5,7 +5,8 @@ counted from the beginning of the context. Shorter pieces are padded. Libraries 
 a sum by a product's shape, so other shapes would round the same token differently in decode and in
 prefill, alone and in company.
 
-Keys beyond a token's own get the weight 0, and adding their products changes no bit.
+Keys beyond a token's own, and those before its window, get the weight 0, and adding their products
+changes no bit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 
 import torch
 
-from llorch_worker.kernels.interface import PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.upload import on_device
 
@@ -28,22 +29,33 @@ class TiledAttention:
     """Any number of new tokens of each sequence; see ``PagedAttention``."""
 
     def __init__(self, sequences: PagedSequences) -> None:
-        count = len(sequences.first_rows)
-        # Decodes are gathered together, sequences with more new tokens one by one.
-        size = AT_ONCE if max(sequences.query_lengths) == 1 else 1
-        self._groups = [
-            _Group(sequences, slice(first, first + size)) for first in range(0, count, size)
-        ]
+        self._sequences = sequences
+        self._groups: dict[int | None, list[_Group]] = {}
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
-        for group in self._groups:
-            group.attend(qkv, kv, out)
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        window = form.window_in(max(self._sequences.context_lengths))
+        groups = self._groups.get(window)
+        if groups is None:
+            groups = self._groups[window] = _groups(self._sequences, window)
+        for group in groups:
+            group.attend(qkv, kv, out, form)
+
+
+def _groups(sequences: PagedSequences, window: int | None) -> list[_Group]:
+    count = len(sequences.first_rows)
+    # Decodes are gathered together, sequences with more new tokens one by one.
+    size = AT_ONCE if max(sequences.query_lengths) == 1 else 1
+    return [
+        _Group(sequences, slice(first, first + size), window) for first in range(0, count, size)
+    ]
 
 
 class _Group:
     """Sequences with one new token each, or one sequence with any number."""
 
-    def __init__(self, sequences: PagedSequences, members: slice) -> None:
+    def __init__(self, sequences: PagedSequences, members: slice, window: int | None) -> None:
         device, size = sequences.block_tables.device, sequences.block_size
         tables = sequences.block_tables[members]
         longest, new = max(sequences.context_lengths[members]), sequences.query_lengths[members][0]
@@ -51,25 +63,38 @@ class _Group:
         if contexts is None:
             contexts = on_device(sequences.context_lengths, torch.int64, device)
         lengths = contexts[members, None]
-        self._count, self._tiles = len(tables), -(-longest // KEYS)
-        places = torch.arange(self._tiles * KEYS, device=device)
-        # Padding repeats the sequence's own last token: masked values are still multiplied, and a
-        # NaN from another sequence's block would pass through the mask.
-        own = torch.minimum(places, lengths - 1)
+        reach = window or longest
+        # A window's keys may begin and end anywhere in a tile.
+        touched = (reach + new - 1 + KEYS - 2) // KEYS + 1
+        self._count, self._tiles = len(tables), min(-(-longest // KEYS), touched)
+        first_seen = (lengths - new + 1 - reach).clamp_(min=0)
+        places = first_seen // KEYS * KEYS + torch.arange(self._tiles * KEYS, device=device)
+        # Padding repeats tokens that are seen: masked values are still multiplied, and a NaN from
+        # another sequence's block would pass through the mask.
+        own = torch.minimum(places.clamp(min=first_seen), lengths - 1)
         self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
         first_rows = on_device(sequences.first_rows[members], torch.int64, device)[:, None]
-        self._queries: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._queries: list[tuple[torch.Tensor, torch.Tensor, slice]] = []
+        skipped = max(0, longest - new + 1 - reach) // KEYS
         for first in range(0, new, AT_ONCE * QUERIES):
             end = min(first + AT_ONCE * QUERIES, new)
             padded = -(-(end - first) // QUERIES) * QUERIES
             # Padding repeats the last new token, and writes its result again.
             offsets = torch.arange(first, first + padded, device=device).clamp_(max=new - 1)
             positions = (lengths - new + offsets).view(-1, 1, QUERIES, 1, 1)
-            tiles = -(-(longest - new + end) // KEYS)
-            hidden = places[: tiles * KEYS] > positions
+            tiles = slice(0, self._tiles)
+            if new > 1:  # one sequence
+                begin = max(0, longest - new + first + 1 - reach) // KEYS
+                tiles = slice(begin - skipped, -(-(longest - new + end) // KEYS) - skipped)
+            seen = places[:, tiles.start * KEYS : tiles.stop * KEYS].view(self._count, 1, 1, 1, -1)
+            hidden = seen > positions
+            if window is not None:
+                hidden |= seen <= positions - window
             self._queries.append(((first_rows + offsets).view(-1), hidden, tiles))
 
-    def attend(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def attend(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
         kv_heads, head_dim = kv.keys.shape[-2:]
         shape = (self._count, self._tiles, KEYS, kv_heads, head_dim)
         keys, values = (
@@ -79,15 +104,19 @@ class _Group:
         )
         heads = qkv[:, : qkv.shape[1] - 2 * kv_heads]
         for rows, hidden, tiles in self._queries:
-            q = heads.index_select(0, rows).float() * (1 / math.sqrt(head_dim))
+            q = heads.index_select(0, rows).float() * form.scale_for(head_dim)
             q = q.view(-1, QUERIES, kv_heads, q.shape[1] // kv_heads, head_dim).transpose(1, 2)
-            attended = _attend(q, keys[:tiles], values[:tiles], hidden)
+            attended = _attend(q, keys[tiles], values[tiles], hidden, form.softcap)
             attended = attended.transpose(1, 2).reshape(len(rows), -1)
             out.index_copy_(0, rows, attended.to(out.dtype))
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Softmax(q k) v without what is ``hidden: [count, 1, QUERIES, 1, tiles * KEYS]``.
 
@@ -101,8 +130,10 @@ def _attend(
     keys = keys.expand(*each, -1, -1).flatten(0, 2)
     values = values.expand(*each, -1, -1).flatten(0, 2)
     scores = torch.bmm(q, keys.transpose(1, 2)).view(*each, QUERIES, group, KEYS)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.permute(1, 2, 3, 4, 0, 5).flatten(4).masked_fill_(hidden, -math.inf)
-    # A softmax adds lane by lane along the row; zeros at its end change nothing.
+    # A softmax adds lane by lane along the row; zeros at its ends change nothing.
     weights = scores.softmax(-1).view(count, kv_heads, rows, tiles, KEYS).permute(3, 0, 1, 2, 4)
     total: torch.Tensor
     total, *others = torch.bmm(weights.reshape(-1, rows, KEYS), values).view(*each, -1)

@@ -6,52 +6,84 @@ more (prefill, or a chunk of it) get a call each.
 Grouped heads need no copies. In decode, the query heads of one KV head take the place of queries,
 because they see the same keys. In prefill, KV heads are expanded with stride 0. torch's own
 ``enable_gqa`` copies on the CPU.
+
+Windows and caps of scores need masks and scores of their own: ``PIECE_QUERIES`` at once, so that
+they stay small, and so that a long prompt reads little more than its windows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.kernels.interface import CausalMask, PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, CausalMask, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.upload import on_device
+
+PIECE_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What decode reads of each sequence with one window."""
+
+    count: int
+    """Tokens of each sequence, the last ones; padded."""
+    slots: torch.Tensor
+    """[sequences * count] int64 in the cache."""
+    visible: torch.Tensor | None
+    """[sequences, 1, 1, count] bool; None if nothing is padding."""
 
 
 class GatheredDecode:
     """One new token of each sequence; see ``PagedAttention``."""
 
     def __init__(self, sequences: PagedSequences) -> None:
-        tables, size = sequences.block_tables, sequences.block_size
-        contexts = sequences.context_lengths
-        self._count, self._longest = len(contexts), max(contexts)
-        self._rows = on_device(sequences.first_rows, torch.int64, tables.device)
+        contexts, device = sequences.context_lengths, sequences.block_tables.device
+        self._sequences, self._longest = sequences, max(contexts)
+        self._rows = on_device(sequences.first_rows, torch.int64, device)
         known = sequences.device_contexts
-        lengths = on_device(contexts, torch.int64, tables.device) if known is None else known
-        lengths = lengths[:, None]
-        places = torch.arange(self._longest, device=tables.device)
-        # Padding repeats the sequence's own last token: masked values are still multiplied, and a
-        # NaN from another sequence's block would pass through the mask.
-        own = torch.minimum(places, lengths - 1)
-        self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
-        self._visible = None
-        if known is not None or min(contexts) < self._longest:
-            self._visible = (places < lengths)[:, None, None, :]  # [sequences, 1, 1, longest]
+        lengths = on_device(contexts, torch.int64, device) if known is None else known
+        self._lengths = lengths[:, None]
+        self._readings: dict[int | None, _Reading] = {}
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        window = form.window_in(self._longest)
+        reading = self._readings.get(window)
+        if reading is None:
+            reading = self._readings[window] = self._read(window)
         kv_heads, head_dim = kv.keys.shape[-2:]
         q = qkv[:, : qkv.shape[1] - 2 * kv_heads].index_select(0, self._rows)
-        keys, values = kv.gather(self._slots, qkv.dtype)
-        shape = (self._count, self._longest, kv_heads, head_dim)
-        attended = F.scaled_dot_product_attention(
-            q.view(self._count, kv_heads, -1, head_dim),  # [sequences, kv_heads, group, d]
-            keys.view(shape).transpose(1, 2),  # [.., kv_heads, longest, d]
+        keys, values = kv.gather(reading.slots, qkv.dtype)
+        shape = (len(q), reading.count, kv_heads, head_dim)
+        attended = _attend(
+            q.view(len(q), kv_heads, -1, head_dim),  # [sequences, kv_heads, group, d]
+            keys.view(shape).transpose(1, 2),  # [.., kv_heads, count, d]
             values.view(shape).transpose(1, 2),
-            attn_mask=self._visible,
+            reading.visible,
+            form,
         )
-        out.index_copy_(0, self._rows, attended.reshape(self._count, -1))
+        out.index_copy_(0, self._rows, attended.reshape(len(q), -1))
+
+    def _read(self, window: int | None) -> _Reading:
+        tables, size = self._sequences.block_tables, self._sequences.block_size
+        places = torch.arange(window or self._longest, device=tables.device)
+        if window is not None:
+            places = (self._lengths - window).clamp_(min=0) + places
+        # Padding repeats the sequence's own last token: masked values are still multiplied, and a
+        # NaN from another sequence's block would pass through the mask.
+        own = torch.minimum(places, self._lengths - 1)
+        slots = (tables.gather(1, own // size) * size + own % size).view(-1)
+        count, shortest = places.shape[-1], min(self._sequences.context_lengths)
+        visible = None
+        if self._sequences.device_contexts is not None or shortest < count:
+            visible = (places < self._lengths)[:, None, None, :]
+        return _Reading(count, slots, visible)
 
 
 @dataclass(frozen=True)
@@ -82,16 +114,26 @@ class GatheredPrefill:
                 slots = (blocks[:, None] * sequences.block_size + offsets).view(-1)[:context_len]
             self._chunks.append(_Chunk(slice(first, first + query_len), context_len, slots))
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
         kv_heads = kv.keys.shape[-2]
         heads = qkv.shape[1] - 2 * kv_heads
         for chunk in self._chunks:
             q, k, v = torch.split(qkv[chunk.rows], [heads, kv_heads, kv_heads], dim=1)
+            window = form.window_in(chunk.context_len)
             if chunk.slots is not None:
-                k, v = kv.gather(chunk.slots, qkv.dtype)
-            out[chunk.rows] = self._attend(q, k, v)
+                first_seen = 0 if window is None else chunk.context_len - len(q) + 1 - window
+                k, v = kv.gather(chunk.slots[max(0, first_seen) :], qkv.dtype)
+            out[chunk.rows] = (
+                self._attend(q, k, v, form)
+                if window is None and form.softcap is None
+                else _attend_in_pieces(q, k, v, form)
+            )
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         """Causal attention of the last [query_len] tokens of a context.
 
         ``q``: [query_len, heads, head_dim]; ``k``, ``v``: [context_len, kv_heads, head_dim].
@@ -99,22 +141,44 @@ class GatheredPrefill:
         """
         query_len, context_len = len(q), len(k)
         if query_len == context_len:
-            return _causal(q, k, v, None)
+            return _causal(q, k, v, None, form)
         highest = self._mask.max_query
         if query_len <= highest:
-            return _causal(q, k, v, self._mask.view(query_len, context_len))
+            return _causal(q, k, v, self._mask.view(query_len, context_len), form)
         # More queries than the mask has rows: a prefix of them sees a prefix of the context.
         head, end = query_len - highest, context_len - highest
         return torch.cat(
             (
-                self._attend(q[:head], k[:end], v[:end]),
-                _causal(q[head:], k, v, self._mask.view(highest, context_len)),
+                self._attend(q[:head], k[:end], v[:end], form),
+                _causal(q[head:], k, v, self._mask.view(highest, context_len), form),
             )
         )
 
 
+def _attend_in_pieces(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm
+) -> torch.Tensor:
+    """As ``GatheredPrefill._attend``; keys before the first query's window may be missing."""
+    window = form.window or len(k)
+    pieces = []
+    for first in range(0, len(q), PIECE_QUERIES):
+        rows = q[first : first + PIECE_QUERIES]
+        end = len(k) - len(q) + first + len(rows)
+        seen = slice(max(0, end - len(rows) + 1 - window), end)
+        keys = k[seen]
+        ahead = len(keys) - len(rows)
+        mask = torch.ones(len(rows), len(keys), dtype=torch.bool, device=q.device)
+        mask = mask.tril_(ahead).triu_(ahead + 1 - window)
+        pieces.append(_causal(rows, keys, v[seen], mask, form))
+    return torch.cat(pieces)
+
+
 def _causal(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    form: AttentionForm,
 ) -> torch.Tensor:
     """One sequence's [query_len, heads * head_dim]; without ``mask``, k is as long as q."""
     query_len, _, head_dim = q.shape
@@ -122,11 +186,33 @@ def _causal(
     # [kv_heads, group, q, d]
     grouped = q.view(query_len, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     shape = (kv_heads, grouped.shape[1], context_len, head_dim)
-    out = F.scaled_dot_product_attention(
+    out = _attend(
         grouped,
         k.transpose(0, 1)[:, None].expand(shape),
         v.transpose(0, 1)[:, None].expand(shape),
-        attn_mask=mask,
+        mask,
+        form,
         is_causal=mask is None,
     )
     return out.permute(2, 0, 1, 3).reshape(query_len, -1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor | None,
+    form: AttentionForm,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """torch's scaled_dot_product_attention, which has no cap of scores."""
+    if form.softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=is_causal, scale=form.scale
+        )
+    scores = q.float() @ k.float().transpose(-1, -2) * form.scale_for(q.shape[-1])
+    scores = form.softcap * torch.tanh(scores / form.softcap)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    return scores.softmax(-1).to(v.dtype) @ v

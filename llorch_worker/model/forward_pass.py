@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.kernels import Ops, PagedAttention, PagedSequences
+from llorch_worker.kernels import PLAIN, AttentionForm, Ops, PagedAttention, PagedSequences
 from llorch_worker.model.batch import RaggedBatch
 
 
@@ -29,7 +29,7 @@ class ForwardPass:
             sequences = _sequences(batch, range(decoding, total), cache.block_size)
             self._attentions.append(ops.paged_prefill(sequences, cache.masks))
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, form: AttentionForm = PLAIN) -> torch.Tensor:
         """Attention of the new tokens to their own sequences, including themselves.
 
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
@@ -40,7 +40,7 @@ class ForwardPass:
         tokens, heads, head_dim = qkv.shape
         out = qkv.new_empty(tokens, (heads - 2 * kv.keys.shape[-2]) * head_dim)
         for attention in self._attentions:
-            attention(qkv, kv, out)
+            attention(qkv, kv, out, form)
         return out
 
 

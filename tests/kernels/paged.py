@@ -10,7 +10,7 @@ from random import Random
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import PagedSequences
+from llorch_worker.kernels import PLAIN, AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from tests.kernels.interpreter import DEVICE
 
@@ -52,7 +52,16 @@ class Scene:
     sequences: PagedSequences
     """Their rows do not begin at row 0, and have gaps."""
 
-    def expected(self, *, exact: bool = False) -> torch.Tensor:
+    def forget_before(self, window: int) -> None:
+        """Fill with NaN the blocks that lie before the window of a sequence's first new token."""
+        for i, table in enumerate(self.sequences.block_tables):
+            first_seen = max(0, self.contexts[i] - self.query_lengths[i] + 1 - window)
+            for part in (self.kv.keys, self.kv.values, self.kv.key_scales, self.kv.value_scales):
+                if part is not None and part.is_floating_point():
+                    gone = table[: first_seen // BLOCK_SIZE]
+                    part[gone] = torch.full((), math.nan, device=DEVICE).to(part.dtype)
+
+    def expected(self, form: AttentionForm = PLAIN, *, exact: bool = False) -> torch.Tensor:
         """[tokens, heads * head_dim] by the definition, in float64; 0 in rows without a token.
         ``exact``: of what the cache's codes stand for, not rounded to the dtype of the queries."""
         kv_heads, head_dim = self.k[0].shape[1:]
@@ -64,10 +73,12 @@ class Scene:
             keys, values = self.exact[i] if exact else (self.k[i], self.v[i])
             k = keys.double().repeat_interleave(heads // kv_heads, dim=1)
             v = values.double().repeat_interleave(heads // kv_heads, dim=1)
-            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
-            unseen = torch.ones(count, context, dtype=torch.bool, device=DEVICE).triu(
-                context - count + 1
-            )
+            scores = torch.einsum("qhd,khd->hqk", q, k) * (form.scale or 1 / math.sqrt(head_dim))
+            if form.softcap is not None:
+                scores = form.softcap * torch.tanh(scores / form.softcap)
+            place = torch.arange(context, device=DEVICE)
+            position = place[context - count :, None]
+            unseen = (place > position) | (place <= position - (form.window or context))
             weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
             out[first : first + count] = torch.einsum("hqk,khd->qhd", weights, v)
         return out.flatten(1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import TorchOps
+from llorch_worker.kernels import PLAIN, AttentionForm, TorchOps
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.kernels.triton import TritonOps
@@ -21,6 +22,7 @@ OPS = [TorchOps(), InvariantOps(), TritonOps(processors=1), TritonOps(processors
 OPS.append(TritonOps(processors=16, batch_invariant=True))
 """With few processors, one program per sequence and KV head; with many, the context is split."""
 IDS = ["torch", "torch-invariant", "triton", "triton-split", "triton-invariant"]
+KV_DTYPES = get_args(KvDtype)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -41,21 +43,21 @@ class NoMask:
         return whole.tril_(context_len - query_len)
 
 
-def decoded(ops: Ops, made: Scene) -> torch.Tensor:
+def decoded(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
     out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
-    ops.paged_decode(made.sequences)(made.qkv, made.kv, out)
+    ops.paged_decode(made.sequences)(made.qkv, made.kv, out, form)
     return out
 
 
-def prefilled(ops: Ops, made: Scene) -> torch.Tensor:
+def prefilled(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
     out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
-    ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out)
+    ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out, form)
     return out
 
 
-def assert_close(got: torch.Tensor, made: Scene) -> None:
+def assert_close(got: torch.Tensor, made: Scene, form: AttentionForm = PLAIN) -> None:
     atol = TOLERANCE[got.dtype]
-    torch.testing.assert_close(got.double(), made.expected(), rtol=atol, atol=atol)
+    torch.testing.assert_close(got.double(), made.expected(form), rtol=atol, atol=atol)
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
@@ -88,7 +90,8 @@ def test_decode_takes_its_contexts_from_the_device(ops):
             device_contexts=torch.tensor(made.contexts, device=DEVICE),
         ),
     )
-    assert_close(decoded(ops, bounds), made)
+    for form in (PLAIN, *([AttentionForm(window=21)] if ops in OPS[:2] else [])):
+        assert_close(decoded(ops, bounds, form), made, form)
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
@@ -115,6 +118,31 @@ def test_prefill_reads_quantised_caches(ops, kv_dtype: KvDtype):
     assert_close(prefilled(ops, made), made)
 
 
+FORMS = {
+    "one token": AttentionForm(window=1),
+    "window": AttentionForm(window=21),
+    "cap": AttentionForm(softcap=1.5, scale=0.4),
+    "both": AttentionForm(softcap=1.5, scale=0.4, window=70),
+    "wider than contexts": AttentionForm(window=200),
+}
+"""Windows that are no multiple of a block or a tile, and that contexts cross several times."""
+FORM_OPS = list(zip(OPS[:2], IDS[:2], strict=True))
+
+
+@pytest.mark.parametrize("ops", [ops for ops, _ in FORM_OPS], ids=[name for _, name in FORM_OPS])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_attention_has_the_form_of_its_layer(ops, form: AttentionForm, kv_dtype: KvDtype):
+    """Blocks outside the windows may be another sequence's by now: they hold NaN."""
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16}
+    dtype = torch.bfloat16 if kv_dtype == "fp8" else torch.float32
+    for queries in (None, (5, 3, 1, 90, 70)):
+        made = scene((5, 70, 33, 170, 150), queries, **shape, dtype=dtype, kv_dtype=kv_dtype)
+        if form.window is not None:
+            made.forget_before(form.window)
+        assert_close((prefilled if queries else decoded)(ops, made, form), made, form)
+
+
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
 def test_lengths_and_rows_go_to_a_card_through_pinned_memory(ops, monkeypatch):
     """From pageable memory the host would wait for what the card is computing."""
@@ -127,8 +155,8 @@ def test_lengths_and_rows_go_to_a_card_through_pinned_memory(ops, monkeypatch):
         return plain(values, dtype=dtype, pin_memory=pin_memory)
 
     monkeypatch.setattr(torch, "tensor", only_pinned)
-    ops.paged_decode(decodes.sequences)
-    ops.paged_prefill(chunks.sequences, NoMask())
+    decoded(ops, decodes)
+    prefilled(ops, chunks)
 
 
 def test_decode_is_split_at_batch_1_but_not_in_large_batches():

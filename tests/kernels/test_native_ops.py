@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.cache import CausalMasks
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import LayerKV, Ops, TorchOps
+from llorch_worker.kernels import PLAIN, LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
 from tests.kernels.native import native_or_skip, variant_params
 from tests.kernels.paged import Scene, layer_kv, scene
@@ -136,7 +136,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 def decode(ops: Ops, made: Scene) -> torch.Tensor:
     out = torch.zeros(len(made.qkv), made.expected().shape[1], dtype=DTYPE)
-    ops.paged_decode(made.sequences)(made.qkv, made.kv, out)
+    ops.paged_decode(made.sequences)(made.qkv, made.kv, out, PLAIN)
     return out
 
 
@@ -206,7 +206,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
     rows = 8 if ops.reads_mask else 0
     mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
     out = torch.zeros(len(made.qkv), heads * head_dim, dtype=DTYPE)
-    ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out)
+    ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out, PLAIN)
     assert_follows_definition(out, made, ops)
 
 
@@ -231,7 +231,7 @@ def test_decode_is_bit_identical_alone_in_a_batch_and_for_any_number_of_threads(
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             out = torch.zeros_like(together)
-            native.paged_decode(alone)(made.qkv, made.kv, out)
+            native.paged_decode(alone)(made.qkv, made.kv, out, PLAIN)
             assert torch.equal(out[row], together[row])
     finally:
         torch.set_num_threads(threads)

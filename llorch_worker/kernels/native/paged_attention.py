@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PagedSequences
+from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
 
@@ -39,7 +39,11 @@ class NativeAttention:
         )
         self._partials = torch.empty(0)
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        if form != PLAIN:
+            raise NotImplementedError
         _, all_heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
         heads = all_heads - 2 * kv_heads

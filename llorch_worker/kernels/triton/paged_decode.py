@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PagedSequences
+from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.kernels.upload import on_device
@@ -77,7 +77,11 @@ class TritonDecode:
         self._processors = processors
         self._most_splits = most_splits
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        if form != PLAIN:
+            raise NotImplementedError
         sequences = len(self._rows)
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads

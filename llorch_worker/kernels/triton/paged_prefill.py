@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PagedSequences
+from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles, padded_group
@@ -63,7 +63,11 @@ class TritonPrefill:
             self._tables.device,
         )
 
-    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+    def __call__(
+        self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+    ) -> None:
+        if form != PLAIN:
+            raise NotImplementedError
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
         tiles = PrefillTiles.of(qkv.dtype, self._longest_query)
