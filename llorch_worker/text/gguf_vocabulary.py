@@ -9,22 +9,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from llorch_worker.text.codec import Codec
-from llorch_worker.text.sentencepiece_model import Piece, PieceKind, write_model
-
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-# tokenizer.ggml.pre -> the regexes that split text into words, applied in order.
-_WORD_PATTERNS = {
-    "llama-bpe": (_LLAMA_3,),
-    "llama3": (_LLAMA_3,),
-    "llama-v3": (_LLAMA_3,),
-    "gpt-2": (_GPT_2,),
-    "smollm": (r"\p{N}", _GPT_2),
-}
+from llorch_worker.text.pre_tokenizers import PRE_TOKENIZERS
+from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 
 
 class GgufVocabulary:
@@ -78,46 +64,64 @@ class GgufVocabulary:
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     """Whether BOS starts a text if tokenizer.ggml.add_bos_token is absent."""
-    pre = str(metadata.get("tokenizer.ggml.pre"))
-    return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(pre) == (_LLAMA_3,)
+    if metadata["tokenizer.ggml.model"] == "llama":
+        return True
+    pre = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre")))
+    return pre is not None and pre.adds_bos
 
 
 def _sentencepiece_codec(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
 ) -> Codec:
-    from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+    from llorch_worker.text.sentencepiece_codec import AddedToken, SentencePieceCodec
 
     scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
     if not len(tokens) == len(scores) == len(kinds):
         raise ValueError(f"{len(tokens)} pieces, {len(scores)} scores and {len(kinds)} types")
-    pieces = [*map(Piece, tokens, scores, kinds)]
+    pieces = [
+        # Gemma's files hold runs of spaces as tokens to match whole. transformers merges them like
+        # others, and first.
+        Piece(SPACE * len(text), float(len(tokens) - i), PieceKind.NORMAL)
+        if text.strip(" ") == "" and len(text) > 1
+        else Piece(text, scores[i], kinds[i])
+        for i, text in enumerate(tokens)
+    ]
     model = write_model(
         pieces,
         add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         remove_extra_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
     )
-    return SentencePieceCodec(model, pieces)
+    # Phi-3's tokenizer.json says so; GGUF cannot.
+    takes_spaces = metadata.get("general.architecture") == "phi3"
+    added = {
+        piece.text: AddedToken(piece.text, special=True, rstrip=True)
+        for piece in pieces
+        if takes_spaces
+        and piece.kind == PieceKind.CONTROL
+        and piece.text not in ("<s>", "<|endoftext|>")
+    }
+    return SentencePieceCodec(model, pieces, added=added)
 
 
 def _byte_level_definition(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
 ) -> str:
     """The vocabulary as the content of a tokenizer.json."""
-    from tokenizers import AddedToken, Regex, decoders, models
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     from llorch_worker.text.tokenizers_codec import as_byte_level
 
-    pre = metadata.get("tokenizer.ggml.pre")
-    known = ", ".join(sorted(_WORD_PATTERNS))
-    if pre is None:
+    name = metadata.get("tokenizer.ggml.pre")
+    known = ", ".join(sorted(PRE_TOKENIZERS))
+    if name is None:
         raise ValueError(
             "tokenizer.ggml.pre is missing, which names the pre-tokenizer; convert the model "
             f"again, with one of: {known}"
         )
-    if pre not in _WORD_PATTERNS:
-        raise ValueError(f"unknown pre-tokenizer {str(pre)[:40]!r}; supported: {known}")
+    if (pre := PRE_TOKENIZERS.get(str(name))) is None:
+        raise ValueError(f"unknown pre-tokenizer {str(name)[:40]!r}; supported: {known}")
     halves = [str(merge).partition(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
     merges = [(left, right) for left, _, right in halves]
     malformed = any(not right or " " in right for _, right in merges)
@@ -126,12 +130,13 @@ def _byte_level_definition(
     vocabulary: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         vocabulary[as_byte_level(token, taken=vocabulary)] = token_id
-    llama_3 = _WORD_PATTERNS[pre] == (_LLAMA_3,)
     try:
-        tokenizer = RustTokenizer(models.BPE(vocabulary, merges, ignore_merges=llama_3))
+        tokenizer = RustTokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.whole_words))
     except Exception as error:
         raise ValueError(f"its byte-level vocabulary is damaged ({error})") from error
-    words = [Split(Regex(pattern), "isolated") for pattern in _WORD_PATTERNS[pre]]
+    if pre.composes:
+        tokenizer.normalizer = normalizers.NFC()
+    words = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     byte_level = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = Sequence([*words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Collection, Container
 from functools import cached_property
 from typing import Any, Self
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE
+from llorch_worker.text.spellings import any_of
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NO_PART: dict[str, Any] = {"type": "none"}
@@ -38,6 +40,12 @@ class TokenizersCodec:
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
         parts = json.loads(definition)
+        self._composes = (
+            [part["type"] for part in _parts(parts.get("normalizer"), "normalizers")] == ["NFC"]
+        ) and not any(token.normalized for token in self._added.values())
+        if self._composes:
+            # The library takes as long for it as for the rest; see _composed.
+            self._parsing.normalizer = self._literal.normalizer = parts["normalizer"] = None
         self._decoders = _parts(parts.get("decoder"), "decoders")
         self._is_byte_level = any(part["type"] == "ByteLevel" for part in self._decoders)
         self._kept_bytes = _kept_bytes(parts, self._is_byte_level)
@@ -47,13 +55,14 @@ class TokenizersCodec:
             raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
+    @property
+    def _added(self) -> dict[int, AddedToken]:
+        added: dict[int, AddedToken] = self._parsing.get_added_tokens_decoder()
+        return added
+
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        return {
-            token.content: token_id
-            for token_id, token in self._parsing.get_added_tokens_decoder().items()
-            if token.special
-        }
+        return {token.content: token_id for token_id, token in self._added.items() if token.special}
 
     def token_to_id(self, token: str, /) -> int | None:
         token_id: int | None = self._parsing.token_to_id(token)
@@ -67,9 +76,7 @@ class TokenizersCodec:
 
     def with_control(self, spellings: Collection[str]) -> Self:
         """This codec, in which these tokens of the vocabulary are control tokens too."""
-        added = {
-            token.content: token for token in self._parsing.get_added_tokens_decoder().values()
-        }
+        added = {token.content: token for token in self._added.values()}
         tokens = []
         for spelling in spellings:
             token = added.get(spelling) or AddedToken(spelling, normalized=False)
@@ -96,7 +103,10 @@ class TokenizersCodec:
 
     def check_length(self, text: str, at_most: int) -> None:
         """See :class:`Codec`."""
-        if self._least is not None:
+        # Composition may leave fewer bytes.
+        if self._least is not None and (
+            not self._composes or unicodedata.is_normalized("NFC", text)
+        ):
             self._least.check(text if self._is_byte_level else text.replace(SPACE, " "), at_most)
 
     def template_ids(self) -> tuple[list[int], list[int]]:
@@ -110,7 +120,7 @@ class TokenizersCodec:
 
     @cached_property
     def _least(self) -> LeastTokens | None:
-        added = self._parsing.get_added_tokens_decoder().values()
+        added = self._added.values()
         # Such a token takes any number of spaces.
         if not self._kept_bytes or any(token.lstrip or token.rstrip for token in added):
             return None
@@ -120,7 +130,7 @@ class TokenizersCodec:
     @cached_property
     def decoding_table(self) -> DecodingTable:
         tokens = self._parsing.get_vocab(with_added_tokens=True)
-        added = self._parsing.get_added_tokens_decoder()
+        added = self._added
         types = {part["type"] for part in self._decoders}
         byte_level = self._is_byte_level
         token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
@@ -145,8 +155,23 @@ class TokenizersCodec:
             control_ends_character=False,
         )
 
-    @staticmethod
-    def _ids(tokenizer: RustTokenizer, text: str) -> list[int]:
+    def _composed(self, tokenizer: RustTokenizer, text: str) -> str:
+        """``text`` in Unicode's form C between the tokens that the library finds first."""
+        if not self._composes or unicodedata.is_normalized("NFC", text):
+            return text
+        spellings = [
+            token.content
+            for token in self._added.values()
+            if tokenizer is self._parsing or not token.special
+        ]
+        parts = re.split(f"({any_of(spellings)})", text) if spellings else [text]
+        return "".join(
+            part if index % 2 else unicodedata.normalize("NFC", part)
+            for index, part in enumerate(parts)
+        )
+
+    def _ids(self, tokenizer: RustTokenizer, text: str) -> list[int]:
+        text = self._composed(tokenizer, text)
         # Only the functions for batches release Python's lock.
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids

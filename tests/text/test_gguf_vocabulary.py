@@ -141,7 +141,7 @@ def test_a_broken_vocabulary_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.pre": "qwen2"}, "unknown pre-tokenizer 'qwen2'"),
+        ({"tokenizer.ggml.pre": "bloom"}, "unknown pre-tokenizer 'bloom'"),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokenizer.ggml.merges": []}, "merges"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "merges"),
