@@ -63,10 +63,10 @@ class Compiler:
                 result: BaseException = error.with_traceback(None)
             except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
                 result = error
+            return_freed_memory()
             # A caller that has lost its patience has cancelled the future.
             with suppress(InvalidStateError):
                 future.set_exception(result)
-            return_freed_memory()
 
         # A thread of its own: it cannot be stopped, and no other request may wait behind it.
         threading.Thread(target=run, name="llorch-compile-grammar", daemon=True).start()
