@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,14 +17,14 @@ from llorch_worker.text.chat_templates import ChatTemplates
 
 logger = logging.getLogger(__name__)
 
-END_NAMES = frozenset(
+_END_NAMES = frozenset(
     {
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+        *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "<｜end▁of▁sentence｜>"),
     }
 )
 """Tokens that end an answer wherever they exist, as in llama.cpp."""
-END_NAMES_OF_CONTROL = frozenset({"</s>", "<eos>"})
+_END_NAMES_OF_CONTROL = frozenset({"</s>", "<eos>"})
 """Those that end one if the file makes them control tokens; in Gemma's vocabulary ``</s>`` is a tag
 of HTML."""
 _OTHER_NAMES = frozenset(
@@ -53,6 +53,12 @@ class ControlTokens:
     spellings: frozenset[str]
     turn_end: str | None
 
+    def ends(self, special_ids: Mapping[str, int]) -> set[int]:
+        """The tokens that end an answer whatever the files' settings name: by their spelling among
+        the control tokens, or in the chat template."""
+        names = _END_NAMES | _END_NAMES_OF_CONTROL | {self.turn_end}
+        return {token_id for spelling, token_id in special_ids.items() if spelling in names}
+
 
 def find_control_tokens(
     vocabulary: Vocabulary,
@@ -69,7 +75,7 @@ def find_control_tokens(
     before, after = _turns(templates)
     end = _SHAPE.match(after)
     turn_end = end.group() if end and vocabulary.token_to_id(end.group()) is not None else None
-    found = {*names, *END_NAMES, *_OTHER_NAMES, *_PIPED.findall(before)}
+    found = {*names, *_END_NAMES, *_OTHER_NAMES, *_PIPED.findall(before)}
     found.update(
         spelling
         for token_id in ids

@@ -77,8 +77,7 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer:
         ids=[*ends, *_as_ids(config.get("pad_token_id")), *_as_ids(generation.get("pad_token_id"))],
     )
     codec = file.with_control(control.spellings)
-    if control.turn_end is not None:
-        ends.add(codec.special_ids[control.turn_end])
+    ends |= control.ends(codec.special_ids)
     return Tokenizer(
         codec,
         prefix_ids=prefix,

@@ -7,11 +7,7 @@ from typing import Any
 
 from llorch_worker.text.chat import chat_format
 from llorch_worker.text.chat_templates import ChatTemplates, templates_in_gguf
-from llorch_worker.text.control_tokens import (
-    END_NAMES,
-    END_NAMES_OF_CONTROL,
-    find_control_tokens,
-)
+from llorch_worker.text.control_tokens import find_control_tokens
 from llorch_worker.text.gguf_vocabulary import GgufVocabulary, adds_bos_by_default
 from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
 
@@ -54,8 +50,7 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     control = find_control_tokens(vocabulary, templates, ids=named.values())
     ends = {named[name] for name in _END_KEYS if name in named}
     codec = vocabulary.with_control(control.spellings)
-    end_names = END_NAMES | END_NAMES_OF_CONTROL | {control.turn_end}
-    ends |= {i for spelling, i in codec.special_ids.items() if spelling in end_names}
+    ends |= control.ends(codec.special_ids)
     bos, eos = named.get("bos"), named.get("eos")
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
     add_bos = adds_bos_by_default(metadata) if add_bos is None else add_bos
