@@ -32,6 +32,7 @@ from llorch_worker.contract.output_format import (
     as_tuple,
 )
 from llorch_worker.contract.shown import describe, shown
+from llorch_worker.contract.template_fields import TemplateKwargs, template_faults
 from llorch_worker.contract.tools import (
     Function,
     FunctionCall,
@@ -150,6 +151,14 @@ class GenerationRequest(BaseModel):
     parallel_tool_calls: bool = True
     """Whether an answer may hold more than one call."""
 
+    chat_template_kwargs: TemplateKwargs | None = None
+    """Variables for the chat template, such as ``enable_thinking``."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt of a chat ends where an answer begins. None: unless the last turn goes
+    on."""
+    continue_final_message: bool = False
+    """Whether the answer goes on in the last turn, which is an assistant's."""
+
     priority: Priority = "normal"
     deadline_s: float | None = Field(None, gt=0, le=LONGEST_DEADLINE_S)
     idempotency_key: str | None = Field(None, min_length=1, max_length=200)
@@ -224,6 +233,12 @@ class GenerationRequest(BaseModel):
         faults = []
         if self.tools and self.messages is None:
             faults.append(Fault(field="tools", rule="need messages", got=describe(self.tools)))
+        faults += template_faults(
+            self.messages,
+            self.chat_template_kwargs,
+            self.add_generation_prompt,
+            self.continue_final_message,
+        )
         shapes = {
             "response_format": self._has_format,
             "structured_outputs": self.structured_outputs is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,9 @@ class TokenizeChat(_Question):
     ask: Literal["tokenize_chat"] = "tokenize_chat"
     messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: tuple[Tool, ...] = Field((), max_length=MAX_TOOLS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     strings: bool = False
 
 

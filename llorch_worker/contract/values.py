@@ -13,7 +13,16 @@ from pydantic_core import PydanticCustomError
 
 MOST_VALUES = 50_000
 _CHECKED_AS_ONE = frozenset(
-    {"prompt", "prompt_token_ids", "tokens", "schema", "parameters", "json", "metadata"}
+    {
+        "prompt",
+        "prompt_token_ids",
+        "tokens",
+        "schema",
+        "parameters",
+        "json",
+        "metadata",
+        "chat_template_kwargs",
+    }
 )
 """Fields of which at most one fault is reported, however much they hold."""
 

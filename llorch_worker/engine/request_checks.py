@@ -13,7 +13,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
-from llorch_worker.text import Tokenizer, TooManyTokens
+from llorch_worker.text import ChatOptions, Tokenizer, TooManyTokens
 
 MAX_PROMPT_LOGPROBS = 2**18
 """Log probabilities of a whole prompt, the alternatives included: some 20 MB of result. That is a
@@ -90,7 +90,8 @@ def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) ->
         return list(request.prompt_token_ids)
     if request.messages is not None:
         tools = () if request.tool_choice == "none" else request.tools
-        return tokenizer.encode_chat(request.messages, tools, at_most=at_most)
+        options = ChatOptions.of(request)
+        return tokenizer.encode_chat(request.messages, tools, at_most=at_most, options=options)
     assert request.prompt is not None
     return tokenizer.encode(request.prompt, at_most=at_most)
 

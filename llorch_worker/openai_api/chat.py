@@ -20,7 +20,9 @@ from llorch_worker.contract import (
 from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
-from llorch_worker.openai_api.shape import Shape, generation_request
+from llorch_worker.openai_api.shape import ReasoningEffort, Shape, generation_request, with_effort
+
+TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
 class TextPart(Shape):
@@ -93,13 +95,22 @@ class ChatRequest(Body):
     tools: SkipValidation[list[Tool] | None] = None
     tool_choice: SkipValidation[ToolChoice | None] = None
     parallel_tool_calls: SkipValidation[bool | None] = None
+    reasoning_effort: ReasoningEffort | None = None
+    """For the chat template, as ``reasoning_effort`` and, unless it is "none", as
+    ``enable_thinking``."""
+    chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
+    """Variables for the chat template, which go before reasoning_effort."""
+    add_generation_prompt: SkipValidation[bool | None] = None
+    continue_final_message: SkipValidation[bool | None] = None
+    """Whether the answer goes on in the last message, which is an assistant's."""
     modalities: list[Literal["text"]] | None = None
     """Accepted and without effect."""
 
     def to_requests(self) -> list[GenerationRequest]:
         faults = list(self._faults())
-        fields = self.passed_on()
+        fields = self.passed_on() | {name: getattr(self, name) for name in TEMPLATE_FIELDS}
         fields |= {
+            "chat_template_kwargs": with_effort(self.chat_template_kwargs, self.reasoning_effort),
             "messages": [message.to_contract() for message in self.messages],
             "max_tokens": self.max_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,

@@ -22,8 +22,10 @@ from llorch_worker.openai_api.shape import (
     CallbackUrl,
     Label,
     Metadata,
+    ReasoningEffort,
     Shape,
     generation_request,
+    with_effort,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -104,8 +106,8 @@ Unsupported = Annotated[None, BeforeValidator(_refuse)]
 
 
 class Reasoning(Shape):
-    effort: Literal["none"] | None = None
-    """The models here do not reason apart."""
+    effort: ReasoningEffort | None = None
+    """For the chat template, as in chats."""
     summary: Unsupported = None
 
 
@@ -178,6 +180,9 @@ class ResponseRequest(Sampling):
             "tools": [tool.to_contract() for tool in self.tools or ()],
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
+            "chat_template_kwargs": with_effort(
+                None, None if self.reasoning is None else self.reasoning.effort
+            ),
         }
         try:
             request = generation_request(fields, _NAMES)

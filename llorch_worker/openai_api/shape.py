@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,7 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 
@@ -93,6 +94,14 @@ def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> G
             for fault in error.faults
         ]
         raise type(error).from_faults(faults) from None
+
+
+def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
+    """The template's variables, those for ``effort`` included; what is no object stays."""
+    if effort is None or not isinstance(kwargs, dict | type(None)):
+        return kwargs
+    # Families read either.
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(kwargs or {})}
 
 
 def _renamed(field: str, names: Mapping[str, str]) -> str:

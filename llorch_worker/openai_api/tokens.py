@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,7 +11,7 @@ from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
-from llorch_worker.openai_api.chat import ChatMessage
+from llorch_worker.openai_api.chat import TEMPLATE_FIELDS, ChatMessage
 from llorch_worker.openai_api.shape import WholeBody, generation_request
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -20,8 +20,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 class TokenizeRequest(WholeBody):
     """Exactly one of ``prompt`` and ``messages``.
 
-    A conversation is tokenised as a job would be, by the model's template, up to where the answer
-    begins. vLLM's options that would change that are accepted at their defaults only.
+    A conversation is tokenised as a job would be, by the model's template.
     """
 
     model: ModelName | None = None
@@ -31,8 +30,9 @@ class TokenizeRequest(WholeBody):
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
     return_token_strs: bool = False
-    add_generation_prompt: Literal[True] = True
-    continue_final_message: Literal[False] = False
+    chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
+    add_generation_prompt: SkipValidation[bool | None] = None
+    continue_final_message: SkipValidation[bool | None] = None
 
     @model_validator(mode="after")
     def _one_text(self) -> TokenizeRequest:
@@ -56,9 +56,17 @@ class TokenizeRequest(WholeBody):
             raise _refusal("add_special_tokens", rule, "true")
         turns = [message.to_contract() for message in self.messages]
         # The contract has the only copy of the rules for turns and tools.
-        chat = generation_request({"messages": turns, "tools": self.tools}, {})
+        fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}
+        chat = generation_request({"messages": turns, **fields}, {})
+        goes_on = chat.continue_final_message
+        begins = chat.add_generation_prompt
         return TokenizeChat(
-            messages=chat.messages or (), tools=chat.tools, strings=self.return_token_strs
+            messages=chat.messages or (),
+            tools=chat.tools,
+            chat_template_kwargs=chat.chat_template_kwargs,
+            add_generation_prompt=not goes_on if begins is None else begins,
+            continue_final_message=goes_on,
+            strings=self.return_token_strs,
         )
 
 

@@ -7,12 +7,13 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
 from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH
 from llorch_worker.contract.values import nests_deeper
-from llorch_worker.text.chat_templates import ChatTemplates, refusal
+from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.spellings import any_of
 
@@ -31,7 +32,11 @@ class ChatFormat(Protocol):
         ...
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        at_most: int | None,
+        options: ChatOptions,
     ) -> list[int]:
         """Prompt ids that end where the assistant's answer begins.
 
@@ -56,11 +61,18 @@ class Llama2Chat:
         self._eos = [] if eos_token_id is None else [eos_token_id]
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        at_most: int | None,
+        options: ChatOptions,
     ) -> list[int]:
         if tools:
             rule = "the model has no chat template, which alone could show it tools"
             raise refusal("tools", rule, f"{len(tools)} tools")
+        if options.continue_final_message:
+            rule = "the model has no chat template, which alone could leave a turn open"
+            raise refusal("continue_final_message", rule, "true")
         _check_turns(messages)
         system = ""
         if messages[0].role == "system":
@@ -97,7 +109,11 @@ class TemplateChat:
         self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Tool], at_most: int | None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        at_most: int | None,
+        options: ChatOptions,
     ) -> list[int]:
         if not messages:
             raise refusal("messages", "must not be empty", "none")
@@ -108,7 +124,11 @@ class TemplateChat:
         turns = [{"role": m.role, **_turn(i, m)} for i, m in enumerate(messages)]
         described = [_described(tool) for tool in tools]
         mark = _new_mark()
-        text = self._templates.render(self._as_text(turns, mark), self._as_text(described, mark))
+        text = self._templates.render(
+            self._as_text(turns, mark),
+            self._as_text(described, mark),
+            replace(options, kwargs=self._as_text(dict(options.kwargs), mark)),
+        )
         if at_most is not None:
             self._codec.check_length(text.replace(mark, ""), at_most)
         ids = self._codec.encode(text, parse_special=True, literal_mark=mark)

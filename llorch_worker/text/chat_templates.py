@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
 
 _KEY = "tokenizer.chat_template"
 # Errors that a template's own expressions may raise.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """``kwargs``: more variables for the template. ``add_generation_prompt``: whether the prompt
+    ends where an answer begins; ``continue_final_message``: whether it ends within the last turn.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> ChatOptions:
+        goes_on = request.continue_final_message
+        begins = request.add_generation_prompt
+        return cls(
+            request.chat_template_kwargs or {},
+            add_generation_prompt=not goes_on if begins is None else begins,
+            continue_final_message=goes_on,
+        )
 
 
 class ChatTemplates:
@@ -34,7 +56,12 @@ class ChatTemplates:
             raise refusal("messages", rule, "a chat")
         return template
 
-    def render(self, turns: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+    def render(
+        self,
+        turns: Sequence[Any],
+        tools: Sequence[Any] = (),
+        options: ChatOptions = ChatOptions(),
+    ) -> str:
         """The text of a conversation. Raises InvalidRequest, without the conversation's text."""
         # Imported late: transformers takes a second.
         from jinja2 import TemplateError, TemplateSyntaxError
@@ -47,8 +74,9 @@ class ChatTemplates:
                 conversations=[list(turns)],
                 tools=list(tools) or None,
                 chat_template=template,
-                add_generation_prompt=True,
-                **self._special_tokens,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                **{**options.kwargs, **self._special_tokens},
             )
         except TemplateSyntaxError as error:
             rule = f"the model's chat template is broken in line {error.lineno}"

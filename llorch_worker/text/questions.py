@@ -13,6 +13,7 @@ from llorch_worker.contract.token_questions import (
     TokenizeText,
     TokenQuestion,
 )
+from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.least_tokens import TooManyTokens
 from llorch_worker.text.tokenizer import Tokenizer
 
@@ -43,7 +44,12 @@ def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
             )
             return _tokens(tokenizer, ids, strings=question.strings)
         case TokenizeChat(messages=messages, tools=tools):
-            ids = tokenizer.encode_chat(messages, tools, at_most=MAX_PROMPT_TOKENS)
+            options = ChatOptions(
+                question.chat_template_kwargs or {},
+                question.add_generation_prompt,
+                question.continue_final_message,
+            )
+            ids = tokenizer.encode_chat(messages, tools, at_most=MAX_PROMPT_TOKENS, options=options)
             return _tokens(tokenizer, ids, strings=question.strings)
         case Detokenize(tokens=tokens):
             _check(tokenizer, tokens)

@@ -8,6 +8,7 @@ from typing import Any
 
 from llorch_worker.contract import Message, Tool
 from llorch_worker.text.chat import ChatFormat
+from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 
@@ -97,6 +98,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         *,
         at_most: int | None = None,
+        options: ChatOptions = ChatOptions(),  # noqa: B008 it is frozen
     ) -> list[int]:
         """Prompt ids of a conversation that the assistant is to answer, with ``tools`` to call.
 
@@ -104,7 +106,7 @@ class Tokenizer:
             InvalidRequest: the model's chat format does not allow these turns, or no tools.
             TooManyTokens: see :meth:`encode`.
         """
-        return self._chat.encode(messages, tools, at_most)
+        return self._chat.encode(messages, tools, at_most, options)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

@@ -61,7 +61,7 @@ def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

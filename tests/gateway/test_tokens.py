@@ -232,7 +232,7 @@ def test_ids_beyond_the_vocabulary_are_named(api: httpx.Client, tokenizer: Token
         {"messages": [{"role": "nobody", "content": "a"}]},
         {"messages": [*CHATS[0], {"role": "system", "content": SECRET}]},
         {"messages": CHATS[0], "add_special_tokens": True},
-        {"messages": CHATS[0], "add_generation_prompt": False},
+        {"messages": CHATS[0], "continue_final_message": 1},
         {"prompt": "a", "guided_json": {}},
         {"prompt": "a", "model": ""},
     ],

@@ -120,6 +120,30 @@ def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
     assert request["messages"] == [{"role": "system", "content": "a\nb"}, USER]
 
 
+def test_an_effort_becomes_variables_of_the_template_behind_those_of_the_client() -> None:
+    kwargs = chat(reasoning_effort="low")["chat_template_kwargs"]
+    assert kwargs == {"reasoning_effort": "low", "enable_thinking": True}
+    kwargs = chat(reasoning_effort="none", chat_template_kwargs={"a": 1})["chat_template_kwargs"]
+    assert kwargs == {"reasoning_effort": "none", "enable_thinking": False, "a": 1}
+    kwargs = chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
+    assert kwargs["chat_template_kwargs"]["enable_thinking"] is False
+    body = {"input": "Hi", "reasoning": {"effort": "high"}}
+    request = ResponseRequest.model_validate(body)
+    assert request.to_generation(request.input).chat_template_kwargs == {
+        "reasoning_effort": "high",
+        "enable_thinking": True,
+    }
+    assert "chat_template_kwargs" not in chat()
+
+
+def test_a_turn_that_goes_on_is_asked_for_as_in_vllm() -> None:
+    turns = [USER, {"role": "assistant", "content": "Once"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    assert chat(messages=turns, **fields).items() >= fields.items()
+    both = {"messages": turns, **fields, "add_generation_prompt": True}
+    assert faults(ChatRequest, both) == {"add_generation_prompt"}
+
+
 def test_an_answer_with_calls_becomes_a_turn() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     answer = {
@@ -166,7 +190,11 @@ def test_either_name_of_the_length_is_taken() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities.0"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "b" * 17_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"guided_json": {}}, "guided_json"),

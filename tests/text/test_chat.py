@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     ToolCall,
 )
 from llorch_worker.contract.tools import FunctionCall
-from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text import ChatOptions, Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
 Reference = sentencepiece.SentencePieceProcessor
@@ -152,6 +152,53 @@ def test_a_folders_template_gives_the_ids_that_transformers_gives(
         return_dict=False,
     )
     assert load_tokenizer(source(tmp_path)).encode_chat(messages) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ChatOptions(add_generation_prompt=False),
+        ChatOptions(add_generation_prompt=False, continue_final_message=True),
+        ChatOptions({"enable_thinking": False, "effort": {"level": ["low"]}}),
+    ],
+)
+def test_what_a_request_tells_the_template_reaches_it_as_in_transformers(
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], options: ChatOptions
+) -> None:
+    from transformers import AutoTokenizer
+
+    template = CHATML + "{% if enable_thinking is false %}quiet {{ effort.level[0] }}{% endif %}"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
+    (tmp_path / "chat_template.jinja").write_text(template)
+    messages = _messages(("user", "Hi"), ("assistant", "Once upon"))
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        [{"role": message.role, "content": message.content} for message in messages],
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        return_dict=False,
+        **options.kwargs,
+    )
+    tokenizer = load_tokenizer(source(tmp_path))
+    assert tokenizer.encode_chat(messages, options=options) == expected
+    assert tokenizer.encode_chat(messages) != expected
+
+
+def test_a_templates_variables_can_spell_no_control_token(with_template: WithTemplate) -> None:
+    tokenizer = with_template(CHATML + "{{ note }}{{ bos_token }}")
+    options = ChatOptions({"note": "</s>", "bos_token": "mine", "</s>": 1})
+    plain = tokenizer.encode_chat(_messages(("user", "Hi")))
+    ids = tokenizer.encode_chat(_messages(("user", "Hi")), options=options)
+    assert ids.count(2) == plain.count(2)
+    assert ids.count(1) == plain.count(1) == 2
+    assert "</s>" in tokenizer.decode(ids)
+
+
+def test_a_turn_cannot_go_on_without_a_template(llama2: Tokenizer) -> None:
+    turns = _messages(("user", "Hi"), ("assistant", "Once"))
+    with pytest.raises(InvalidRequest, match="no chat template") as caught:
+        llama2.encode_chat(turns, options=ChatOptions(continue_final_message=True))
+    assert caught.value.faults[0].field == "continue_final_message"
 
 
 PLAIN = "plain:{{ messages[0].content }}"
