@@ -20,7 +20,7 @@ from benches.components.sizes import (
     randoms,
 )
 from llorch_worker.kernels import Ops
-from llorch_worker.model.block import RmsNorm, SwiGlu
+from llorch_worker.model.block import GatedMlp, RmsNorm
 
 TOKENS = [1, 8, 32, 128]
 
@@ -31,9 +31,11 @@ def qkv(dtype: torch.dtype) -> KnownLinear:
 
 
 @pytest.fixture(scope="module")
-def swiglu(dtype: torch.dtype, ops: Ops) -> SwiGlu:
-    return SwiGlu(
-        linear(2 * INTERMEDIATE, HIDDEN, dtype), linear(HIDDEN, INTERMEDIATE, dtype, seed=2), ops
+def swiglu(dtype: torch.dtype, ops: Ops) -> GatedMlp:
+    return GatedMlp(
+        linear(2 * INTERMEDIATE, HIDDEN, dtype),
+        linear(HIDDEN, INTERMEDIATE, dtype, seed=2),
+        ops.silu_and_mul,
     )
 
 
@@ -47,7 +49,7 @@ def test_qkv_projection(
     positions = torch.arange(tokens)
     store = cache(dtype)
     kv = store.kv.layers[0]
-    cos, sin = store.rope.at(positions)
+    ((cos, sin),) = store.rope.at(positions)
 
     def project() -> torch.Tensor:
         heads = qkv(x).view(tokens, 3 * HEADS, HEAD_DIM)
@@ -64,7 +66,7 @@ def test_qkv_projection(
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.benchmark(group="swiglu")
-def test_swiglu(benchmark: Any, dtype: torch.dtype, swiglu: SwiGlu, tokens: int) -> None:
+def test_swiglu(benchmark: Any, dtype: torch.dtype, swiglu: GatedMlp, tokens: int) -> None:
     x = randoms(tokens, HIDDEN, dtype=dtype)
     gate, up = reference.matmul(x, swiglu.gate_up.weight).chunk(2, dim=-1)  # type: ignore[attr-defined]
     inner = gate * torch.sigmoid(gate) * up

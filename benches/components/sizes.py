@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.cache import CacheShape, Rope, UnifiedCache
 from llorch_worker.kernels import find_native_kernels
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.native.tiles import Bf16Tiles
@@ -71,8 +71,7 @@ def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCa
             num_layers=1,
             num_kv_heads=HEADS,
             head_dim=HEAD_DIM,
-            rope_theta=ROPE_THETA,
-            rope_scaling=None,
+            ropes=(Rope(ROPE_THETA),),
             max_context=context_tokens,
             block_size=BLOCK_TOKENS,
             dtype=dtype,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from benches.gpu.random_weights import DENSE, RandomWeights
+from llorch_worker.cache import Rope
 from llorch_worker.kernels import Ops
 from llorch_worker.model import ModelConfig, Transformer
-from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
+from llorch_worker.model.block import Attention, Block, Branch, GatedMlp, RmsNorm
 from llorch_worker.weights import DenseEmbedding
 
 LLAMA_2_7B = ModelConfig(
@@ -19,8 +20,7 @@ LLAMA_2_7B = ModelConfig(
     num_kv_heads=32,
     head_dim=128,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
+    ropes=(Rope(1e4),),
     max_context=4096,
     tie_word_embeddings=False,
 )
@@ -47,18 +47,18 @@ def random_llama(
 
     def block(layer: int) -> Block:
         return Block(
-            attention_norm=norm(),
+            around_attention=Branch(norm(), None),
             attention=Attention(
                 layer,
                 drawn.linear(hidden, ("q", q_rows), ("k", kv_rows), ("v", kv_rows), layer=layer),
                 drawn.linear(q_rows, ("o", hidden), layer=layer),
                 head_dim=config.head_dim,
             ),
-            mlp_norm=norm(),
-            mlp=SwiGlu(
+            around_mlp=Branch(norm(), None),
+            mlp=GatedMlp(
                 drawn.linear(hidden, ("gate", inner), ("up", inner), layer=layer),
                 drawn.linear(inner, ("down", hidden), layer=layer),
-                ops,
+                ops.silu_and_mul,
             ),
         )
 

@@ -6,7 +6,7 @@ from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.prefix import Prefix
-from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
+from llorch_worker.cache.rope_tables import Rope, RopeScaling, RopeTables
 from llorch_worker.cache.shape import BLOCK_SIZE_TOKENS, MAX_QUERY_TOKENS, CacheShape
 from llorch_worker.cache.unified import UnifiedCache
 
@@ -21,6 +21,7 @@ __all__ = [
     "NoFreeBlocks",
     "PagedKV",
     "Prefix",
+    "Rope",
     "RopeScaling",
     "RopeTables",
     "UnifiedCache",

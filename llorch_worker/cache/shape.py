@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llorch_worker.cache.rope_tables import RopeScaling
+from llorch_worker.cache.rope_tables import Rope
 from llorch_worker.engine_options import KvDtype
 
 BLOCK_SIZE_TOKENS = 16
@@ -21,8 +21,8 @@ class CacheShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    ropes: tuple[Rope, ...]
+    """The kinds of rotation that the model's layers use."""
     max_context: int
     dtype: torch.dtype
     """The compute dtype."""

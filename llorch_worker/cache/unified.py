@@ -35,9 +35,8 @@ class UnifiedCache:
             shape=shape,
             kv=PagedKV(shape, num_blocks + scratch),
             rope=RopeTables(
+                shape.ropes,
                 head_dim=shape.head_dim,
-                theta=shape.rope_theta,
-                scaling=shape.rope_scaling,
                 max_context=shape.max_context,
                 device=shape.device,
             ),
@@ -55,7 +54,8 @@ class UnifiedCache:
         """Bytes that ``allocate`` would take, by part; allocates nothing."""
         slots = (num_blocks + (1 if shape.decode_rows else 0)) * shape.block_size
         parts = {part: slots * size for part, size in PagedKV.slot_bytes(shape).items()}
-        parts["rope"] = 2 * shape.max_context * (shape.head_dim // 2) * torch.float32.itemsize
+        angles = len(shape.ropes) * shape.max_context * (shape.head_dim // 2)
+        parts["rope"] = 2 * angles * torch.float32.itemsize
         parts["masks"] = min(shape.max_query_tokens, shape.max_context) * shape.max_context
         if shape.decode_rows:
             parts["decode"] = DecodeBuffers.required_bytes(shape)

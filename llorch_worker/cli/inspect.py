@@ -52,7 +52,7 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
     from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
     checkpoint, config = plan.checkpoint, plan.config
-    metadata, scaling = checkpoint.metadata, config.rope_scaling
+    metadata, rope = checkpoint.metadata, config.ropes[0]
     names = metadata.get("architectures") or [metadata.get("general.architecture", "llama")]
     return {
         "path": str(settings.model),
@@ -70,8 +70,8 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "context_tokens": config.max_context,
         "vocab_size": config.vocab_size,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": f"{scaling.kind} x{scaling.factor:g}" if scaling else None,
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling.describe() if rope.scaling else None,
         "tied_embeddings": config.tie_word_embeddings,
         "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
     }

@@ -1,10 +1,12 @@
-"""One transformer block: attention and SwiGLU, each behind an RMS norm and around a residual."""
+"""One transformer block: attention and a gated MLP, each with its norms and around a residual."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from llorch_worker.kernels import Ops
+from llorch_worker.kernels import PLAIN, AttentionForm, Ops
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.weights import Linear
 
@@ -33,45 +35,115 @@ class RmsNorm:
 class Attention:
     """Self-attention of one layer: the QKV and output matrices around the forward pass's part."""
 
-    def __init__(self, layer: int, qkv: Linear, output: Linear, *, head_dim: int) -> None:
-        """``qkv``: one fused matrix, whose rows are Q's heads, then K's, then V's."""
+    def __init__(
+        self,
+        layer: int,
+        qkv: Linear,
+        output: Linear,
+        *,
+        head_dim: int,
+        rope: int = 0,
+        form: AttentionForm = PLAIN,
+        bias: torch.Tensor | None = None,
+        norms: QkNorms | None = None,
+    ) -> None:
+        """``qkv``: one fused matrix, whose rows are Q's heads, then K's, then V's, as ``bias``.
+
+        ``rope``: the layer's kind of rotation.
+        """
         self.layer = layer
         self.qkv = qkv
         self.output = output
         self.head_dim = head_dim
+        self.rope = rope
+        self.form = form
+        self.bias = bias
+        self.norms = norms
 
     def __call__(self, x: torch.Tensor, step: ForwardPass) -> torch.Tensor:
         """``x: [tokens, hidden]`` to the same shape; new keys and values go to the cache."""
-        heads = self.qkv(x).view(len(x), -1, self.head_dim)
-        return self.output(step.attend(self.layer, heads))
+        qkv = self.qkv(x)
+        if self.bias is not None:
+            qkv += self.bias
+        heads = qkv.view(len(x), -1, self.head_dim)
+        if self.norms is not None:
+            self.norms(heads)
+        return self.output(step.attend(self.layer, heads, self.form, self.rope))
 
 
-class SwiGlu:
-    """SwiGLU (arXiv 2002.05202): ``down(silu(gate(x)) * up(x))``, gate and up in one matrix."""
+class QkNorms:
+    """RMS norms of Q and of K, over each head or over all heads together."""
 
-    def __init__(self, gate_up: Linear, down: Linear, ops: Ops) -> None:
-        """``gate_up``: hidden to 2 * intermediate, gate rows first; ``down``: back to hidden."""
+    def __init__(self, q: RmsNorm, k: RmsNorm, heads: int, kv_heads: int) -> None:
+        self.q = q
+        self.k = k
+        self._heads = heads
+        self._kv_heads = kv_heads
+
+    def __call__(self, heads: torch.Tensor) -> None:
+        """``heads``: [tokens, heads + 2 * kv_heads, head_dim]; Q and K are normalised in place."""
+        first = 0
+        for norm, count in ((self.q, self._heads), (self.k, self._kv_heads)):
+            part = heads[:, first : first + count]
+            part.copy_(norm(part.reshape(-1, len(norm.weight))).view_as(part))
+            first += count
+
+
+class GatedMlp:
+    """``down(act(gate(x)) * up(x))`` (arXiv 2002.05202), gate and up in one matrix."""
+
+    def __init__(
+        self, gate_up: Linear, down: Linear, act_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """``gate_up``: hidden to 2 * intermediate, gate rows first; ``down``: back to hidden.
+
+        ``act_and_mul``: [tokens, 2 * intermediate] to [tokens, intermediate].
+        """
         self.gate_up = gate_up
         self.down = down
-        self._ops = ops
+        self._act_and_mul = act_and_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x: [tokens, hidden]`` to the same shape."""
-        return self.down(self._ops.silu_and_mul(self.gate_up(x)))
+        return self.down(self._act_and_mul(self.gate_up(x)))
+
+
+class Branch:
+    """The norms of attention or MLP, and what its output is multiplied by before the addition."""
+
+    def __init__(self, before: RmsNorm | None, after: RmsNorm | None, scale: float = 1.0) -> None:
+        self.before = before
+        self.after = after
+        self.scale = scale
+
+    def enter(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The branch's input and ``x + residual``; both arguments may be overwritten."""
+        if self.before is not None:
+            return self.before.after(x, residual)
+        total = x if residual is None else residual.add_(x)
+        return total, total
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """What is added to the residual."""
+        if self.after is not None:
+            x = self.after(x)
+        return x if self.scale == 1.0 else x.mul_(self.scale)
 
 
 class Block:
-    """``x + attention(norm(x))``, then ``x + swiglu(norm(x))``.
+    """``x + attention(x)``, then ``x + mlp(x)``, each branch with its norms.
 
     The next block's norm, or the final one, does the last addition in the same pass.
     """
 
     def __init__(
-        self, attention_norm: RmsNorm, attention: Attention, mlp_norm: RmsNorm, mlp: SwiGlu
+        self, around_attention: Branch, attention: Attention, around_mlp: Branch, mlp: GatedMlp
     ) -> None:
-        self.attention_norm = attention_norm
+        self.around_attention = around_attention
         self.attention = attention
-        self.mlp_norm = mlp_norm
+        self.around_mlp = around_mlp
         self.mlp = mlp
 
     def __call__(
@@ -81,6 +153,7 @@ class Block:
 
         The first block has no ``residual``. Both arguments may be overwritten.
         """
-        x, residual = self.attention_norm.after(x, residual)
-        x, residual = self.mlp_norm.after(self.attention(x, step), residual)
-        return self.mlp(x), residual
+        x, residual = self.around_attention.enter(x, residual)
+        x = self.around_attention.leave(self.attention(x, step))
+        x, residual = self.around_mlp.enter(x, residual)
+        return self.around_mlp.leave(self.mlp(x)), residual

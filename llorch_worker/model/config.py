@@ -3,8 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from llorch_worker.cache import RopeScaling
+from llorch_worker.cache import Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """What a family's graph has beyond Llama's; the defaults are Llama's.
+
+    Blocks ask these; no block knows a family.
+    """
+
+    qkv_bias: bool = False
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    """RMS norms of Q and of K before RoPE: over each head, or over all heads together."""
+    norms: Literal["before", "after", "around"] = "before"
+    """Where the RMS norms of attention and MLP are: on the input of a branch, on its output before
+    the addition, or on both."""
+    fused: bool = False
+    """The file keeps Q, K and V in one tensor, and gate and up in another."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Multiplies the output of each branch before the addition."""
+    attention_scale: float | None = None
+    """Multiplies Q K^T; None for head_dim ** -0.5."""
+    logit_divisor: float = 1.0
+    query_growth: tuple[float, int] | None = None
+    """(beta, context): Q is multiplied by 1 + beta * ln(1 + floor(position / context))."""
+    other_ropes: tuple[Rope, ...] = ()
+    """Kinds of rotation besides the one that every file describes."""
+    layer_ropes: tuple[int, ...] = ()
+    """For each layer the index of its rotation in ``ModelConfig.ropes``; empty: the first."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +50,22 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    ropes: tuple[Rope, ...]
+    """The kinds of rotation; most models have one."""
     max_context: int
     """Tokens that the model was trained for, or its sliding window if that is smaller."""
     tie_word_embeddings: bool
+    interleaved: bool = False
+    """The file stores RoPE's pairs as neighbours."""
+    family: str = "Llama"
+    graph: Graph = Graph()
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of a head rotate, in layers that rotate any."""
+        dim = self.ropes[0].dim
+        return self.head_dim if dim is None else dim
+
+    def rope_index(self, layer: int) -> int:
+        """The index of a layer's rotation in ``ropes``."""
+        return self.graph.layer_ropes[layer] if self.graph.layer_ropes else 0

@@ -14,11 +14,19 @@ from llorch_worker.model.batch import RaggedBatch
 class ForwardPass:
     """One batch going through the model. Index tensors are built once here, not in each layer."""
 
-    def __init__(self, batch: RaggedBatch, cache: UnifiedCache, ops: Ops) -> None:
+    def __init__(
+        self,
+        batch: RaggedBatch,
+        cache: UnifiedCache,
+        ops: Ops,
+        query_growth: torch.Tensor | None = None,
+    ) -> None:
+        """``query_growth``: [tokens, 1, 1] in the compute dtype, multiplies Q."""
         self._ops = ops
         self._kv = cache.kv
         self._slots = batch.slots
-        self._cos, self._sin = cache.rope.at(batch.positions)
+        self._angles = cache.rope.at(batch.positions)
+        self._query_growth = query_growth
         self._attentions: list[PagedAttention] = []
         total = len(batch.query_lengths)
         decoding = next((i for i, n in enumerate(batch.query_lengths) if n > 1), total)
@@ -29,16 +37,22 @@ class ForwardPass:
             sequences = _sequences(batch, range(decoding, total), cache.block_size)
             self._attentions.append(ops.paged_prefill(sequences, cache.masks))
 
-    def attend(self, layer: int, qkv: torch.Tensor, form: AttentionForm = PLAIN) -> torch.Tensor:
+    def attend(
+        self, layer: int, qkv: torch.Tensor, form: AttentionForm = PLAIN, rope: int = 0
+    ) -> torch.Tensor:
         """Attention of the new tokens to their own sequences, including themselves.
 
+        ``rope``: the layer's kind of rotation.
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
         the new keys and values go to the cache. Returns [tokens, heads * head_dim].
         """
         kv = self._kv.layers[layer]
-        self._ops.rope_and_write(qkv, self._cos, self._sin, self._slots, kv)
-        tokens, heads, head_dim = qkv.shape
-        out = qkv.new_empty(tokens, (heads - 2 * kv.keys.shape[-2]) * head_dim)
+        tokens, _, head_dim = qkv.shape
+        heads = qkv.shape[1] - 2 * kv.keys.shape[-2]
+        if self._query_growth is not None:
+            qkv[:, :heads] *= self._query_growth
+        self._ops.rope_and_write(qkv, *self._angles[rope], self._slots, kv)
+        out = qkv.new_empty(tokens, heads * head_dim)
         for attention in self._attentions:
             attention(qkv, kv, out, form)
         return out

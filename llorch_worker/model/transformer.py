@@ -1,4 +1,4 @@
-"""The Llama model: embedding, blocks, final norm and output matrix over a ragged batch."""
+"""The model: embedding, blocks, final norm and output matrix over a ragged batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from functools import partial
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.kernels import Ops
+from llorch_worker.kernels import AttentionForm, Ops
 from llorch_worker.model import weight_table
 from llorch_worker.model.batch import RaggedBatch
-from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
+from llorch_worker.model.block import Attention, Block, Branch, GatedMlp, QkNorms, RmsNorm
 from llorch_worker.model.config import ModelConfig
 from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.model.weight_table import LayerWeights
 from llorch_worker.weights import (
     Checkpoint,
     DenseEmbedding,
@@ -66,8 +67,10 @@ class Transformer:
 
         Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
         """
-        step = ForwardPass(batch, cache, self.ops)
+        step = ForwardPass(batch, cache, self.ops, self._query_growth(batch.positions))
         x = self.embedding(batch.token_ids)  # [tokens, hidden]
+        if self.config.graph.embedding_scale != 1.0:
+            x *= self.config.graph.embedding_scale
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual, step)
@@ -85,7 +88,17 @@ class Transformer:
         if residual is not None:
             residual = residual.index_select(0, rows)
         normed, _ = self.final_norm.after(x, residual)
-        return self.output(normed, wide=True)
+        logits = self.output(normed, wide=True)
+        divisor = self.config.graph.logit_divisor
+        return logits if divisor == 1.0 else logits.div_(divisor)
+
+    def _query_growth(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """[tokens, 1, 1], by which queries are multiplied; None for 1 everywhere."""
+        if self.config.graph.query_growth is None:
+            return None
+        beta, context = self.config.graph.query_growth
+        growth = 1 + beta * torch.log1p((positions // context).float())
+        return growth.to(self.embedding.dtype)[:, None, None]
 
 
 @dataclass
@@ -129,17 +142,43 @@ class _Loader:
     def _block(self, layer: int) -> Block:
         config = self.config
         table = weight_table.layer_weights(config, layer)
+        scale = config.graph.residual_scale
         return Block(
-            attention_norm=self._norm(table.attention_norm),
-            attention=Attention(
-                layer, self._linear(table.qkv), self._linear(table.output), head_dim=config.head_dim
+            around_attention=Branch(
+                self._norm_or_none(table.before_attention),
+                self._norm_or_none(table.after_attention),
+                scale,
             ),
-            mlp_norm=self._norm(table.mlp_norm),
-            mlp=SwiGlu(self._linear(table.gate_up), self._linear(table.down), self.ops),
+            attention=self._attention(table, layer),
+            around_mlp=Branch(
+                self._norm_or_none(table.before_mlp), self._norm_or_none(table.after_mlp), scale
+            ),
+            mlp=GatedMlp(
+                self._linear(table.gate_up), self._linear(table.down), self.ops.silu_and_mul
+            ),
+        )
+
+    def _attention(self, table: LayerWeights, layer: int) -> Attention:
+        config, norms = self.config, None
+        if table.q_norm is not None and table.k_norm is not None:
+            q, k = self._norm(table.q_norm), self._norm(table.k_norm)
+            norms = QkNorms(q, k, config.num_heads, config.num_kv_heads)
+        return Attention(
+            layer,
+            self._linear(table.qkv),
+            self._linear(table.output),
+            head_dim=config.head_dim,
+            rope=config.rope_index(layer),
+            form=AttentionForm(scale=config.graph.attention_scale),
+            bias=None if table.qkv_bias is None else self._tensor(table.qkv_bias),
+            norms=norms,
         )
 
     def _norm(self, weight: FusedWeight) -> RmsNorm:
         return RmsNorm(self._tensor(weight), self.config.rms_norm_eps, self.ops)
+
+    def _norm_or_none(self, weight: FusedWeight | None) -> RmsNorm | None:
+        return None if weight is None else self._norm(weight)
 
     def _linear(self, weight: FusedWeight) -> Linear:
         linear = self.linears.load(self.checkpoint, weight)

@@ -12,6 +12,7 @@ from llorch_worker.weights.fingerprint import fingerprint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.linear import DenseLinear, DenseLinears, Linear, Linears
 from llorch_worker.weights.open_checkpoint import open_checkpoint
+from llorch_worker.weights.rope_order import RopeOrder
 from llorch_worker.weights.select_linears import select_linears
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Linear",
     "Linears",
     "Part",
+    "RopeOrder",
     "TensorInfo",
     "embedding_bytes",
     "fingerprint",

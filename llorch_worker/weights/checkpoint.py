@@ -16,6 +16,7 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.groups import GroupForm
+from llorch_worker.weights.rope_order import RopeOrder
 
 TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
 """Called with (first row, raw rows [rows, row bytes], order): the model's row ``first + i`` is
@@ -44,21 +45,20 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
 
     @abstractmethod
-    def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
+    def read_into(self, name: str, out: torch.Tensor, order: RopeOrder | None = None) -> None:
         """Fill ``out`` (CPU, the tensor's shape, any float dtype) with the tensor ``name``.
 
-        With ``rope_heads`` the rows, ``rope_heads * head_dim`` of them, are put into the model's
-        RoPE layout: the first half of a head holds the pairs' first members.
+        ``order``: how the file orders the rows; they are put into the model's order.
 
         Raises:
             ModelLoadFailed: the tensor is missing, its shape or type does not fit, or ``out``'s
                 dtype does not hold its values as finite numbers.
         """
 
-    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
+    def load(self, name: str, dtype: torch.dtype, order: RopeOrder | None = None) -> torch.Tensor:
         """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
         out = torch.empty(self.require(name).shape, dtype=dtype)
-        self.read_into(name, out, rope_heads)
+        self.read_into(name, out, order)
         return out
 
     def group_form(self, name: str) -> GroupForm | None:  # noqa: ARG002
@@ -66,7 +66,7 @@ class Checkpoint(ABC):
         return None
 
     def each_piece(
-        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
+        self, name: str, take: TakeRows, *, row_multiple: int, order: RopeOrder | None = None
     ) -> None:
         """Call ``take`` with all rows of a tensor that has a form, raw, in pieces.
 
@@ -92,8 +92,7 @@ class Checkpoint(ABC):
         info = self.tensors.get(name)
         if info is None:
             raise ModelLoadFailed(
-                f"{self.path} has no tensor {name}, which every Llama needs; "
-                "convert the model again."
+                f"{self.path} has no tensor {name}, which its graph needs; convert the model again."
             )
         if shape is not None and info.shape != shape:
             raise ModelLoadFailed(

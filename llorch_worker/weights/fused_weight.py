@@ -10,6 +10,7 @@ import torch
 
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.groups import GroupForm
+from llorch_worker.weights.rope_order import RopeOrder
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Part:
 
     name: str
     shape: tuple[int, ...]
-    rope_heads: int | None = None
+    order: RopeOrder | None = None
+    """How the file orders the rows; None if as the model."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class FusedWeight:
         row = 0
         for part in self.parts:
             rows = out[row : row + part.shape[0]]
-            checkpoint.read_into(part.name, rows, part.rope_heads)
+            checkpoint.read_into(part.name, rows, part.order)
             row += part.shape[0]
 
     def quantised_parts(self, checkpoint: Checkpoint) -> tuple[Part, ...]:

@@ -20,6 +20,7 @@ from llorch_worker.model_files.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo
 from llorch_worker.weights.groups import GroupForm, group_form
+from llorch_worker.weights.rope_order import RopeOrder
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -31,16 +32,19 @@ _LAYER_TENSOR_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,5})\.(\w+)\.(weight|bias)")
 _SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
-_INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
-"""Converters reorder the Q and K rows of these for interleaved RoPE pairs."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,14 @@ class GgufCheckpoint(Checkpoint):
         files = [ModelFile(part) for part in _parts(path)]
         self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
+        kinds = frozenset(
+            entry.name.split(".")[2]
+            for header in headers
+            for entry in header.entries
+            if _LAYER_TENSOR.fullmatch(entry.name)
+        )
         for file, header in zip(files, headers, strict=True):
-            self._index(file, header)
+            self._index(file, header, kinds)
         self.metadata: Mapping[str, Any] = headers[0].metadata
         self._headers = [
             (file, header.data_start) for file, header in zip(files, headers, strict=True)
@@ -74,12 +84,10 @@ class GgufCheckpoint(Checkpoint):
                 f"{path} is one of {parts} parts but is not named like one; "
                 "restore the parts' names (…-00001-of-000NN.gguf) or merge them."
             )
-        architecture = str(self.metadata.get("general.architecture"))
-        self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
 
-    def _index(self, file: ModelFile, header: GgufHeader) -> None:
+    def _index(self, file: ModelFile, header: GgufHeader, kinds: frozenset[str]) -> None:
         for entry in header.entries:
-            name = canonical_name(entry.name)
+            name = canonical_name(entry.name, kinds)
             if name in self._stored:
                 raise ModelLoadFailed(
                     f"{file.path} has tensor {entry.name} twice; convert it again."
@@ -112,11 +120,15 @@ class GgufCheckpoint(Checkpoint):
             self._stored[name] = _StoredTensor(file, start, type_)
             self.tensors[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
 
-    def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
+    def read_into(self, name: str, out: torch.Tensor, order: RopeOrder | None = None) -> None:
         self.require(name, tuple(out.shape))
         type_ = self._stored[name].type
+        if out.ndim == 1 and order is not None:  # a bias is one row for the reader
+            self.read_into(name, out)
+            out.copy_(order.arrange(out))
+            return
         out = out.view(-1, out.shape[-1])
-        destination = self._destination(len(out), rope_heads)
+        destination = None if order is None else order.destination(len(out))
 
         def take(first: int, piece: Bytes) -> None:
             values = _values(piece, type_).view(len(piece), -1).to(out.dtype)
@@ -140,26 +152,20 @@ class GgufCheckpoint(Checkpoint):
         return group_form(self._stored[name].type) if name in self._stored else None
 
     def each_piece(
-        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
+        self, name: str, take: TakeRows, *, row_multiple: int, order: RopeOrder | None = None
     ) -> None:
-        rows = self.tensors[name].shape[0]
-        destination = self._destination(rows, rope_heads)
-        order = None
-        if destination is not None:
+        source = None
+        if order is not None:
             # Rows move only within a head, so a piece holds whole heads.
-            row_multiple = math.lcm(row_multiple, rows // (rope_heads or 1))
-            order = destination.argsort().numpy()
+            row_multiple = math.lcm(row_multiple, order.head_dim)
+            source = order.destination(self.tensors[name].shape[0]).argsort().numpy()
 
         def take_ordered(first: int, piece: Bytes) -> None:
-            take(first, piece, None if order is None else order[first : first + len(piece)] - first)
+            take(
+                first, piece, None if source is None else source[first : first + len(piece)] - first
+            )
 
         self._each_chunk(name, take_ordered, row_multiple)
-
-    def _destination(self, rows: int, rope_heads: int | None) -> torch.Tensor | None:
-        """The target of each stored row: [rows] int64; None if rows keep their order."""
-        if rope_heads is None or not self._interleaved:
-            return None
-        return _half_split_rows(rows, rope_heads)
 
     def _each_chunk(
         self, name: str, take: Callable[[int, Bytes], None], row_multiple: int = 1
@@ -177,21 +183,21 @@ class GgufCheckpoint(Checkpoint):
         )
 
 
-def canonical_name(gguf_name: str) -> str:
-    """Hugging Face's name for a GGUF tensor; an unknown name stays as it is."""
+def canonical_name(gguf_name: str, kinds: frozenset[str]) -> str:
+    """Hugging Face's name for a GGUF tensor; an unknown name stays as it is.
+
+    ``kinds``: the kinds of tensors in the file's blocks. Two names depend on them.
+    """
     match = _LAYER_TENSOR.fullmatch(gguf_name)
     if match and match[2] in _LAYER_TENSOR_NAMES:
-        return f"model.layers.{int(match[1])}.{_LAYER_TENSOR_NAMES[match[2]]}.{match[3]}"
+        name = _LAYER_TENSOR_NAMES[match[2]]
+        if match[2] == "ffn_norm" and "post_ffw_norm" in kinds:
+            name = "pre_feedforward_layernorm"
+        elif match[2] == "ffn_up" and "attn_qkv" in kinds:
+            name = "mlp.gate_up_proj"
+        return f"model.layers.{int(match[1])}.{name}.{match[3]}"
     stem, _, kind = gguf_name.rpartition(".")
     return f"{_TENSOR_NAMES[stem]}.{kind}" if stem in _TENSOR_NAMES else gguf_name
-
-
-def _half_split_rows(rows: int, heads: int) -> torch.Tensor:
-    """The target of each stored row: a head's pair (2i, 2i + 1) goes to i and i + head_dim / 2."""
-    head_dim = rows // heads
-    row = torch.arange(rows)
-    within = row % head_dim
-    return row - within + within % 2 * (head_dim // 2) + within // 2
 
 
 def _parts(path: Path) -> list[Path]:

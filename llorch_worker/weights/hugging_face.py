@@ -20,6 +20,7 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
+from llorch_worker.weights.rope_order import RopeOrder
 
 _MAX_HEADER_BYTES = 100_000_000
 """The format's limit on the JSON header."""
@@ -91,12 +92,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             self._stored[name] = _StoredTensor(file, start)
             self.tensors[name] = TensorInfo(name, shape, dtype_name, end - begin)
 
-    def read_into(
-        self,
-        name: str,
-        out: torch.Tensor,
-        rope_heads: int | None = None,  # noqa: ARG002 - these files have the model's RoPE layout
-    ) -> None:
+    def read_into(self, name: str, out: torch.Tensor, order: RopeOrder | None = None) -> None:
         info = self.require(name, tuple(out.shape))
         stored = self._stored[name]
         if info.dtype_name not in _DTYPES:
@@ -120,6 +116,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             take,
             torch.get_num_threads(),
         )
+        if order is not None:
+            out.copy_(order.arrange(out))
 
     def described_by(self) -> Iterator[bytes]:
         for name in _DESCRIPTIONS:

@@ -97,7 +97,7 @@ class NativeLinears:
                 part.name,
                 _packer(tiles, row, form, checkpoint, part.name),
                 row_multiple=TILE_ROWS,
-                rope_heads=part.rope_heads,
+                order=part.order,
             )
             row += part.shape[0]
         return tiles

@@ -133,7 +133,7 @@ def _read_groups(checkpoint: Checkpoint, part: Part, form: GroupForm) -> Groups:
         if whole.offsets is not None and groups.offsets is not None:
             whole.offsets[to] = groups.offsets
 
-    checkpoint.each_piece(part.name, take, row_multiple=1, rope_heads=part.rope_heads)
+    checkpoint.each_piece(part.name, take, row_multiple=1, order=part.order)
     return whole
 
 

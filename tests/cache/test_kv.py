@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.cache import CacheShape, PagedKV
+from llorch_worker.cache import CacheShape, PagedKV, Rope
 from llorch_worker.engine_options import KvDtype
 
 
@@ -11,8 +11,7 @@ def make(kv_dtype: KvDtype = "auto") -> PagedKV:
         num_layers=2,
         num_kv_heads=2,
         head_dim=6,
-        rope_theta=1e4,
-        rope_scaling=None,
+        ropes=(Rope(1e4),),
         max_context=12,
         block_size=4,
         dtype=torch.float32,

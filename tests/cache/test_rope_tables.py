@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from llorch_worker.cache import RopeScaling, RopeTables
+from llorch_worker.cache import Rope, RopeScaling, RopeTables
 from llorch_worker.cache.rope_tables import inverse_frequencies
 
 CPU = torch.device("cpu")
@@ -64,24 +64,25 @@ def test_the_tables_are_those_of_transformers(
         rope_parameters=parameters | {"rope_theta": theta},
     )
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(MAX_CONTEXT)[None])
-    tables = RopeTables(
-        head_dim=HEAD_DIM, theta=theta, scaling=scaling, max_context=MAX_CONTEXT, device=CPU
-    )
+    ropes = (Rope(theta, scaling),)
+    tables = RopeTables(ropes, head_dim=HEAD_DIM, max_context=MAX_CONTEXT, device=CPU)
     half = HEAD_DIM // 2
-    torch.testing.assert_close(tables.cos, cos[0, :, :half], atol=1e-5, rtol=0)
-    torch.testing.assert_close(tables.sin, sin[0, :, :half], atol=1e-5, rtol=0)
+    torch.testing.assert_close(tables.cos[0], cos[0, :, :half], atol=1e-5, rtol=0)
+    torch.testing.assert_close(tables.sin[0], sin[0, :, :half], atol=1e-5, rtol=0)
 
 
 def test_factors_divide_each_frequency() -> None:
-    plain = inverse_frequencies(8, 10000.0, None)
-    scaled = inverse_frequencies(8, 10000.0, RopeScaling("factors", factors=(1.0, 2.0, 4.0, 8.0)))
+    plain = inverse_frequencies(Rope(10000.0), 8, 32)
+    scaled = inverse_frequencies(
+        Rope(10000.0, RopeScaling("factors", factors=(1.0, 2.0, 4.0, 8.0))), 8, 32
+    )
     torch.testing.assert_close(scaled, plain / torch.tensor([1.0, 2.0, 4.0, 8.0]))
 
 
 def test_rows_are_looked_up_by_position() -> None:
-    tables = RopeTables(head_dim=8, theta=1e4, scaling=None, max_context=32, device=CPU)
-    cos, sin = tables.at(torch.tensor([31, 0, 7]))
+    tables = RopeTables((Rope(1e4),), head_dim=8, max_context=32, device=CPU)
+    ((cos, sin),) = tables.at(torch.tensor([31, 0, 7]))
     assert cos.shape == sin.shape == (3, 4)
-    assert torch.equal(cos, tables.cos[[31, 0, 7]])
+    assert torch.equal(cos, tables.cos[0, [31, 0, 7]])
     assert (cos[1] == 1).all()
     assert (sin[1] == 0).all()

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.cache import CacheShape, Rope, UnifiedCache
 from llorch_worker.engine_options import KvDtype
 
 SHAPE = CacheShape(
     num_layers=3,
     num_kv_heads=2,
     head_dim=8,
-    rope_theta=1e4,
-    rope_scaling=None,
+    ropes=(Rope(1e4),),
     max_context=40,
     dtype=torch.bfloat16,
     device=torch.device("cpu"),
@@ -43,7 +42,7 @@ def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:
     cache = UnifiedCache.allocate(SHAPE, 7)
     assert cache.kv.keys.dtype == cache.kv.values.dtype == torch.bfloat16
     assert cache.kv.keys.shape == (3, 7, 16, 2, 8)
-    assert cache.rope.cos.shape == (40, 4)
+    assert cache.rope.cos.shape == (1, 40, 4)
     assert cache.rope.cos.dtype == torch.float32
     assert cache.blocks.total == cache.blocks.free_count == 7
 

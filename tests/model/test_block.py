@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model.block import RmsNorm, SwiGlu
+from llorch_worker.model.block import GatedMlp, RmsNorm
 from llorch_worker.weights import DenseLinear
 
 
@@ -37,10 +37,10 @@ def test_rms_norm_averages_narrow_input_in_float32_like_transformers(dtype: torc
 def test_swiglu_agrees_with_transformers() -> None:
     torch.manual_seed(0)
     reference = LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=112))
-    swiglu = SwiGlu(
+    swiglu = GatedMlp(
         DenseLinear(torch.cat((reference.gate_proj.weight, reference.up_proj.weight))),
         DenseLinear(reference.down_proj.weight),
-        TorchOps(),
+        TorchOps().silu_and_mul,
     )
     x = torch.randn(9, 64)
     with torch.no_grad():

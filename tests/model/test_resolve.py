@@ -14,7 +14,7 @@ from hugging_face import NAMES
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from llorch_worker.cache import RopeScaling
+from llorch_worker.cache import Rope, RopeScaling
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model import ModelConfig, resolve_config
 from llorch_worker.model.weight_table import EMBEDDING
@@ -57,15 +57,16 @@ def test_both_formats_of_one_model_resolve_to_the_same_config(trained_model: Pat
         num_kv_heads=2,
         head_dim=32,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        rope_scaling=None,
+        ropes=(Rope(10000.0, dim=32),),
         max_context=512,
         tie_word_embeddings=False,
     )
     for file in trained_model.glob("*.gguf"):
         from_gguf = resolve(file)
         assert from_gguf.rms_norm_eps == pytest.approx(1e-5)
-        assert from_gguf.__dict__ | {"rms_norm_eps": 1e-5} == config.__dict__
+        assert from_gguf.interleaved
+        changed = {"rms_norm_eps": 1e-5, "interleaved": False}
+        assert from_gguf.__dict__ | changed == config.__dict__
 
 
 def refuse(path: Path, message: str) -> None:
@@ -79,7 +80,7 @@ def refuse(path: Path, message: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen2"}, "not a Llama: its architecture is 'qwen2'"),
+        ({"general.architecture": "qwen2moe"}, "'qwen2moe', which is none of the supported fam"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.embedding_length": None}, "embedding_length is missing"),
         ({"llama.block_count": 0}, "block_count is '0' but the model needs a positive"),
@@ -92,8 +93,8 @@ def refuse(path: Path, message: str) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
         ({"llama.attention.key_length": 15}, "no pairs to rotate"),
         ({"llama.attention.value_length": 8}, "must have one size"),
-        ({"llama.rope.dimension_count": 8}, "RoPE must cover whole heads"),
-        ({"llama.rope.scaling.type": "yarn"}, "only linear scaling"),
+        ({"llama.rope.dimension_count": 18}, "RoPE covers whole heads, not 18"),
+        ({"llama.rope.scaling.type": "spiral"}, "only linear, yarn and longrope"),
         ({"llama.context_length": None}, "context_length is missing"),
         ({"llama.feed_forward_length": 95}, r"calls for \[95, 64\]"),
     ],
@@ -129,8 +130,7 @@ def test_gguf_metadata_are_read_leniently(tmp_path: Path, write_gguf: WriteGguf)
     tensors = {"output.weight": None}
     config = resolve(write_gguf(tmp_path / "m.gguf", metadata=metadata, tensors=tensors))
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == RopeScaling("linear", factor=4.0)
+    assert config.ropes == (Rope(5e5, RopeScaling("linear", factor=4.0), 16),)
     assert config.vocab_size == 80
     assert config.tie_word_embeddings
 
@@ -156,8 +156,8 @@ def test_rope_factors_in_a_gguf_file_are_llama3_scaling(
     folder = save_llama(**shape, intermediate_size=96, num_hidden_layers=2, rope_parameters=llama3)
     checkpoint = open_checkpoint(folder)
     config = resolve_config(checkpoint)
-    scaled = inverse_frequencies(16, 1e4, config.rope_scaling)
-    factors = (inverse_frequencies(16, 1e4, None) / scaled).numpy()
+    scaled = inverse_frequencies(config.ropes[0], 16, config.max_context)
+    factors = (inverse_frequencies(Rope(1e4), 16, config.max_context) / scaled).numpy()
     names = {hugging_face: gguf for gguf, hugging_face in NAMES.items()}
     tensors = {"rope_freqs.weight": factors}
     for name in checkpoint.tensors:
@@ -199,8 +199,8 @@ def test_rope_factors_that_make_no_frequency_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "not a Llama: its model_type is 'gpt2'"),
-        ({"model_type": None}, "not a Llama: its model_type is None"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', which is none of the supported"),
+        ({"model_type": None}, "model_type is 'None', which is none of the supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ({"architectures": 7}, "no language model head"),
         ({"hidden_act": "gelu"}, "only SiLU"),
@@ -212,8 +212,9 @@ def test_rope_factors_that_make_no_frequency_are_refused(
         ({"num_hidden_layers": -1}, "num_hidden_layers is '-1'"),
         ({"vocab_size": 97}, "calls for"),
         ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
-        ({"partial_rotary_factor": 0.5}, "RoPE must cover whole heads"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE scaling is 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "RoPE covers whole heads"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "RoPE scaling is 'spiral'"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor is missing but .* 4 positive"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": ["linear"]}}, "RoPE scaling is"),
         ({"rope_scaling": [1]}, "rope_scaling is not an object"),
@@ -267,16 +268,14 @@ def test_the_old_rope_keys_are_read(
     scaling: RopeScaling | None,
 ) -> None:
     config = resolve(edited(random_llama, tmp_path / "m", **changes))
-    assert config.rope_theta == theta
-    assert config.rope_scaling == scaling
+    assert config.ropes == (Rope(theta, scaling, 8),)
 
 
 def test_old_and_new_rope_keys_may_say_the_same(tmp_path: Path, random_llama: Path) -> None:
     new = {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}
     for number, old in enumerate(({"rope_theta": 5e5}, {"rope_scaling": LINEAR})):
         config = resolve(edited(random_llama, tmp_path / f"m{number}", rope_parameters=new, **old))
-        assert config.rope_theta == 5e5
-        assert config.rope_scaling == RopeScaling("linear", factor=2)
+        assert config.ropes == (Rope(5e5, RopeScaling("linear", factor=2), 8),)
 
 
 def test_a_sliding_window_limits_the_context_with_a_warning(

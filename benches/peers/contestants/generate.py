@@ -21,6 +21,8 @@ from transformers.initialization import no_init_weights
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from llorch_worker.model import ModelConfig as OurConfig
 from llorch_worker.model import resolve_config
+from llorch_worker.model.config import Graph
+from llorch_worker.model.weight_table import layer_weights
 from llorch_worker.weights import open_checkpoint
 
 
@@ -80,15 +82,19 @@ def load_model(terms: Terms) -> Any:
     """
     checkpoint = open_checkpoint(terms.model)
     ours = resolve_config(checkpoint)
-    if ours.rope_scaling is not None:
-        raise ValueError("the model scales RoPE; measured without scaling only")
+    if ours.graph != Graph() or ours.ropes[0].scaling is not None:
+        raise ValueError("not a Llama, or one that scales RoPE: measured without only")
     config = transformers_config(ours)
     with no_init_weights():
         make: Any = LlamaForCausalLM._from_config
         model = make(config, dtype=getattr(torch, terms.dtype), attn_implementation="sdpa")
-    heads = {"q_proj": ours.num_heads, "k_proj": ours.num_kv_heads}
+    orders = {
+        part.name: part.order
+        for layer in range(ours.num_layers)
+        for part in layer_weights(ours, layer).qkv.parts
+    }
     for name, parameter in model.named_parameters():
-        checkpoint.read_into(name, parameter.data, heads.get(name.split(".")[-2]))
+        checkpoint.read_into(name, parameter.data, orders.get(name))
     model.generation_config = generation_config(max_new_tokens=None, eos_token_id=None)
     return model.eval()
 
@@ -104,7 +110,7 @@ def transformers_config(ours: OurConfig) -> LlamaConfig:
         num_key_value_heads=ours.num_kv_heads,
         head_dim=ours.head_dim,
         rms_norm_eps=ours.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": ours.ropes[0].theta},
         max_position_embeddings=ours.max_context,
         tie_word_embeddings=ours.tie_word_embeddings,
     )
