@@ -50,6 +50,8 @@ class Tokens(_Event):
     index: int
     ids: tuple[int, ...]
     text: str
+    reasoning_content: str | None = None
+    """What of the thought before the text is new."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 

@@ -21,7 +21,7 @@ from llorch_worker.contract.result import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class JournalledChoice:
-    """One choice so far: its ids in order, the text that readers have, and its logprobs.
+    """One choice so far: its ids in order, the text and thought that readers have, its logprobs.
 
     ``logprobs``: one entry per id, or None if the events have none.
     """
@@ -29,6 +29,7 @@ class JournalledChoice:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    thought: str = ""
 
     def __repr__(self) -> str:
         # Journals end up in logs by accident, but generated text must not.
@@ -88,6 +89,7 @@ class _Draft:
     number: int
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, event: Tokens) -> None:
@@ -99,6 +101,7 @@ class _Draft:
             )
         self.ids += event.ids
         self.texts.append(event.text)
+        self.thoughts.append(event.reasoning_content or "")
         self.logprobs += event.logprobs or ()
         # An event may have text without ids, and then without logprobs.
         if len(self.logprobs) not in (0, len(self.ids)):
@@ -109,5 +112,8 @@ class _Draft:
 
     def finish(self) -> JournalledChoice:
         return JournalledChoice(
-            tuple(self.ids), "".join(self.texts), tuple(self.logprobs) if self.logprobs else None
+            tuple(self.ids),
+            "".join(self.texts),
+            tuple(self.logprobs) if self.logprobs else None,
+            "".join(self.thoughts),
         )

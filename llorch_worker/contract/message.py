@@ -21,6 +21,8 @@ class Message(BaseModel):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    reasoning_content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    """The thought of an assistant's turn, which templates may show."""
     tool_calls: Annotated[
         Annotated[tuple[ToolCall, ...], Field(max_length=MAX_TOOLS), NOT_EMPTY] | None,
         BeforeValidator(as_tuple),
@@ -33,6 +35,10 @@ class Message(BaseModel):
     def _fields_of_the_role(self) -> Message:
         if self.tool_calls is not None and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "tool_calls belong to an assistant's turn")
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise PydanticCustomError(
+                "reasoning_content", "reasoning_content belongs to an assistant's turn"
+            )
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise PydanticCustomError(
                 "tool_call_id", "tool_call_id belongs to a tool's turn, which must have one"

@@ -52,6 +52,8 @@ class Timings(_Part):
 class Choice(_Part):
     index: int
     text: str
+    reasoning_content: str | None = None
+    """The thought before the text, which ``token_ids`` begin with."""
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llorch_worker.text import IncrementalDetokenizer, StopStrings, Tokenizer
+from llorch_worker.text import IncrementalDetokenizer, StopStrings, ThoughtSplitter, Tokenizer
 
 
 class ChoiceText:
-    """Turns token ids into text that may be shown.
+    """Turns token ids into text that may be shown, apart from the thought before it.
 
     It holds back incomplete characters and text that may begin a stop string until later tokens
     decide. The pieces that :meth:`take` returns add up to the text of the result.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Iterable[str] = (),
+        thoughts: ThoughtSplitter | None = None,
+    ) -> None:
         stops = tuple(stops)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._vocab_size = tokenizer.vocab_size
         self._stops = StopStrings(stops) if stops else None
+        self._thoughts = thoughts
         self._parts: list[str] = []
         self._fresh: list[str] = []
+        self._thought_parts: list[str] = []
+        self._fresh_thought = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
         """Adds a token; True if its text completed a stop string.
@@ -33,16 +41,30 @@ class ChoiceText:
         if self._stops is not None and may_stop:
             text, matched = self._stops.push(text)
         if text:
-            self._fresh.append(text)
+            self._add(*self._split(text))
         return matched
+
+    def _split(self, text: str) -> tuple[str, str]:
+        return ("", text) if self._thoughts is None else self._thoughts.push(text)
+
+    def _add(self, thought: str, text: str) -> None:
+        self._fresh_thought += thought
+        if text:
+            self._fresh.append(text)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the next token belongs to a thought."""
+        return self._thoughts is not None and self._thoughts.thinking
 
     def close(self) -> bool:
         """Releases the text held back; True if a stop string ends the text."""
         tail = self._detokenizer.flush()
         if self._stops is not None:
             tail = self._stops.push(tail)[0] + self._stops.flush()
-        if tail:
-            self._fresh.append(tail)
+        self._add(*self._split(tail))
+        if self._thoughts is not None:
+            self._add(*self._thoughts.flush())
         return self._stops is not None and self._stops.matched
 
     def take(self) -> str:
@@ -53,16 +75,31 @@ class ChoiceText:
             self._parts.append(fresh)
         return fresh
 
+    def take_thought(self) -> str:
+        """What of the thought became final since the last call."""
+        fresh, self._fresh_thought = self._fresh_thought, ""
+        if fresh:
+            self._thought_parts.append(fresh)
+        return fresh
+
+    @property
+    def ready_thought(self) -> str:
+        """What of the thought is final but not yet taken."""
+        return self._fresh_thought
+
     @property
     def ready(self) -> str:
         """The text that is final but not yet taken."""
         return "".join(self._fresh)
 
-    def skip(self, shown: str) -> bool:
-        """Takes ``shown``, which readers already have; False if the ready text differs."""
+    def skip(self, shown: str, thought: str = "") -> bool:
+        """Takes ``shown`` and its ``thought``, which readers already have; False if what is ready
+        differs."""
         ready = self.ready
-        if not ready.startswith(shown):
+        if not ready.startswith(shown) or not self._fresh_thought.startswith(thought):
             return False
+        self._thought_parts.append(thought)
+        self._fresh_thought = self._fresh_thought[len(thought) :]
         self._parts.append(shown)
         self._fresh[:] = [ready[len(shown) :]]
         return True
@@ -71,3 +108,8 @@ class ChoiceText:
     def released(self) -> str:
         """All text taken so far."""
         return "".join(self._parts)
+
+    @property
+    def thought(self) -> str | None:
+        """All of the thought taken so far; None if there is none."""
+        return "".join(self._thought_parts) or None

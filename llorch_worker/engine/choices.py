@@ -26,7 +26,11 @@ def sequences_of(
             prompt_ids,
             request,
             seed=choice_seed(seed, choice),
-            text=ChoiceText(tokenizer, request.stop),
+            text=ChoiceText(
+                tokenizer,
+                request.stop,
+                None if request.messages is None else tokenizer.thoughts(prompt_ids),
+            ),
             arrival=arrival,
             choice=choice,
             eos_ids=eos_ids,

@@ -175,11 +175,17 @@ class Generation:
         """Emits the ``ids`` that ``sequence`` has just taken and the text that became final."""
         if ids and self._first_token_s is None:
             self._first_token_s = now_s
-        text = sequence.text.take()
-        if ids or text:
-            index = sequence.generated_count - len(ids)
+        text, thought = sequence.text.take(), sequence.text.take_thought()
+        if ids or text or thought:
             self._emit(
-                Tokens(choice=sequence.choice, index=index, ids=ids, text=text, logprobs=logprobs)
+                Tokens(
+                    choice=sequence.choice,
+                    index=sequence.generated_count - len(ids),
+                    ids=ids,
+                    text=text,
+                    reasoning_content=thought or None,
+                    logprobs=logprobs,
+                )
             )
 
     @property
@@ -257,6 +263,7 @@ class Generation:
         return Choice(
             index=sequence.choice,
             text=text,
+            reasoning_content=sequence.text.thought,
             token_ids=tuple(sequence.generated_ids),
             finish_reason="tool_calls" if called else sequence.finish_reason,
             logprobs=None if logprobs is None else tuple(logprobs),

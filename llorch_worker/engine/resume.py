@@ -64,11 +64,14 @@ def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> No
         except InvalidRequest as error:
             raise InternalError(f"{whose} has a token that does not fit the grammar") from error
     _take_logprobs(sequence, choice, whose)
-    if len(choice.text) > len(sequence.text.ready) and sequence.finish_reason is None:
+    beyond = len(choice.text) > len(sequence.text.ready) or (
+        len(choice.thought) > len(sequence.text.ready_thought)
+    )
+    if beyond and sequence.finish_reason is None:
         # Only the end of a choice releases held-back text. No token ended the replay, so the
         # deadline did.
         sequence.close("deadline")
-    if not sequence.text.skip(choice.text):
+    if not sequence.text.skip(choice.text, choice.thought):
         raise InternalError(
             f"{whose} has a text of {len(choice.text)} characters that its {count} tokens do not "
             "produce; was it written with another model?"

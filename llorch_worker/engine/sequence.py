@@ -77,7 +77,7 @@ class Sequence:
         self.arrival = arrival
         self.rank = PRIORITY_RANKS[request.priority]
         self.plain = matcher is None and samples_plainly(request)
-        self.matcher = matcher
+        self._matcher = matcher
         self.stop_ids = frozenset(request.stop_token_ids) | (
             frozenset() if request.ignore_eos else eos_ids
         )
@@ -114,6 +114,16 @@ class Sequence:
         if self.ended:
             self.close("length")
             self.state = SequenceState.FINISHED
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its text must fit a grammar."""
+        return self._matcher is not None
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """What the next token must fit: the grammar begins after the thought."""
+        return None if self._matcher is None or self.text.thinking else self._matcher
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -185,19 +195,20 @@ class Sequence:
         A token that ends the choice by its id stays in ``generated_ids`` but gives no text. Raises
         InvalidRequest if the token does not fit the grammar.
         """
+        matcher = self.matcher
         self.token_ids.append(token_id)
         count = self.generated_count
         may_stop = count > self.request.min_tokens
         ended = (may_stop and token_id in self.stop_ids) or (
-            self.matcher is not None and token_id in self.matcher.eos_ids
+            matcher is not None and token_id in matcher.eos_ids
         )
-        if ended and self.matcher is not None:
-            self.matcher.end(token_id)
+        if ended and matcher is not None:
+            matcher.end(token_id)
         elif not ended:
             ended = self.text.push(token_id, may_stop=may_stop)
-            if self.matcher is not None:
-                self.matcher.push(token_id)
-                ended |= self.matcher.complete
+            if matcher is not None:
+                matcher.push(token_id)
+                ended |= matcher.complete
         if ended:
             self.close("stop")
         elif count >= self.request.max_tokens:

@@ -59,6 +59,8 @@ class ChatMessage(Shape):
         BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart] | None),
     ] = None
     """Texts in parts are joined by newlines."""
+    reasoning_content: SkipValidation[str | None] = None
+    """An assistant's thought, as answers have it."""
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: SkipValidation[str | None] = None
 
@@ -75,6 +77,7 @@ class ChatMessage(Shape):
         return {
             "role": "system" if self.role == "developer" else self.role,
             "content": None if parts is None else "\n".join(part.text for part in parts),
+            "reasoning_content": self.reasoning_content,
             "tool_calls": calls and [call.model_dump(exclude={"index"}) for call in calls],
             "tool_call_id": self.tool_call_id,
         }

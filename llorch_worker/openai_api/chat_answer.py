@@ -31,6 +31,7 @@ class Answer(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[AnswerCall]]
 
 
@@ -68,6 +69,8 @@ def chat_id(job_id: str) -> str:
 
 def _choice(choice: Choice) -> ChatChoice:
     message: Answer = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning_content:
+        message["reasoning_content"] = choice.reasoning_content
     if choice.tool_calls:
         # The text is the calls, as the model wrote them.
         message["content"] = None

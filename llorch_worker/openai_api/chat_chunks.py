@@ -69,6 +69,8 @@ class ChatChunks:
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:
         self._usage.tokens(job, event)
         yield from self._begin(event.choice)
+        if event.reasoning_content:
+            yield self._chunk(event.choice, {"reasoning_content": event.reasoning_content})
         unsent = self._unsent[event.choice]
         unsent.text += event.text
         unsent.logprobs += event.logprobs or ()

@@ -169,6 +169,8 @@ def _new_mark() -> str:
 def _turn(index: int, message: Message) -> dict[str, Any]:
     """What templates expect of a turn besides its role."""
     turn: dict[str, Any] = {"content": message.content or ""}
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls is not None:

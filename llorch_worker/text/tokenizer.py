@@ -11,6 +11,7 @@ from llorch_worker.text.chat import ChatFormat
 from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
+from llorch_worker.text.thoughts import CLOSING, OPENING, ThoughtSplitter
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""
@@ -107,6 +108,14 @@ class Tokenizer:
             TooManyTokens: see :meth:`encode`.
         """
         return self._chat.encode(messages, tools, at_most, options)
+
+    def thoughts(self, prompt_ids: Sequence[int]) -> ThoughtSplitter | None:
+        """For the answer to this chat; None if the model's template knows no thoughts."""
+        if CLOSING not in (self._chat.template or ""):
+            return None
+        # Templates open the thought, if at all, at the very end.
+        end = self.decode(prompt_ids[-2 * len(OPENING) :])
+        return ThoughtSplitter(open=end.rstrip().endswith(OPENING))
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

@@ -41,6 +41,7 @@ def _join(run: Sequence[Tokens]) -> Tokens:
         index=first.index,
         ids=tuple(token for part in run for token in part.ids),
         text="".join(part.text for part in run),
+        reasoning_content="".join(part.reasoning_content or "" for part in run) or None,
         logprobs=None
         if first.logprobs is None
         else tuple(entry for part in run for entry in part.logprobs or ()),

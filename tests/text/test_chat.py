@@ -194,6 +194,15 @@ def test_a_templates_variables_can_spell_no_control_token(with_template: WithTem
     assert "</s>" in tokenizer.decode(ids)
 
 
+def test_a_template_can_show_the_thought_of_an_earlier_turn(with_template: WithTemplate) -> None:
+    tokenizer = with_template("{% for m in messages %}{{ m.reasoning_content }}|{% endfor %}")
+    turns = [
+        Message(role="assistant", content="It rains.", reasoning_content="Hm."),
+        Message(role="user", content="Sure?"),
+    ]
+    assert "Hm.|" in tokenizer.decode(tokenizer.encode_chat(turns))
+
+
 def test_a_turn_cannot_go_on_without_a_template(llama2: Tokenizer) -> None:
     turns = _messages(("user", "Hi"), ("assistant", "Once"))
     with pytest.raises(InvalidRequest, match="no chat template") as caught:

@@ -83,7 +83,7 @@ class SamplingBatch:
         self.penalties = Penalties.of(sequences, vocab_size, device)
         self.biases = self._biases(sequences)
         self.suppressions = self._suppressions(sequences)
-        self.constrained = [row for row, s in enumerate(sequences) if s.matcher is not None]
+        self.constrained = [row for row, s in enumerate(sequences) if s.constrained]
         self.logprob_rows = [row for row, r in enumerate(requests) if r.logprobs is not None]
         self.logprob_tops = [requests[row].logprobs or 0 for row in self.logprob_rows]
 
@@ -150,7 +150,7 @@ class SamplingBatch:
             (row, token_id, sequence.request.min_tokens)
             for row, sequence in enumerate(sequences)
             # A grammar's mask decides for itself where a text may end.
-            if sequence.matcher is None
+            if not sequence.constrained
             if sequence.generated_count < sequence.request.min_tokens
             for token_id in sorted(sequence.stop_ids)
         ]

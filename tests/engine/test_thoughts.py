@@ -1,0 +1,107 @@
+"""What a model thinks before it answers comes apart from the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest, GenerationResult, Tokens, read_journal
+from llorch_worker.engine import Engine
+from llorch_worker.engine.generation import Generation
+from llorch_worker.text.chat import TemplateChat
+from llorch_worker.text.chat_templates import ChatTemplates
+from tests.engine.structured import TIMEOUT_S
+from tests.engine.test_tools import Says
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+    "{% if enable_thinking %}<think>\n{% endif %}"
+)
+ANSWER = "<think>\nHm, it may rain.\n</think>\n\nIt rains."
+
+Says_ = Callable[..., Generation]
+
+
+@pytest.fixture
+def says(loaded: Any, make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> Says_:
+    """A request that the model answers with a given text: ``says(text, template, **fields)``."""
+
+    def answer(text: str, template: str = TEMPLATE, **fields: Any) -> Generation:
+        chat = TemplateChat(ChatTemplates({"default": template}, {}), loaded.tokenizer._codec, None)
+        monkeypatch.setattr(loaded.tokenizer, "_chat", chat)
+        journal = fields.pop("journal", None)
+        request = asking(**fields)
+        from llorch_worker.text import ChatOptions
+
+        options = ChatOptions.of(request)
+        prompt = loaded.tokenizer.encode_chat(request.messages, options=options)
+        (end,) = loaded.tokenizer.eos_token_ids
+        ids = [*loaded.tokenizer.encode_inside(text), end]
+        engine = make_engine(model=Says(loaded.model, len(prompt), ids))
+        return engine.submit(request, job_id="job", journal=journal)
+
+    return answer
+
+
+def asking(**fields: Any) -> GenerationRequest:
+    messages = [{"role": "user", "content": "Weather?"}]
+    return GenerationRequest(**{"messages": messages, "max_tokens": 200, "seed": 1, **fields})
+
+
+def result_of(generation: Generation) -> GenerationResult:
+    return generation.result(TIMEOUT_S)
+
+
+def test_a_thought_is_no_text_in_events_and_result(says: Says_) -> None:
+    generation = says(ANSWER, n=2)
+    for choice in result_of(generation).choices:
+        assert choice.reasoning_content == "Hm, it may rain."
+        assert choice.text == "It rains."
+        assert choice.finish_reason == "stop"
+        events = [e for e in generation.events() if isinstance(e, Tokens)]
+        own = [event for event in events if event.choice == choice.index]
+        assert "".join(event.reasoning_content or "" for event in own) == "Hm, it may rain."
+        assert "".join(event.text for event in own) == "It rains."
+        assert tuple(i for event in own for i in event.ids) == choice.token_ids
+
+
+def test_a_thought_that_the_prompt_opens_needs_no_tag(says: Says_) -> None:
+    kwargs = {"enable_thinking": True}
+    (choice,) = result_of(says("Hm.</think>It rains.", chat_template_kwargs=kwargs)).choices
+    assert (choice.reasoning_content, choice.text) == ("Hm.", "It rains.")
+    (choice,) = result_of(says("Hm, hm", chat_template_kwargs=kwargs)).choices
+    assert (choice.reasoning_content, choice.text) == ("Hm, hm", "")
+
+
+def test_without_thoughts_in_the_template_tags_are_text(says: Says_) -> None:
+    (choice,) = result_of(says(ANSWER, "{{ messages[0].content }}")).choices
+    assert (choice.reasoning_content, choice.text) == (None, ANSWER)
+
+
+def test_a_thought_survives_a_death_at_every_token(says: Says_) -> None:
+    whole = says(ANSWER)
+    expected = result_of(whole)
+    events = [event for event in whole.events() if isinstance(event, Tokens)]
+    for count in range(1, len(events), 3):
+        journal = read_journal(events[:count])
+        again = says(ANSWER, journal=journal)
+        assert result_of(again).choices == expected.choices
+        rest = [event for event in again.events() if isinstance(event, Tokens)]
+        thought = journal.choices[0].thought + "".join(e.reasoning_content or "" for e in rest)
+        assert thought == "Hm, it may rain."
+        assert journal.choices[0].text + "".join(event.text for event in rest) == "It rains."
+
+
+def test_a_grammar_begins_after_the_thought(says: Says_) -> None:
+    kwargs = {"enable_thinking": True}
+    json_schema = {"name": "x", "schema": {"enum": [{"rain": True}, {"rain": False}]}}
+    fields = {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+    (choice,) = result_of(
+        says('Hm.</think>{"rain": true}', chat_template_kwargs=kwargs, **fields)
+    ).choices
+    assert choice.reasoning_content == "Hm."
+    assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
+    assert choice.finish_reason == "stop"
