@@ -9,7 +9,6 @@ client's throughput; no stream is dropped, and its memory does not grow from rou
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from benches.command import main
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import Tokens
@@ -180,7 +180,7 @@ def _mib(process: psutil.Process) -> str:
     return f"{process.memory_info().rss / 2**20:.0f}"
 
 
-async def main(options: argparse.Namespace) -> None:
+async def measure(pairs: int, jobs: int, streams: int, rounds: int) -> None:
     settings = {"model": STORY_MODEL, "model_name": MODEL}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -190,15 +190,15 @@ async def main(options: argparse.Namespace) -> None:
     ):
         http = Http(gateway.url)
         async with AsyncClient(server.url) as client:
-            await measure_latency(http, client, options.pairs)
-            await measure_throughput(http, client, options.jobs)
-        await measure_streams(http, gateway, options.streams, options.rounds)
+            await measure_latency(http, client, pairs)
+            await measure_throughput(http, client, jobs)
+        await measure_streams(http, gateway, streams, rounds)
+
+
+def gateway(pairs: int = 100, jobs: int = 256, streams: int = 500, rounds: int = 3) -> None:
+    """Compare the gateway with the Python client, and open many streams."""
+    asyncio.run(measure(pairs, jobs, streams, rounds))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=256)
-    parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3)
-    asyncio.run(main(parser.parse_args()))
+    main(gateway, "gateway")

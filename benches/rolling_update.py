@@ -11,7 +11,6 @@ computes in float32, so that equal means equal.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -22,8 +21,11 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benches.command import main
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TERMINAL_EVENTS, GenerationRequest, Restarted, Started, Tokens
@@ -84,20 +86,27 @@ def request(prompt: str) -> GenerationRequest:
 
 
 def update(
-    client: Client, url: str, folder: Path, models: dict[str, Path], args: argparse.Namespace
+    client: Client,
+    url: str,
+    folder: Path,
+    models: dict[str, Path],
+    *,
+    at_once: int,
+    workers: int,
+    seed: int,
 ) -> list[tuple[Job, str]]:
     """Runs the update; returns all jobs with their prompts, after their ends."""
     jobs: list[tuple[Job, str]] = []
     under_way: list[Job] = []
-    asked = prompts(args.seed)
+    asked = prompts(seed)
     options: dict[str, Any] = {
         "app": REAL_APP, "model_name": "stories", "dtype": "float32", "device": "cpu",
-        "max_sequences": -(-args.jobs // args.workers), "drain_s": 0, "lease_s": 3, "sweep_s": 1,
+        "max_sequences": -(-at_once // workers), "drain_s": 0, "lease_s": 3, "sweep_s": 1,
     }  # fmt: skip
 
     def keep_full() -> None:
         under_way[:] = [job for job in under_way if not job.status().ended]
-        while len(under_way) < args.jobs:
+        while len(under_way) < at_once:
             prompt = asked[len(jobs) % len(asked)]
             under_way.append(client.submit(request(prompt)))
             jobs.append((under_way[-1], prompt))
@@ -109,9 +118,9 @@ def update(
             worker = running_worker(url, folder, name=name, model=models[letter], **options)
             return stack.enter_context(worker)
 
-        old = [start(number, "a") for number in range(args.workers)]
+        old = [start(number, "a") for number in range(workers)]
         keep_full()
-        wait_until(lambda: len(held_ids(client.redis)) >= args.jobs, timeout_s=SETTLE_S)
+        wait_until(lambda: len(held_ids(client.redis)) >= at_once, timeout_s=SETTLE_S)
         for number, worker in enumerate(old):
             start(number, "b")
             until_s = time.monotonic() + BETWEEN_S
@@ -156,12 +165,12 @@ def judge(
     return broken, became
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=200, help="that run at any time")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+def rolling_update(
+    jobs: Annotated[int, typer.Option(help="That run at any time.")] = 200,
+    workers: int = 4,
+    seed: int = 1,
+) -> int:
+    """Replace the workers of model A by those of model B under load, and judge every text."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
     with tempfile.TemporaryDirectory() as name, own_redis() as server:
         folder = Path(name)
@@ -173,19 +182,21 @@ def main() -> int:
         hearing = threading.Thread(target=ends.run, daemon=True)
         hearing.start()
         with Client(server.url) as client:
-            jobs = update(client, server.url, folder, models, args)
+            sent = update(
+                client, server.url, folder, models, at_once=jobs, workers=workers, seed=seed
+            )
             ends.stop.set()
             hearing.join()
-            asked = sorted({prompt for _, prompt in jobs})
+            asked = sorted({prompt for _, prompt in sent})
             texts_of = {letter: texts(model, asked) for letter, model in models.items()}
             letters = {fingerprint(open_checkpoint(path)): it for it, path in models.items()}
-            broken, became = judge(jobs, texts_of, letters, ends.found)
+            broken, became = judge(sent, texts_of, letters, ends.found)
     differ = sum(texts_of["a"][prompt] != texts_of["b"][prompt] for prompt in asked)
-    print(f"{len(jobs)} jobs; {differ} of {len(asked)} prompts have other texts of A and of B")
+    print(f"{len(sent)} jobs; {differ} of {len(asked)} prompts have other texts of A and of B")
     for what, count in (*became.items(), *broken.items()):
         print(f"  {count:5} {what}")
     return int(broken.total() > 0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(rolling_update, "rolling_update")

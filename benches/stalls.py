@@ -9,7 +9,6 @@ Bound: no gap over 200 ms.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,11 +20,12 @@ from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 
-from benches.arguments import existing_path
+from benches.command import main
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, LlorchError, Tokens
 from llorch_worker.demo_model import demo_model
@@ -148,29 +148,30 @@ def measure(name: str, url: str, readers: ProcessPoolExecutor, worker: psutil.Pr
     return gap
 
 
-def main(options: argparse.Namespace) -> None:
+def stalls(
+    model: Annotated[Path | None, typer.Option(exists=True, help="By default, the demo's.")] = None,
+    only: Annotated[str, typer.Option(help="Names of bombs.")] = ",".join(BOMBS),
+) -> None:
+    """Measure the longest gap between a job's tokens under each bomb."""
     with tempfile.TemporaryDirectory() as name, own_redis() as server:
-        model = Path(name) / "stalls.gguf"
+        templated = Path(name) / "stalls.gguf"
         command = ("-m", "gguf.scripts.gguf_new_metadata", "--chat-template", TEMPLATE)
         subprocess.run(
-            [sys.executable, *command, str(options.model), str(model)],
+            [sys.executable, *command, str(model or demo_model()), str(templated)],
             check=True,
             capture_output=True,
         )
         started = partial(running_worker, server.url, Path(name), app=REAL_APP, fresh=True)
         with (
-            started(model=model, model_name=MODEL) as worker,
+            started(model=templated, model_name=MODEL) as worker,
             ProcessPoolExecutor(1, get_context("spawn")) as readers,
         ):
             celery = psutil.Process(worker.process.pid)
             process = next(iter(celery.children()), celery)
             print(f"{'bomb':28} {'gap':>9} {'answered':>8} {'memory':>10}")
-            gaps = [measure(each, server.url, readers, process) for each in options.only]
+            gaps = [measure(each, server.url, readers, process) for each in only.split(",")]
             print(f"longest gap: {max(gaps) * 1e3:.0f} ms; bound 200 ms")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=existing_path, default=demo_model())
-    parser.add_argument("--only", type=lambda names: names.split(","), default=[*BOMBS])
-    main(parser.parse_args())
+    main(stalls, "stalls")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from celery import Celery, chain, chord, signature
 from celery.backends.redis import RedisBackend
 
 from benches.battle import other_app
+from benches.battle.background import Background
 from benches.battle.contestant import MODEL, QUEUE
 from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
@@ -97,31 +97,30 @@ class Producer:
         )
 
 
+class Load(Background):
+    """Sends parcels until it is stopped."""
+
+    def __init__(self, producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> None:
+        super().__init__("load")
+        self._producer = producer
+        self._parcels = parcels
+
+    def _run(self) -> None:
+        for parcel in self._parcels:
+            while self._producer.backlog > LONGEST_BACKLOG_JOBS and not self._stopping.wait(TICK_S):
+                pass
+            if self._stopping.wait(parcel[0].gap_s):
+                return
+            self._producer.send(*parcel)
+
+
 @contextmanager
 def load(producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> Iterator[None]:
     """Sends them from its own thread while the block runs."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def produce() -> None:
+    sender = Load(producer, parcels)
+    with closing(producer):
+        sender.start()
         try:
-            for parcel in parcels:
-                while producer.backlog > LONGEST_BACKLOG_JOBS and not stop.wait(TICK_S):
-                    pass
-                if stop.wait(parcel[0].gap_s):
-                    return
-                producer.send(*parcel)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    thread = threading.Thread(target=produce, name="battle-load", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        producer.close()
-    if failures:
-        raise RuntimeError("the load could not be sent") from failures[0]
+            yield
+        finally:
+            sender.stop()

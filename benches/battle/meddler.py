@@ -14,6 +14,7 @@ from celery import Celery
 from redis import Redis
 
 from benches.battle import other_app
+from benches.battle.background import Background
 from benches.battle.contestant import HOST, MODEL, QUEUE
 from benches.battle.ledger import POISON, Ledger, Reply
 from benches.battle.schedule import CLIENT, ELSEWHERE, TERMINATE, Cancel
@@ -27,7 +28,6 @@ TICK_S = 0.05
 REPLY_TIMEOUT_S = 1.0
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.5, 4.0
 MOST_RETRIES = 2
-STOP_TIMEOUT_S = 10.0
 RATE_LIMIT = "10/s"
 COMMANDS: dict[str, dict[str, Any]] = {
     "ping": {},
@@ -46,11 +46,12 @@ OUR_WORKERS: dict[str, Any] = {"pattern": f"*@{HOST}", "matcher": "glob"}
 STOCK_WORKER = f"{other_app.NAME}@test"
 
 
-class Meddler:
+class Meddler(Background):
     """A thread that cancels the jobs given to it, sends a command every few seconds and lifts it,
     and retries or drops the dead letters of poison jobs."""
 
     def __init__(self, url: str, seed: int, ledger: Ledger, reader: StreamReader) -> None:
+        super().__init__("meddler")
         self._dice = random.Random(f"meddler {seed}")
         self._app = Celery("operator", broker=url, set_as_current=False)
         self._client = Client(Settings(redis_url=url, model_name=MODEL), model=MODEL)
@@ -59,26 +60,18 @@ class Meddler:
         self._cancels: list[tuple[float, str, str]] = []
         self._retries: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._failures: list[BaseException] = []
         self._calm = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="battle-meddler", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def calm(self) -> None:
         """From now on it only lifts what commands did, beside cancels and letters."""
         self._calm.set()
 
     def stop(self) -> None:
-        """Raises RuntimeError if it could not go on."""
-        self._stop.set()
-        self._thread.join(STOP_TIMEOUT_S)
-        self._app.close()
-        self._client.close()
-        if self._failures:
-            raise RuntimeError("the meddler failed") from self._failures[0]
+        try:
+            super().stop()
+        finally:
+            self._app.close()
+            self._client.close()
 
     def cancel(self, job_id: str, cancel: Cancel) -> None:
         """Cancels a job that was just sent when its time comes."""
@@ -87,15 +80,8 @@ class Meddler:
             heapq.heappush(self._cancels, due)
 
     def _run(self) -> None:
-        try:
-            self._meddle()
-        except BaseException as error:
-            self._failures.append(error)
-            raise
-
-    def _meddle(self) -> None:
         command_s = time.monotonic()
-        while not self._stop.wait(TICK_S):
+        while not self._stopping.wait(TICK_S):
             self._cancel_due()
             if time.monotonic() < command_s:
                 continue

@@ -89,13 +89,10 @@ def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
         row("jobs taken over by another worker", lambda o: o.findings.taken_over),
         row("jobs run again from zero", lambda o: o.findings.run_again),
         row("wasted tokens", lambda o: o.findings.wasted_tokens),
-        row("recovery from SIGKILL, p50 / p95 / max", lambda o: _recovery(o, "SIGKILL")),
-        row("recovery from SIGTERM, p50 / p95 / max", lambda o: _recovery(o, "SIGTERM")),
-        row("recovery from SIGQUIT, p50 / p95 / max", lambda o: _recovery(o, "SIGQUIT")),
-        row("recovery from network faults, p50 / p95 / max", lambda o: _recovery(o, NETWORK)),
-        row("recovery from SIGKILL, struck once", lambda o: _recovery(o, "SIGKILL, struck once")),
-        row("recovery of jobs struck once", lambda o: _recovery(o, "all, struck once")),
-        row("recovery of all", lambda o: _recovery(o, "all")),
+        *(
+            row(f"recovery, {kind}, p50 / p95 / max", lambda o, k=kind: _recovery(o, k))
+            for kind in (*DEATHS, NETWORK, "SIGKILL, struck once", "all, struck once", "all")
+        ),
         row("job latency p50 / p95 / max", lambda o: _spread(o.findings.latency_s)),
         row("worker start-up p50 / p95 / max", lambda o: _spread(o.start_up_s)),
         row("workers killed for not stopping in time", lambda o: o.escalated),

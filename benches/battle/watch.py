@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from benches.battle.audit import TERMINAL_STATES
+from benches.battle.background import Background
 from benches.battle.ledger import Entry, Ledger, Result
 from benches.battle.recovery import TERMINAL_EVENTS, read_object
 from llorch_worker.broker import keys
@@ -20,28 +21,19 @@ EPILOGUE_S = 30.0
 """How long a stream is followed after its end. Later entries are found when the battle is over."""
 RESULT_PATTERN = keys.result("*")
 SET_PATTERN = "__keyspace@*__:" + RESULT_PATTERN
-STOP_TIMEOUT_S = 10.0
 
 
-class StreamReader:
+class StreamReader(Background):
     """A thread that follows the streams of all jobs as a client would."""
 
     def __init__(self, url: str, ledger: Ledger) -> None:
+        super().__init__("streams")
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self._ledger = ledger
         self._lock = threading.RLock()
         self._last: dict[str, str] = {}
         self._worker: dict[str, str] = {}
         self._ended: dict[str, float] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="battle-streams", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(STOP_TIMEOUT_S)
 
     def follow(self, job_id: str) -> None:
         """Starts to read this job's stream."""
@@ -115,11 +107,11 @@ class StreamReader:
             self._ended.setdefault(job_id, entry.seen_s)
 
     def _run(self) -> None:
-        while not self._stop.wait(POLL_INTERVAL_S):
+        while not self._stopping.wait(POLL_INTERVAL_S):
             self.poll()
 
 
-class ResultWatcher:
+class ResultWatcher(Background):
     """Records every document that is stored as a result, in order.
 
     Celery's backend and ours publish a document in the step that stores it. Keyspace notifications
@@ -127,24 +119,22 @@ class ResultWatcher:
     """
 
     def __init__(self, url: str, ledger: Ledger) -> None:
+        super().__init__("results")
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self._ledger = ledger
         self._stores: Counter[str] = Counter()
         self._published: Counter[str] = Counter()
         self._documents: dict[str, str] = {}
         self._ended: set[str] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="battle-results", daemon=True)
         self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
 
     def start(self) -> None:
         self._redis.config_set("notify-keyspace-events", "K$")
         self._pubsub.psubscribe(RESULT_PATTERN, SET_PATTERN)
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        super().stop()
         self._pubsub.close()
 
     @property
@@ -163,7 +153,7 @@ class ResultWatcher:
         return sorted(set(silent))
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             message = self._pubsub.get_message(timeout=0.2)
             if message is not None:
                 self._take(message)

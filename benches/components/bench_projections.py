@@ -1,4 +1,4 @@
-"""The layer's large matrices (QKV with RoPE, and SwiGLU) and the norm before them."""
+"""The layer's large matrices (QKV with RoPE, and SwiGLU), RoPE alone, and the norm before them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from benches.components.sizes import (
     HEADS,
     HIDDEN,
     INTERMEDIATE,
+    ROPE_THETA,
     KnownLinear,
     cache,
     check,
     linear,
     randoms,
 )
+from llorch_worker.cache import Rope, RopeTables
 from llorch_worker.kernels import Ops
+from llorch_worker.kernels.torch_ops import apply_rope
 from llorch_worker.model.block import GatedMlp, RmsNorm
 
 TOKENS = [1, 8, 32, 128]
@@ -62,6 +65,19 @@ def test_qkv_projection(
     check(kv.keys.flatten(0, 1)[:tokens], reference.rope(plain[:, 1], positions), dtype)
     check(kv.values.flatten(0, 1)[:tokens], plain[:, 2], dtype)
     benchmark(project)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.benchmark(group="rope_forward")
+def test_rope_forward(benchmark: Any, dtype: torch.dtype, tokens: int) -> None:
+    """The queries and keys of one layer."""
+    ropes = (Rope(ROPE_THETA),)
+    tables = RopeTables(ropes, head_dim=HEAD_DIM, max_context=256, device=torch.device("cpu"))
+    x = randoms(tokens, 2 * HEADS, HEAD_DIM, dtype=dtype)
+    positions = torch.arange(100, 100 + tokens)
+    ((cos, sin),) = tables.at(positions)
+    check(apply_rope(x, cos, sin), reference.rope(x, positions), dtype)
+    benchmark(apply_rope, x, cos, sin)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from benches.command import main
 from benches.fleet import measures
 
 
@@ -25,7 +26,7 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
 
-def main(
+def fleet(
     workers: Annotated[str, typer.Option(help="Numbers of stubs.")] = "1,12,100",
     real: Annotated[str, typer.Option(help="Numbers of whole workers.")] = "1,4",
     jobs: Annotated[int, typer.Option(help="Jobs one by one, ten a second.")] = 300,
@@ -67,4 +68,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(fleet, "fleet")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from benches.arguments import whole_numbers
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import DENSE, MIXTURE, NAMES
 from benches.gpu.report import Report
@@ -27,6 +26,14 @@ from benches.gpu.report import Report
 NO_CUDA = "benches.gpu needs a CUDA device, and torch finds none here; nothing was measured"
 MEASURED_WITH = ("triton", "transformers")
 """Packages that the figures depend on, besides those of every benchmark."""
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Numbers from 1 up, such as ``1,8,16``."""
+    numbers = tuple(map(int, text.split(",")))
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
+    return numbers
 
 
 def weight_names(text: str) -> tuple[str, ...]:

@@ -22,8 +22,11 @@ from benches.gpu.figures import (
     Rates,
 )
 from benches.gpu.random_cache import draw_keys_and_values
-from benches.gpu.roofline import decode_work, matrix_bytes
-from llorch_worker.bench.instruments.model_costs import kv_token_bytes, prefill_flops
+from llorch_worker.bench.instruments.model_costs import (
+    decode_flops,
+    kv_token_bytes,
+    prefill_flops,
+)
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.core import EngineCore
@@ -113,15 +116,12 @@ class Bench:
             contexts = (before + _held(sequences) - case.batch) // 2
             self._wait()
             idle = idle_share(device_spans(self._run_steps, self._device))
-        work = decode_work(
-            self._model.config,
-            batch=case.batch,
-            contexts=contexts,
-            matrix_bytes=matrix_bytes(self._model),
-            kv_token_bytes=self._kv_token_bytes,
-        )
         rates = self._rates
-        best_s = work.best_s(rates.copy_bytes_per_s, rates.matrix_flops_per_s)
+        # Its least, if reading and computing overlap, each at the device's own rate.
+        read_s = (
+            matrix_bytes(self._model) + self._kv_token_bytes * contexts
+        ) / rates.copy_bytes_per_s
+        flops = decode_flops(self._model.config, case.batch, contexts)
         return DecodeFigures(
             weights=self._weights,
             batch=case.batch,
@@ -129,8 +129,8 @@ class Bench:
             graphs=graphs,
             step_ms=1e3 * step_s,
             tokens_per_s=case.batch / step_s,
-            copy_bandwidth_share=work.read_bytes / step_s / rates.copy_bytes_per_s,
-            roofline_share=best_s / step_s,
+            copy_bandwidth_share=read_s / step_s,
+            roofline_share=max(read_s, flops / rates.matrix_flops_per_s) / step_s,
             idle_share=idle,
         )
 
@@ -255,3 +255,14 @@ class _NoText:
 
 def _held(sequences: list[Running]) -> int:
     return sum(len(sequence.token_ids) for sequence in sequences)
+
+
+def matrix_bytes(model: Transformer) -> int:
+    """Bytes of all matrices that a step multiplies by. It reads almost nothing of the embedding."""
+    layers = (
+        (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
+        for block in model.blocks
+    )
+    return model.output.weight_bytes + sum(
+        linear.weight_bytes for linears in layers for linear in linears
+    )

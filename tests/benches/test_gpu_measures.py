@@ -10,8 +10,7 @@ import torch
 
 from benches.gpu.device_trace import idle_share
 from benches.gpu.figures import STEPS, Case
-from benches.gpu.measures import Bench
-from benches.gpu.roofline import matrix_bytes
+from benches.gpu.measures import Bench, matrix_bytes
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import InternalError
 from llorch_worker.model import RaggedBatch

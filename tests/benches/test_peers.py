@@ -17,9 +17,9 @@ from benches.peers.contestants.contestant import (
     TRANSFORMERS,
     Terms,
     Work,
+    rate,
 )
 from benches.peers.contestants.process import SERVER
-from benches.peers.contestants.token_times import rate
 from benches.peers.figures import PeersFigures
 from benches.peers.measures import Wanted, measure_peers
 from llorch_worker.bench.load import Load

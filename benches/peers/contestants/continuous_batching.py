@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
-from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work, rate
 from benches.peers.contestants.generate import generation_config, load_model
-from benches.peers.contestants.token_times import rate
 
 NO_TOKEN = -1
 """So that no token ends a sequence."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work, rate
 from llorch_worker.model import ModelConfig as OurConfig
 from llorch_worker.model import resolve_config
 from llorch_worker.model.config import Graph
@@ -43,9 +41,7 @@ class GenerateContestant:
     def run(self, work: Work) -> Rate:
         began_s = time.perf_counter()
         times_s = self._token_times_s(work, work.new_tokens)
-        if work.kind == "prefill":
-            return Rate(work.sequences * work.prompt_tokens / (times_s[0] - began_s))
-        return Rate(work.sequences / fmean(late - early for early, late in pairwise(times_s)))
+        return rate(work, began_s, [times_s] * work.sequences)
 
     def _token_times_s(self, work: Work, new_tokens: int) -> list[float]:
         """The end times of the steps of all sequences."""
