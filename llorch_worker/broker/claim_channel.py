@@ -274,7 +274,7 @@ class ClaimChannel(kombu_redis.Channel):
         taken = self._claim(consumed, most)
         if taken is None:
             return False
-        if exists and not taken.claims:
+        if taken.stopped or (exists and not taken.claims):
             self._find_stopped()
         claim_delivery.deliver(self, taken.claims, self.active_queues)
         for job_id in taken.repeated:

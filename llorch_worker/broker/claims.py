@@ -19,14 +19,14 @@ from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import keys, queues, registry
-from llorch_worker.broker.message import owner_of
+from llorch_worker.broker.message import owner_of, reread, unix_ms
 from llorch_worker.broker.results import (
     decode_state,
     failure_document,
     started_document,
     terminal_event,
 )
-from llorch_worker.broker.scripts import Reply, run_script, text
+from llorch_worker.broker.scripts import as_bytes, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
 
@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _ID = "@ID@"
 """The placeholder that ``lua/claim.lua`` replaces with each job's id."""
 SWEEP_LIMIT_JOBS = 100
-CLAIM_VALUES = 12
+CLAIM_VALUES = 13
 """How many ``lua/claim.lua`` returns for each claim."""
 MOST_DEAD_LETTERS = 10_000
 """Older ones are deleted."""
@@ -77,7 +77,7 @@ class Claim:
     cancelled: bool = False
     """Whether a cancel was requested before the claim."""
     due_ms: int | None = None
-    """Its ETA, if it had one that the script could read."""
+    """Its ETA, if it had one that can be read."""
     retried_ms: int | None = None
     """When its dead letter was last retried."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
@@ -97,6 +97,8 @@ class Taken(NamedTuple):
     """When a waiting job may be due; None if none is known."""
     repeated: list[str]
     """The ids of messages that were dropped because their jobs had ended; the first few."""
+    stopped: bool = False
+    """Whether jobs could not be scheduled: a key of another type is in the way."""
 
 
 def claim(
@@ -118,7 +120,8 @@ def claim(
     ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
     queue, if jobs may be placed there, see :mod:`.placement`; ``run``: in place of
-    :func:`.run_script`. New dead letters are logged, the first few one by one.
+    :func:`.run_script`. New dead letters are logged. Jobs with a later ETA are scheduled, and
+    messages that the script cannot read are put back so that it can: then look again at once.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
@@ -147,7 +150,7 @@ def claim(
         "low_waits_ms": terms.low_waits_at_most_ms,
         "weights": terms.tenant_weights,
     }
-    again_ms, unlisted, unlisted_bytes, taken, *values = run(
+    again_ms, taken, *values = run(
         client,
         "claim",
         [json.dumps(asked | documents)],
@@ -159,27 +162,23 @@ def claim(
             *queues.claimed_lists(consumed),
         ],
     )
-    # See ``lua/claim.lua``: the claims, then the dead letters.
-    letters = taken * CLAIM_VALUES
+    # See ``lua/claim.lua``: the claims, then the messages that were dropped.
+    end = taken * CLAIM_VALUES
     repeated = []
-    dropped = (values[at::3] for at in range(letters, letters + 3))
-    for job_id, size, outcome in zip(*dropped, strict=True):
+    for job_id, outcome in zip(values[end::2], values[end + 1 :: 2], strict=True):
         if text(outcome) == "repeated":
             repeated.append(text(job_id))
-        elif job_id:
-            logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
         else:
-            logger.error(
-                "refused an entry of %d bytes without a job id; llorch dead list shows it", size
-            )
-    if unlisted:
-        logger.error(
-            "%d more entries, %d bytes in total, are dead letters; llorch dead list shows them",
-            unlisted,
-            unlisted_bytes,
-        )
-    claimed = [_claim(*values[at : at + CLAIM_VALUES]) for at in range(0, letters, CLAIM_VALUES)]
-    return Taken(claimed, again_ms / 1e3 if again_ms >= 0 else None, repeated)
+            logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
+    ready, later, unread = _sorted(
+        values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)
+    )
+    scheduled = [_release(client, each, "scheduled", due_ms=each.due_ms or 0) for each in later]
+    _reread(client, unread)
+    if unread or any(scheduled):
+        again_ms = 0
+    again_s = again_ms / 1e3 if again_ms >= 0 else None
+    return Taken(ready, again_s, repeated, stopped=not all(scheduled))
 
 
 def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
@@ -189,26 +188,51 @@ def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
     )
 
 
-def _claim(
-    job_id: Reply, message: Reply, attempt: Reply, fence: Reply, list_key: Reply,
-    first_claimed_ms: Reply, claimed_ms: Reply, first: int, cancelled: int, suspect: int,
-    due_ms: int | None, retried_ms: Reply | None,
-) -> Claim:  # fmt: skip
-    """Parses a claim that ``lua/claim.lua`` returned."""
-    return Claim(
-        job_id=text(job_id),
-        message=message.encode() if isinstance(message, str) else message,
-        attempt=int(attempt),
-        fence=int(fence),
-        list_key=text(list_key),
-        suspect=bool(suspect),
-        first_claimed_ms=int(first_claimed_ms),
-        claimed_ms=int(claimed_ms),
-        first=bool(first),
-        cancelled=bool(cancelled),
-        due_ms=due_ms,
-        retried_ms=None if retried_ms is None else int(retried_ms),
-    )
+def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], list[Claim]]:
+    """The claims that ``lua/claim.lua`` returned: those whose jobs can run, those whose ETA is
+    later, and those whose message it could not read."""
+    ready, later, unread = [], [], []
+    for (
+        job_id, message, attempt, fence, list_key, first_claimed_ms, claimed_ms, first, cancelled,
+        suspect, eta, retried_ms, is_unread,
+    ) in found:  # fmt: skip
+        claim = Claim(
+            job_id=text(job_id),
+            message=as_bytes(message),
+            attempt=int(attempt),
+            fence=int(fence),
+            list_key=text(list_key),
+            suspect=bool(suspect),
+            first_claimed_ms=int(first_claimed_ms),
+            claimed_ms=int(claimed_ms),
+            first=bool(first),
+            cancelled=bool(cancelled),
+            due_ms=eta if eta is None or isinstance(eta, int) else unix_ms(text(eta)),
+            retried_ms=None if retried_ms is None else int(retried_ms),
+        )
+        if is_unread:
+            unread.append(claim)
+        elif not isinstance(eta, int) and (claim.due_ms or 0) > claim.claimed_ms:
+            later.append(claim)
+        else:
+            ready.append(claim)
+    return ready, later, unread
+
+
+def _reread(client: Redis, claims: Sequence[Claim]) -> None:
+    """Puts messages back with the id of their job, and buries those that name none."""
+    sizes = []
+    # Each goes to the head, so the earliest ends up in front.
+    for claim in reversed(claims):
+        message = reread(claim.message)
+        letter = claim.message.decode(errors="replace")
+        known = (claim.job_id, claim.fence, message or "", letter, MOST_DEAD_LETTERS)
+        if run_script(client, "reread", known) and message is None:
+            sizes.append(len(claim.message))
+    if sizes:
+        entries = "an entry" if len(sizes) == 1 else f"{len(sizes)} entries"
+        text = "refused %s of %d bytes without a job id; llorch dead list shows more"
+        logger.error(text, entries, sum(sizes))
 
 
 def renew(client: Redis, claims: Sequence[Claim], *, lease_ms: int) -> list[Claim]:
@@ -279,8 +303,11 @@ def restore(client: Redis, claim: Claim) -> bool:
     return bool(run_script(client, "restore", [*known, claim.message, owner]))
 
 
-def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0, to: str = "") -> bool:
-    return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s, to]))
+def _release(
+    client: Redis, claim: Claim, state: str, ttl_s: int = 0, to: str = "", due_ms: int = 0
+) -> bool:
+    asked = (claim.job_id, claim.fence, state, ttl_s, to, due_ms)
+    return bool(run_script(client, "release", asked))
 
 
 def sweep(client: Redis, *, lease_ms: int, max_deaths: int) -> list[str]:

@@ -131,6 +131,8 @@ def _connect(
         # Like the worker's connection to its queues, so that Redis refuses the same on both.
         "protocol": 2,
         "decode_responses": decode,
+        # Messages of other producers may hold bytes that are not UTF-8.
+        "encoding_errors": "surrogateescape",
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
         "health_check_interval": HEALTH_CHECK_S,

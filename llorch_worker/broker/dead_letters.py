@@ -15,7 +15,7 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
 from llorch_worker.broker.message import owner_of, read_task
 from llorch_worker.broker.queues import model_of
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import as_bytes, run_script
 
 PAGE_LETTERS = 100
 MALFORMED = "malformed"
@@ -164,25 +164,27 @@ def retry(client: Redis, letter: DeadLetter) -> Retried:
     still apply.
     """
     outcome: Retried = run_script(
-        client, "retry", [letter.raw, uuid4().hex, owner_of(letter.message)]
+        client, "retry", [as_bytes(letter.raw), uuid4().hex, owner_of(letter.message)]
     )
     return outcome
 
 
 def drop(client: Redis, letter: DeadLetter) -> bool:
     """Deletes a letter; its job stays failed. False if the letter was already gone."""
-    return bool(client.lrem(keys.DEAD, 1, letter.raw))
+    return bool(client.execute_command("LREM", keys.DEAD, 1, as_bytes(letter.raw)))
 
 
 def _read(raw: str) -> DeadLetter:
     # As lua/letters.lua reads and names it.
+    in_bytes = as_bytes(raw)
+    text = in_bytes.decode(errors="replace")
     try:
-        stored = _Stored.model_validate_json(raw, strict=True)
+        stored = _Stored.model_validate_json(text, strict=True)
     except ValidationError:
         fields: dict[str, Any] = {"id": "", "list": "", "attempts": 0, "history": "", "at_ms": 0}
-        stored = _Stored(**fields, reason=MALFORMED, message=raw)
+        stored = _Stored(**fields, reason=MALFORMED, message=text)
     return DeadLetter(
-        id=stored.id or f"{MALFORMED}-{hashlib.sha1(raw.encode()).hexdigest()[:12]}",
+        id=stored.id or f"{MALFORMED}-{hashlib.sha1(in_bytes).hexdigest()[:12]}",
         reason=stored.reason,
         list_key=stored.list_key,
         attempts=int(stored.attempts),

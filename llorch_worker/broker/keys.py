@@ -55,9 +55,10 @@ From our client: ``sent``, the Unix time at which it enqueued the job, ``queue``
 ``idempotency``, its key, and ``owner``, the gateway's key that sent it.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
-``progress`` (1 if this attempt's tokens are journalled) and ``place``, the worker's in ``load``, or
-empty. Once it has lost a worker: ``deaths``, and since its last progress ``strikes``, ``alone`` and
-``peers``, see ``lua/sweep.lua``. While no list has the message: ``message`` and ``list``.
+``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
+empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost a worker: ``deaths``, and
+since its last progress ``strikes``, ``alone`` and ``peers``, see ``lua/sweep.lua``. While no list
+has the message: ``message`` and ``list``.
 ``follow``: set if the message of a cancelled job is still in a list, to ``back`` if it had come
 back to it. ``buried``: 1 if its message is a dead letter. ``retried_by``: the call that retried
 that, at ``retried_ms``.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from celery import Celery
@@ -27,6 +29,9 @@ OWNER = "llorch_owner"
 PLACE = "llorch_place"
 """Message header: the worker queue of the worker that should run the job, if any; see
 :mod:`.placement`. ``lua/enqueue.lua`` writes it."""
+
+MOST_ID_BYTES = 65_536
+"""As in ``lua/parts/message.lua``."""
 
 _TIME = f"@time{uuid()}@"
 """A placeholder; random, so that no field of a request can contain it."""
@@ -63,7 +68,6 @@ def write_message(
         kwargsrepr="{...}",
     )
     first = {} if request.tenant is None else {TENANT: request.tenant}
-    # A claim reads the id and the ETA here, and then nothing behind them.
     first |= {name: task.headers[name] for name in ("id", "eta")}
     message: dict[str, Any] = {
         "headers": {ENQUEUED_AT: _TIME, **first, **headers} | task.headers,
@@ -118,6 +122,52 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
             body = json.dumps(task)
     properties = {**properties, "body_encoding": None}
     return {**envelope, "headers": headers, "body": body, "properties": properties}
+
+
+def reread(raw: bytes) -> str | None:
+    """The message as ``lua/parts/message.lua`` reads it: in ASCII, with the job's id and ETA in its
+    headers; None if it names no job, or is like that. In Celery's first protocol, the body names
+    them."""
+    try:
+        envelope = json.loads(raw)
+        properties, headers = envelope.get("properties") or {}, envelope.get("headers") or {}
+        job = headers
+        if job.get("id") is None and job.get("task") is None:
+            job = _task_of(envelope, properties)
+        job_id: Any = job.get("id")
+        if job_id is None:
+            job_id = properties.get("correlation_id")
+        if not 0 < len(job_id.encode()) <= MOST_ID_BYTES:
+            return None
+        named = envelope | {"headers": headers | {"id": job_id, "eta": job.get("eta")}}
+        # cjson reads no half of a surrogate pair, which Python's JSON may hold.
+        text = json.dumps(named, ensure_ascii=False).encode(errors="replace")
+        message = json.dumps(json.loads(text))
+    except _UNREADABLE:
+        return None
+    return None if message.encode() == raw else message
+
+
+def _task_of(envelope: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    """The body as Celery's first protocol has it; empty if it is another."""
+    try:
+        body = envelope["body"]
+        if properties.get("body_encoding") == "base64":
+            body = base64.b64decode(body)
+        task = json.loads(body)
+    except _UNREADABLE:
+        return {}
+    return task if isinstance(task, dict) else {}
+
+
+def unix_ms(eta: str) -> int | None:
+    """The Unix time of an ETA in ISO 8601, UTC if it has no zone; None if it is none."""
+    try:
+        due = datetime.fromisoformat(eta)
+        due = due if due.tzinfo else due.replace(tzinfo=UTC)
+        return math.floor(due.timestamp() * 1e3)
+    except (ValueError, OverflowError):
+        return None
 
 
 def owner_of(raw: str | bytes) -> str:

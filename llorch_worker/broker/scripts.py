@@ -31,7 +31,7 @@ _PARTS = {
     **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
     "release": ("lists", "bells"),
     "reroute": ("lists", "message"),
-    **dict.fromkeys(("cancel", "finish", "sweep"), ("lists",)),
+    **dict.fromkeys(("cancel", "finish", "reread", "sweep"), ("lists",)),
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""
@@ -144,3 +144,7 @@ def _call(script: str, arguments: Sequence[Argument], lists: Sequence[str]) -> t
 
 def text(reply: Reply) -> str:
     return reply.decode() if isinstance(reply, bytes) else reply
+
+
+def as_bytes(reply: Reply) -> bytes:
+    return reply.encode(errors="surrogateescape") if isinstance(reply, str) else reply

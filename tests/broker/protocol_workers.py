@@ -71,13 +71,14 @@ class Workers(Users):
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         taken: list[claims.Claim] = []
+        looks_again = False
         consumed = queues.queues("toy", process.name)
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),
             process.unheard.around_claim(self.store, process.name),
         ):
-            taken = claims.claim(
+            found = claims.claim(
                 self.store,
                 consumed=consumed,
                 held=process.held.all(),
@@ -85,7 +86,8 @@ class Workers(Users):
                 worker=process.name,
                 terms=TERMS,
                 place=queues.worker_queue("toy", process.name),
-            ).claims
+            )
+            taken, looks_again = found.claims, found.look_again_s == 0
             if unheard:
                 raise redis.ConnectionError
         seen = self.look()
@@ -108,7 +110,7 @@ class Workers(Users):
                     job.streak >= TERMS.max_attempts and job.alone
                 ), f"{job.id} ended after {job.streak} deaths without progress, {job.deaths} in all"
                 self.note_end(job, seen.end(job.id), owed=True)
-        if len(taken) < limit and len(registry.living(self.store, "toy")) < 2:
+        if not looks_again and len(taken) < limit and len(registry.living(self.store, "toy")) < 2:
             # Otherwise it leaves the others their share.
             for name in queues.claimed_lists(consumed):
                 left = (seen.lists.get(name), seen.lists.get(queues.tenants_list(name)))

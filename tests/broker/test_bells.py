@@ -210,6 +210,7 @@ def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: red
     normal = [f"normal{number}" for number in range(150)]
     push(store, *normal, "high", eta=in_an_hour)
     store.lmove(QUEUE, route("toy", "high").list_key, "LEFT", "LEFT")
+    assert take(store, limit=200) == []
     assert take(store) == []
     watch.ring_for_all(store, "toy")
     assert (rings(store), rings(store, f"{QUEUE}:high")) == (0, 0)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
 
-from llorch_worker.broker import claims, follow_ups, keys, queues
+from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import InternalError
+from llorch_worker.contract import TASK_NAME, InternalError
 from tests.broker.jobs import TERMS, look, push, sweep, take
-from tests.messages import QUEUE, envelope
+from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import (
     add_entry,
     entries_of,
     follow_ups_in,
+    leases_in,
     letters_in,
     set_follow_ups,
     set_leases,
@@ -96,8 +101,10 @@ def test_an_entry_without_a_job_is_logged_by_its_size_alone(
     store.lpush(QUEUE, "a secret", "{}")
     push(store, "a")
     assert [claim.job_id for claim in take(store)] == ["a"]
+    store.lpush(QUEUE, "17")
+    assert look(store).look_again_s == 0, "there may be more"
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "refused an entry of 8 bytes without a job id",
+        "refused 2 entries of 10 bytes without a job id",
         "refused an entry of 2 bytes without a job id",
     ]
 
@@ -105,12 +112,14 @@ def test_an_entry_without_a_job_is_logged_by_its_size_alone(
 def test_a_queue_of_junk_is_logged_in_few_lines(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.lpush(QUEUE, *["junk"] * 1_000)
-    assert take(store) == []
+    store.lpush(QUEUE, *(f"junk {number:04}" for number in range(1_000)))
+    while store.llen(QUEUE):
+        assert take(store, limit=100) == []
     assert len(letters_in(store)) == 1_000
-    *singly, rest = caplog.messages
-    assert len(singly) == 10
-    assert rest.startswith("990 more entries, 3960 bytes in total, are dead letters")
+    assert {line.partition(";")[0] for line in caplog.messages} == {
+        "refused 100 entries of 900 bytes without a job id"
+    }
+    assert len(list(store.scan_iter("*"))) == 1, "nothing else is left of them"
 
 
 def test_a_job_without_attempts_left_is_logged_by_its_id(
@@ -242,3 +251,69 @@ def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
         store.zadd(queues.scheduled("toy"), {"a": 0})
         sweep(store)
         assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])
+
+
+OWN_QUEUE = queues.worker_queue("toy", "w@h")
+BODY_ONLY = json.dumps(envelope({"id": "Zürich", "task": TASK_NAME}, headers={}))
+
+
+@pytest.mark.parametrize(
+    ("message", "job_id"),
+    [
+        (json.dumps(envelope(GOOD_BODY, headers={"id": "Zürich"}), ensure_ascii=False), "Zürich"),
+        (json.dumps(envelope(GOOD_BODY, headers={"id": "a", "x": "half \ud83d"})), "a"),
+        (json.dumps(envelope(GOOD_BODY, headers={"task": TASK_NAME})), "raw"),
+        (BODY_ONLY, "Zürich"),
+    ],
+    ids=["not ASCII", "half a pair", "correlation id", "protocol 1"],
+)
+def test_a_message_that_lua_cannot_read_is_read_by_python_at_no_cost_of_attempts(
+    store: redis.Redis, message: str, job_id: str
+) -> None:
+    store.lpush(OWN_QUEUE, message)
+    consumed = queues.queues("toy", "w@h")
+    first, second = (
+        claims.claim(store, consumed=consumed, held=(), limit=5, worker="w@h", terms=TERMS)
+        for _ in range(2)
+    )
+    assert (first.claims, first.look_again_s) == ([], 0)
+    (claim,) = second.claims
+    assert (claim.job_id, claim.attempt, claim.first, claim.list_key) == (job_id, 1, True, QUEUE)
+    read = read_envelope(claim.message, lambda body, _: base64.b64decode(body).decode())
+    assert read is not None
+    assert json.loads(read["body"])[1] == ({} if message == BODY_ONLY else GOOD_BODY[1])
+    assert [key for key in store.scan_iter("*") if "unread" in key] == []
+
+
+def test_a_message_that_lua_cannot_read_outlives_the_worker_that_took_it(
+    store: redis.Redis,
+) -> None:
+    store.lpush(QUEUE, BODY_ONLY)
+    with (
+        patch.object(claims, "run_script", side_effect=redis.ConnectionError),
+        suppress(redis.ConnectionError),
+    ):
+        take(store)
+    assert store.llen(QUEUE) == 0
+    set_leases(store, dict.fromkeys(leases_in(store), 1))
+    assert len(sweep(store)) == 1
+    assert take(store) == []
+    assert [claim.job_id for claim in take(store)] == ["Zürich"]
+
+
+def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
+    raw = json.dumps(envelope(GOOD_BODY, headers={"id": "a", "x": "@"})).encode()
+    store.lpush(QUEUE, raw.replace(b"@", b"\xff"))
+    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60, heard=True) == "queued"
+    assert take(store) == []
+    (followed,) = follow_ups.take(store, 60)
+    assert followed.job_id == "a"
+    store.flushall()
+    store.lpush(QUEUE, raw.replace(b"@", b"\xff"))
+    lapsed = replace(TERMS, lease_ms=-1, max_attempts=1)
+    assert take(store, lapsed)
+    assert sweep(store) == ["a"]
+    assert not take(store, lapsed)
+    (letter,) = dead_letters.letters(store)
+    assert (letter.id, letter.body) == ("a", GOOD_BODY)
+    assert dead_letters.retry(store, letter) == "retried"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from unittest.mock import patch
 
 import pytest
 import redis
 
-from llorch_worker.broker import queues
+from llorch_worker.broker import claims, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
-from tests.broker.jobs import load, look, push, take
+from tests.broker.jobs import load, look, push, sweep, take
 from tests.messages import QUEUE, envelope
-from tests.store import stored_result
+from tests.store import set_leases, stored_result
 
 SCHEDULED = queues.scheduled("toy")
 
@@ -33,6 +35,7 @@ def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
     push(store, "later", eta=in_s(3600))
     push(store, "now")
     assert [claim.job_id for claim in take(store)] == ["now"]
+    assert look(store).look_again_s != 0
     found = load(store)
     assert (found.waiting, found.scheduled) == (0, 1)
     assert producer.job("later").status().state == "queued"
@@ -45,10 +48,10 @@ def test_due_jobs_come_first_in_the_order_of_their_etas(store: redis.Redis) -> N
     assert take(store) == []
     push(store, "c")
     let_come_due(store, "a", "b")
-    claims = take(store)
-    assert [claim.job_id for claim in claims] == ["a", "b", "c"]
+    taken = take(store)
+    assert [claim.job_id for claim in taken] == ["a", "b", "c"]
     # Its first attempt; the eta is still in the message.
-    assert [(claim.attempt, claim.first) for claim in claims] == [(1, True)] * 3
+    assert [(claim.attempt, claim.first) for claim in taken] == [(1, True)] * 3
 
 
 @pytest.mark.parametrize("offset_s", [-39_600, 0, 19_800, 21_208])
@@ -61,7 +64,8 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, offs
 
 
 @pytest.mark.parametrize(
-    "eta", ["1960-05-06T07:08:09+00:00", "2000-02-29T12:00:00", "2000-02-29T12:00:00.5Z"]
+    "eta",
+    ["1960-05-06T07:08:09+00:00", "2000-02-29T12:00:00", "2000-02-29T12:00:00.5Z", "2000-02-29"],
 )
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
@@ -70,11 +74,27 @@ def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, 
     assert claim.due_ms == round(parsed.timestamp() * 1e3)
 
 
-@pytest.mark.parametrize("eta", ["tomorrow", "2100-01-01", 5, {}, "2100-01-01T00:00:00 at noon"])
+@pytest.mark.parametrize("eta", ["tomorrow", 5, {}, "2100-01-01T00:00:00 at noon"])
 def test_an_eta_that_cannot_be_read_is_left_to_the_worker(store: redis.Redis, eta: object) -> None:
     store.lpush(QUEUE, json.dumps(envelope("", headers={"id": "a", "eta": eta})))
     (claim,) = take(store)
     assert claim.due_ms is None
+
+
+def test_a_job_waits_for_its_eta_although_the_worker_that_read_it_died(store: redis.Redis) -> None:
+    push(store, "a", eta=in_s(3600))
+    with (
+        patch.object(claims, "run_script", side_effect=redis.ConnectionError),
+        suppress(redis.ConnectionError),
+    ):
+        take(store)
+    set_leases(store, {"a": 1})
+    assert sweep(store) == ["a"]
+    assert take(store) == []
+    assert store.zscore(SCHEDULED, "a")
+    let_come_due(store, "a")
+    (claim,) = take(store)
+    assert claim.attempt == 2, "the death counts, the wait does not"
 
 
 def test_a_second_copy_of_a_scheduled_message_is_dropped(store: redis.Redis) -> None:

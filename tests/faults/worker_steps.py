@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import redis
@@ -14,6 +15,7 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
+    TASK_NAME,
     InternalError,
     InvalidRequest,
     Restarted,
@@ -24,6 +26,7 @@ from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
+from tests.messages import QUEUE, envelope
 from tests.store import (
     add_entry,
     entries_of,
@@ -48,6 +51,18 @@ def a_worker_claims(stage: Stage) -> Acts:
     # It renews only what it knows of. The rest comes back.
     stage.lapse(*taken)
     assert stage.waiting() + Counter(claim.job_id for claim in taken) == {"a": 1, "b": 1}
+
+
+@STEPS.breaking("reread")
+def a_worker_puts_a_message_back_that_lua_cannot_read(stage: Stage) -> Acts:
+    message = envelope({"id": "a", "task": TASK_NAME}, headers={})
+    stage.store.lpush(QUEUE, json.dumps(message))
+    yield None
+    insist(lambda: take(stage.channel))
+    stage.lapse()
+    taken = take(stage.store) or take(stage.store)
+    yield ["a"]
+    assert [claim.job_id for claim in taken] == ["a"]
 
 
 @STEPS.breaking("append")

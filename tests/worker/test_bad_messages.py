@@ -97,12 +97,10 @@ UNDECODABLE = "its body cannot be decoded"
     [
         ({}, GOOD_BODY, "it is not a task message"),
         ([], GOOD_BODY, "it is not a task message"),
-        ({"task": TASK_NAME}, GOOD_BODY, "its id is not a string of 1 to 255 characters"),
         ({"task": ["x"], "id": "list"}, GOOD_BODY, "its task header is not a string"),
-        ({}, {"task": TASK_NAME}, "its id is not a string of 1 to 255 characters"),
         ({}, {"task": TASK_NAME, "id": "x", "kwargs": 3}, NO_BODY),
     ],
-    ids=range(6),
+    ids=range(4),
 )
 def test_a_message_that_is_not_a_task_becomes_a_dead_letter_with_the_reason(
     client: Client, headers: Any, body: Any, reason: str, request: pytest.FixtureRequest
@@ -112,6 +110,11 @@ def test_a_message_that_is_not_a_task_becomes_a_dead_letter_with_the_reason(
     client.redis.lpush(QUEUE, json.dumps(message))
     (letter,) = letters(client, 1)
     assert letter["reason"] == reason
+
+
+def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Client) -> None:
+    client.redis.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"task": TASK_NAME})))
+    assert client.job("raw").result(GET_S).id == "raw"
 
 
 @pytest.mark.parametrize(

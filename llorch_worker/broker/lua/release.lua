@@ -1,16 +1,18 @@
--- End a claim: the job is over, goes back to the head of its queue, or is left to the sweep.
+-- End a claim: the job is over, goes back to the head of its queue, waits for its ETA, or is left to the sweep.
 --
--- Returns 1 if the claim was the caller's, else 0.
+-- Returns 1, or 0 if the claim was not the caller's, or the job waits in its list for want of a place for ETAs.
 
 local job_id, fence = ARGV[1], ARGV[2]
 -- 'ended'
 -- 'queued' to hand the job back; this attempt does not count
+-- 'scheduled' to do so at the job's ETA
 -- 'lapsed' to end the lease now, as if the worker had died
 local state = ARGV[3]
 local keep_s = ARGV[4] -- for the record of an ended job
 -- For a job that is handed back: a list of the worker that shall run it, if not its own list. A suspect
 -- goes there, too: whoever claims it keeps it apart.
 local to = ARGV[5] or ''
+local eta_ms = ARGV[6]
 local job = job_key(job_id)
 
 local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'peers', 'progress')
@@ -30,16 +32,25 @@ local suspect = record[5] and record[6] == '0'
 local list = to ~= '' and to or suspect and suspects_list(record[4]) or record[4]
 if state == 'lapsed' or not takes_jobs(list) then
   redis.call('ZADD', LEASES, 0, job_id)
-else
-  redis.call('HDEL', job, 'message')
-  redis.call('HINCRBY', job, 'attempts', -1)
-  redis.call('HSET', job, 'state', 'queued')
-  if record[6] == '1' then
-    redis.call('HDEL', job, 'strikes', 'peers', 'alone')
-  end
-  redis.call('RPUSH', list, record[3])
-  if to ~= '' then
-    ring(bell_of(to))
-  end
+  return 1
 end
-return 1
+local attempts = redis.call('HINCRBY', job, 'attempts', -1)
+if record[6] == '1' then
+  redis.call('HDEL', job, 'strikes', 'peers', 'alone')
+end
+if state == 'scheduled' and attempts == 0 then
+  redis.call('HDEL', job, 'first_claim_ms', 'history')
+  redis.call('DEL', result_key(job_id))
+end
+-- Somebody's key of another type may be in the way.
+if state == 'scheduled' and type(redis.pcall('ZADD', scheduled_set(list), eta_ms, job_id)) == 'number' then
+  redis.call('HSET', job, 'state', 'scheduled', 'eta_ms', eta_ms)
+  return 1
+end
+redis.call('HSET', job, 'state', 'queued')
+redis.call('HDEL', job, 'message')
+redis.call(state == 'scheduled' and 'LPUSH' or 'RPUSH', list, record[3])
+if to ~= '' then
+  ring(bell_of(to))
+end
+return state == 'queued' and 1 or 0

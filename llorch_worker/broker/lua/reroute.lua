@@ -33,8 +33,8 @@ for _, queue in ipairs(gone) do
     for _, list in ipairs(lists) do
       local messages = left > 0 and takes_jobs(list) and redis.call('LRANGE', list, -left, -1) or {}
       for i = #messages, 1, -1 do
-        local id = not all and read_message(messages[i])
-        if all or id and redis.call('HGET', job_key(id), 'state') == 'queued' then
+        local job = not all and read_message(messages[i])
+        if all or job and redis.call('HGET', job_key(job.id), 'state') == 'queued' then
           redis.call('LREM', list, -1, messages[i])
           redis.call('LPUSH', shared_list(list), messages[i])
           left = left - 1

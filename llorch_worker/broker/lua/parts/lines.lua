@@ -56,3 +56,13 @@ local function pop(line, list)
   line[jobs] = message and line[jobs] - 1 or 0
   return message
 end
+
+-- Bring up the next job of the tenant whose job was popped, and forget its turns once the line is empty.
+local function bring_up(line, list, job, weights)
+  if list == line.tenants and not job.came_back then
+    next_of_tenant(list, job.tenant, weights)
+  end
+  if waiting_in(line) == 0 then
+    redis.call('HDEL', tenants_key(line.tenants), '*turns')
+  end
+end

@@ -1,17 +1,5 @@
 -- Jobs that wait for their ETA.
 
--- Hold a job back until its ETA. While somebody's key of another type is in the way, it waits in its list.
-local function schedule(id, message, list, eta_ms)
-  local kind = redis.call('TYPE', scheduled_set(list)).ok
-  if kind ~= 'zset' and kind ~= 'none' then
-    redis.call('LPUSH', list, message)
-    return
-  end
-  redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
-  redis.call('PERSIST', job_key(id))
-  redis.call('ZADD', scheduled_set(list), eta_ms, id)
-end
-
 -- When the first scheduled job is due, in ms; nil if there is none, or somebody's key of another type.
 local function first_due(scheduled)
   return tonumber((redis.pcall('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]))
@@ -25,7 +13,7 @@ local MOST_SEARCHED = 1000 -- due jobs that a search for high ones reads, so tha
 local function release_due(scheduled, limit, high_only)
   local found, first = {}, 0
   repeat
-    local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', first, limit)
+    local due = redis.pcall('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', first, limit)
     for _, id in ipairs(due) do
       local state, list = unpack(redis.call('HMGET', job_key(id), 'state', 'list'))
       if state ~= 'scheduled' or not high_only or is_high(bell_of(list)) then

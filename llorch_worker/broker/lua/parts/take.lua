@@ -21,7 +21,7 @@ end
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
     'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms',
-    'retried_ms', 'sent')
+    'retried_ms', 'eta_ms', 'sent')
   if fields.err then
     -- The id is such that the record's key is another of our keys.
     return nil
@@ -31,7 +31,7 @@ local function read_record(id)
     list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
     strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
     progress = fields[10], idempotency = fields[11], first_claim_ms = fields[12],
-    retried_ms = fields[13], sent = fields[14],
+    retried_ms = fields[13], eta_ms = fields[14], sent = fields[15],
   }
 end
 
@@ -45,7 +45,6 @@ end
 
 -- End a job whose attempts are used up.
 local function exhaust(id, message, list, record, terms)
-  message = readable(message)
   bury({id = id, reason = 'attempts exhausted', message = message, list = list,
     attempts = record.attempts, history = record.history}, terms.most_letters)
   end_record(id, terms.keep_s, terms.keep_s)
@@ -56,10 +55,12 @@ end
 
 local begun = 0
 
--- Claim a job. Returns its values in the order that claim.lua returns.
-local function begin(id, message, list, record, terms, eta_ms)
+-- Claim a job. Returns its id, message, attempts, fence, list, ms of its first claim and of this one, 1 if this is
+-- the first, 1 if a cancel was requested, 1 if it is a suspect, its ETA (in ms if it has waited for it, else as the
+-- message has it, or nil), ms of its retry, or nil, and 1 if Python is to read the message.
+local function begin(found, message, list, terms)
   -- Of jobs that are claimed together, the later has the greater fence.
-  local job, now = job_key(id), now_us() + begun
+  local id, record, job, now = found.id, found.record, job_key(found.id), now_us() + begun
   begun = begun + 1
   local claimed_ms = math.floor(now / 1000)
   -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
@@ -83,25 +84,27 @@ local function begin(id, message, list, record, terms, eta_ms)
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
   return {id, message, attempts, fence, list, first_claim_ms, claimed,
-    record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false, record.retried_ms}
+    record.first_claim_ms and 0 or 1, cancelled, suspect, tonumber(record.eta_ms or nil) or found.eta,
+    record.retried_ms, found.is_unread and 1 or 0}
 end
 
--- The job of a message: its id, ETA in ms and record, nil if it is no job's; whether it was in
--- somebody's hands before.
+-- The job of a message, with its record. A message that cannot be read yet, or whose id makes the record's key
+-- another of our keys, is claimed under its checksum, and read by Python.
 local function read_job(message)
-  local id, eta_ms = read_message(message)
-  local record = id and read_record(id)
-  local follow = record and record.state == 'ended' and redis.call('HGET', job_key(id), 'follow')
+  local said = read_message(message) or {}
+  local id, record = said.id, said.id and read_record(said.id)
+  local is_unread = not record
+  if is_unread then
+    id = 'unread-' .. redis.sha1hex(message)
+    record = read_record(id)
+  end
+  local follow = record.state == 'ended' and redis.call('HGET', job_key(id), 'follow')
   return {
-    id = id, eta_ms = eta_ms, record = record, follow = follow,
-    came_back = record and (record.state == 'queued' or follow == 'back'),
+    id = id, record = record, is_unread = is_unread, follow = follow,
+    eta = type(said.eta) == 'string' and said.eta, tenant = said[TENANT_HEADER],
+    -- Whether it was in somebody's hands before.
+    came_back = record.state == 'queued' or follow == 'back',
   }
-end
-
--- Keep an entry of a list that is no job's.
-local function bury_entry(message, list, terms)
-  bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
-    history = ''}, terms.most_letters)
 end
 
 -- What follows the end of a job that was cancelled while its message waited.
@@ -110,54 +113,46 @@ local function follow_cancel(id, message, list, record)
   redis.call('SREM', gone_key(queue_of(list)), id)
   -- Our client's jobs are in no chain or chord.
   if not record.sent then
-    leave_follow_ups(id, readable(message), 0)
+    leave_follow_ups(id, message, 0)
   end
 end
 
 local function end_revoked(id, message, terms)
   end_record(id, terms.keep_s, terms.keep_s)
   end_stream(id, terms.cancel_event, terms.stream_s)
-  leave_follow_ups(id, readable(message), 0)
+  leave_follow_ups(id, message, 0)
 end
 
 -- Settle the job of a message that was popped from `list`. Returns
 --   'claimed', the claim
---   'buried', the job's id ('' if it names none)
+--   'buried', the job's id
 --   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
 --   'duplicate' if the message is a copy of a job that waits or runs; the message is dropped
 --   'repeated', the job's id, if the job has ended; the message is dropped
---   'scheduled' if the job waits for its ETA
 local function take(job, message, list, terms, most_peers, suspects_held)
   local id, record = job.id, job.record
-  if not record then
-    bury_entry(message, list, terms)
-    return 'buried', ''
-  end
   if job.follow then
     follow_cancel(id, message, list, record)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
-    return record.state == 'ended' and 'repeated' or 'duplicate', id
+    return record.state == 'ended' and 'repeated' or 'duplicate', record.state == 'ended' and id
   end
   if is_revoked_elsewhere(id) then
     end_revoked(id, message, terms)
     return 'duplicate'
   end
-  -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job
+  -- A suspect keeps the list it came from. A worker queue holds only until its job is claimed: if the job
   -- comes back, every worker of the model may take it.
-  list = shared_list(list == terms.suspects and record.list or list)
+  list = list == terms.suspects and record.list or list
+  list = job.is_unread and list or shared_list(list)
   if is_exhausted(record, terms) then
     exhaust(id, message, list, record, terms)
     return 'buried', id
-  end
-  if not record.state and job.eta_ms and job.eta_ms > now_ms() then
-    schedule(id, message, list, job.eta_ms)
-    return 'scheduled'
   end
   local peers = peers_of(record, terms)
   if peers and suspects_held >= math.min(peers, most_peers) then
     return 'wait'
   end
-  return 'claimed', begin(id, message, list, record, terms, job.eta_ms), peers
+  return 'claimed', begin(job, message, list, terms), peers
 end

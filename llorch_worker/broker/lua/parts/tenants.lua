@@ -24,14 +24,6 @@ local function length(list)
   return type(jobs) == 'number' and jobs > 0 and jobs + waiting_behind(list) or 0
 end
 
--- Our client writes the header after those of time and place, which may be long.
-local BEFORE_TENANT = '^{"headers": {"' .. ENQUEUED_AT .. '": [%d.]+, '
-local TENANT_PATTERN = '"' .. TENANT_HEADER .. '": "([%w._-]+)"'
-local PLACED_PATTERN = BEFORE_TENANT .. '"' .. PLACE .. '": "[^"]*", ' .. TENANT_PATTERN
-local function tenant_of(message)
-  return message:match(BEFORE_TENANT .. TENANT_PATTERN) or message:match(PLACED_PATTERN)
-end
-
 local function push_for_tenant(list, tenant, message)
   local waiting = redis.call('HINCRBY', tenants_key(list), tenant, 1)
   -- A list that somebody deleted begins anew.
@@ -56,10 +48,11 @@ local function refill(list)
   end
 end
 
--- Bring up the job after one that was popped. `weights` is tenant=weight,... Once no jobs of tenants wait, only
+-- Bring up the job after one of this tenant that was popped. `weights` is tenant=weight,... Once no jobs of tenants wait, only
 -- `*turns` stays: a tenant that sends its jobs one by one gets no more turns by that.
-local function next_of_tenant(list, popped, weights)
-  local tenant, state = tenant_of(popped), tenants_key(list)
+local function next_of_tenant(list, tenant, weights)
+  local state = tenants_key(list)
+  tenant = type(tenant) == 'string' and tenant:match('^[%w._-]+$')
   local message = tenant and redis.call('RPOP', own_list(list, tenant))
   if not message then
     redis.call('HDEL', state, tenant or '', '/' .. (tenant or ''))

@@ -31,6 +31,33 @@ local function is_turn_due(passed, lines, low_waits_ms)
   return now_ms() - (since_ms or now_ms()) >= low_waits_ms
 end
 
+-- Spend the rings for these lists. Returns the lines of those that the caller may claim from.
+local function answer_rings(lists, passed, terms)
+  local lines = {}
+  for i, list in ipairs(lists) do
+    lines[i] = new_line(list)
+  end
+  -- The first write must not grow: see allow_writes. Otherwise that is the DEL.
+  if terms.urgent then
+    allow_writes()
+  end
+  local turn_is_due = terms.urgent and is_turn_due(passed, lines, terms.low_waits_ms)
+  local bells, open = {}, {}
+  for _, line in ipairs(lines) do
+    -- A worker with room has taken the ring, or one that is about to wait for it must give a turn first.
+    local is_anothers = line.is_shared and terms.urgent and (turn_is_due or redis.call('EXISTS', line.bell) == 0)
+    if not turn_is_due and not is_anothers then
+      open[#open + 1] = line
+    end
+    if not is_anothers then
+      bells[#bells + 1] = line.bell
+    end
+    bells[#bells + 1] = rings_for_full(line.bell) and line.bell .. FULL_SUFFIX or nil
+  end
+  redis.call('DEL', unpack(bells))
+  return open
+end
+
 -- The notes of these lines: when claims began to pass each, in its `since_ms`. Returns those whose turn it
 -- is, in order, as `due`; `passes` and `turn`, see keys.py.
 local function read_turns(passed, lines, low_waits_ms)

@@ -1,0 +1,22 @@
+-- End the claim of a message that Lua could not read, see parts/message.lua, and put it back as Python reads it, or
+-- keep it as a dead letter.
+--
+-- Returns 1 if the claim was the caller's, else 0.
+
+local id, fence = ARGV[1], ARGV[2]
+local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
+local letter, most_letters = ARGV[4], ARGV[5] -- the message as UTF-8
+
+local list = redis.call('HGET', job_key(id), 'list')
+if not is_claimed(id, fence) or not takes_jobs(list) then
+  return 0
+end
+-- The first write, which cannot grow: see allow_writes.
+redis.call('ZREM', LEASES, id)
+redis.call('DEL', job_key(id), result_key(id))
+if reread ~= '' then
+  redis.call('RPUSH', list, reread)
+else
+  bury({id = '', reason = 'malformed', message = letter, list = list, attempts = 0, history = ''}, most_letters)
+end
+return 1
