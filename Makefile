@@ -12,15 +12,17 @@ CHECK_PYTHON := import sys; \
 	"%s is %d.%d; run %smake PYTHON=python3.11" % (sys.executable, sys.version_info[0], sys.version_info[1], \
 	"make clean, then " if "$(VENV)" in sys.executable else ""))
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test kernels bench lint format clean
 
 demo: $(VENV)/.installed-all $(VENV)/.chat-model
 	$(BIN)/llorch demo
 
-# The kernels are compiled first, so that no test waits for them.
-test: $(VENV)/.installed-dev $(VENV)/.chat-model
-	$(BIN)/python -m llorch_worker.kernels.native > /dev/null
+test: kernels $(VENV)/.chat-model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# Compiled before the tests, so that none waits for them.
+kernels: $(VENV)/.installed-dev
+	$(BIN)/python -m llorch_worker.kernels.native > /dev/null
 
 # Saves the run in .benchmarks; `pytest-benchmark compare` compares saved runs.
 bench: $(VENV)/.installed-dev
