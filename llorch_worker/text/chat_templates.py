@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
 
+MOST_SECONDS = 5.0
+"""That a template may take for a conversation."""
 _KEY = "tokenizer.chat_template"
 # Errors that a template's own expressions may raise.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -70,14 +76,18 @@ class ChatTemplates:
         template = self.chosen(tools=bool(tools))
         try:
             # A pair, despite its annotation: the rendered chats, and indices within them.
-            rendered: Any = render_jinja_template(
-                conversations=[list(turns)],
-                tools=list(tools) or None,
-                chat_template=template,
-                add_generation_prompt=options.add_generation_prompt,
-                continue_final_message=options.continue_final_message,
-                **{**options.kwargs, **self._special_tokens},
-            )
+            with _limited_time():
+                rendered: Any = render_jinja_template(
+                    conversations=[list(turns)],
+                    tools=list(tools) or None,
+                    chat_template=template,
+                    add_generation_prompt=options.add_generation_prompt,
+                    continue_final_message=options.continue_final_message,
+                    **{**options.kwargs, **self._special_tokens},
+                )
+        except _TooLong:
+            rule = f"the model's chat template runs for more than {MOST_SECONDS:g} s"
+            raise refusal("messages", rule, f"{len(turns)} messages") from None
         except TemplateSyntaxError as error:
             rule = f"the model's chat template is broken in line {error.lineno}"
             raise refusal("messages", rule, "a chat") from None
@@ -89,6 +99,31 @@ class ChatTemplates:
             rule = f"the model's chat template refuses them: {reason}"
             raise refusal("messages", rule, f"{len(turns)} messages") from None
         return str(rendered[0][0])
+
+
+class _TooLong(Exception):
+    """A template runs on."""
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """Raises :class:`_TooLong` at the first line of a template after :data:`MOST_SECONDS`."""
+    deadline_s = time.monotonic() + MOST_SECONDS
+
+    def watch(frame: FrameType, _event: str, _argument: object) -> Any:
+        # Jinja's name for a compiled template. Lines of others are not traced.
+        if frame.f_code.co_filename != "<template>":
+            return None
+        if time.monotonic() > deadline_s:
+            raise _TooLong
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def refusal(field: str, rule: str, got: str) -> InvalidRequest:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from llorch_worker.contract import (
     ToolCall,
 )
 from llorch_worker.contract.tools import FunctionCall
-from llorch_worker.text import ChatOptions, Tokenizer, load_tokenizer
+from llorch_worker.text import ChatOptions, Tokenizer, chat_templates, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
 Reference = sentencepiece.SentencePieceProcessor
@@ -201,6 +202,45 @@ def test_a_template_can_show_the_thought_of_an_earlier_turn(with_template: WithT
         Message(role="user", content="Sure?"),
     ]
     assert "Hm.|" in tokenizer.decode(tokenizer.encode_chat(turns))
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    ],
+    ids=["loops", "recursion", "filters"],
+)
+def test_a_template_that_runs_on_is_refused(
+    with_template: WithTemplate, monkeypatch: pytest.MonkeyPatch, endless: str
+) -> None:
+    monkeypatch.setattr(chat_templates, "MOST_SECONDS", 0.2)
+    tokenizer = with_template(endless)
+    before = sys.gettrace()
+    with pytest.raises(InvalidRequest, match=r"runs for more than 0\.2 s") as caught:
+        tokenizer.encode_chat(_messages(("user", "Hi")))
+    assert caught.value.faults[0].field == "messages"
+    assert sys.gettrace() is before
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['__builtins__']['open']('/etc/passwd') }}",
+        "{{ messages.append({}) }}",
+        "{{ (messages | attr('__class__')).__base__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_variables(
+    with_template: WithTemplate, hostile: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"refuses them|is broken"):
+        with_template(hostile).encode_chat(_messages(("user", "Hi")))
 
 
 def test_a_turn_cannot_go_on_without_a_template(llama2: Tokenizer) -> None:
