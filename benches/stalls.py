@@ -1,6 +1,6 @@
 """How long one job's request may hold up another's tokens: the longest gap under each bomb.
 
-    python -m benches.stalls [--model FILE] [--only NAME,...]
+    python -m benches.stalls [--model FILE] [--only "NAME;..."]
 
 Starts a redis-server and a worker. A job runs, and another process notes when its tokens arrive.
 Meanwhile another job comes, whose request is as costly as the contract allows.
@@ -150,7 +150,7 @@ def measure(name: str, url: str, readers: ProcessPoolExecutor, worker: psutil.Pr
 
 def stalls(
     model: Annotated[Path | None, typer.Option(exists=True, help="By default, the demo's.")] = None,
-    only: Annotated[str, typer.Option(help="Names of bombs.")] = ",".join(BOMBS),
+    only: Annotated[str, typer.Option(help="Names of bombs.")] = ";".join(BOMBS),
 ) -> None:
     """Measure the longest gap between a job's tokens under each bomb."""
     with tempfile.TemporaryDirectory() as name, own_redis() as server:
@@ -169,7 +169,7 @@ def stalls(
             celery = psutil.Process(worker.process.pid)
             process = next(iter(celery.children()), celery)
             print(f"{'bomb':28} {'gap':>9} {'answered':>8} {'memory':>10}")
-            gaps = [measure(each, server.url, readers, process) for each in only.split(",")]
+            gaps = [measure(each, server.url, readers, process) for each in only.split(";")]
             print(f"longest gap: {max(gaps) * 1e3:.0f} ms; bound 200 ms")
 
 
