@@ -81,30 +81,22 @@ class Stub:
         """Claims; then waits for a ring if there is room."""
         while len(self.held) < self._slots:
             self._leave()
-            wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
-            room = self._slots - len(self.held)
-            wait = partial(self._doorbell.run_and_wait, self._connection, self._bells, wait_s)
             rung, self._doorbell.has_rung = self._doorbell.has_rung, False
             taken = claims.claim(
                 self._client,
                 consumed=self._consumed,
                 held=self.held.values(),
-                limit=room,
+                limit=self._slots - len(self.held),
                 worker=self.name,
                 terms=TERMS,
                 rung=rung,
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
-                run=wait if room > 1 else run_script,
             )
             for claim in taken.claims:
                 self._begin(claim)
-            if len(self.held) == self._slots:
-                self._leave()
-            elif taken.look_again_s != 0:
-                if not self._doorbell.waits(self._connection):
-                    self._doorbell.wait(self._connection, self._bells, wait_s)
-                if self._doorbell.is_rung(self._connection):
-                    self._loop.later(0.0, self._on_ring)
+            if len(self.held) < self._slots and taken.look_again_s != 0:
+                wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+                self._doorbell.wait(self._connection, self._bells, wait_s)
                 return
 
     def _leave(self) -> None:
@@ -114,10 +106,8 @@ class Stub:
             watch.pass_ring_on(self._client, MODEL)
 
     def _on_ring(self) -> None:
-        # The socket may have been readable before the timer of a ring that came with a reply.
-        if self._doorbell.is_rung(self._connection):
-            self._doorbell.read(self._connection)
-            self.look()
+        self._doorbell.read(self._connection)
+        self.look()
 
     def _begin(self, claim: Claim) -> None:
         self.claimed.append((claim.job_id, claim.fence))

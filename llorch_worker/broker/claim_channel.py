@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 from kombu.log import get_logger
@@ -187,13 +186,6 @@ class ClaimChannel(kombu_redis.Channel):
         if not self.consumes_jobs:
             super()._brpop_start(timeout)
             return
-        self._look_and_wait()
-        while self._doorbell.is_rung(self.client.connection):
-            # The poll before the next turn of the loop may not report this reply.
-            self._brpop_read()
-            self._look_and_wait()
-
-    def _look_and_wait(self) -> None:
         connection = self.client.connection
         if self._doorbell.waits(connection):
             # A timer or a command asks for a look. A worker claims only while it does not wait, so
@@ -209,10 +201,8 @@ class ClaimChannel(kombu_redis.Channel):
         if connection._sock is None:
             return
         self._waits_without_room = self.qos.is_full
-        if self._waits_without_room:
-            self._stop_waiting()
-        if not self._doorbell.waits(connection):
-            self._doorbell.wait(connection, self._bells(), _wait_s())
+        wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+        self._doorbell.wait(connection, self._bells(), wait_s)
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
 
@@ -279,20 +269,14 @@ class ClaimChannel(kombu_redis.Channel):
         claim_delivery.deliver(self, taken.claims, self.active_queues)
         for job_id in taken.repeated:
             self.on_repeated(job_id)
-        # Redis had forgotten the script, and a ring ended the wait before the look was made.
-        again_s = 0.0 if self._doorbell.has_rung else taken.look_again_s
+        again_s = taken.look_again_s
         if again_s is not None and again_s < LOOK_AGAIN_S:
             self.connection.look_again_in(again_s)
         return again_s != 0 and self.qos.can_consume() and bool(self._bells() and self.allowance())
 
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
-        """None if Redis refuses. If there will probably be room left, it begins to wait."""
-        connection = self.client.connection
-        run: Callable[..., Any] = run_script
+        """None if Redis refuses."""
         rung, self._doorbell.has_rung = self._doorbell.has_rung, False
-        if most > 1 and not self.qos.is_full and connection._sock is not None:
-            wait = self._doorbell.run_and_wait
-            run = partial(wait, connection, self._bells(), _wait_s())
         try:
             with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
                 taken = claims.claim(
@@ -305,7 +289,6 @@ class ClaimChannel(kombu_redis.Channel):
                     rung=rung,
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
-                    run=run,
                 )
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
@@ -344,7 +327,3 @@ class ClaimChannel(kombu_redis.Channel):
                     watch.pass_ring_on(client, self._model, self.active_queues)
         except RedisError as error:
             logger.warning("a ring may be lost, and costs a second: %s", error)
-
-
-def _wait_s() -> float:
-    return WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -112,16 +112,15 @@ def claim(
     rung: bool = False,
     urgent: bool = False,
     place: str = "",
-    run: Callable[..., Any] = run_script,
 ) -> Taken:
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
     ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
-    queue, if jobs may be placed there, see :mod:`.placement`; ``run``: in place of
-    :func:`.run_script`. New dead letters are logged. Jobs with a later ETA are scheduled, and
-    messages that the script cannot read are put back so that it can: then look again at once.
+    queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged. Jobs
+    with a later ETA are scheduled, and messages that the script cannot read are put back so that it
+    can: then look again at once.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
@@ -150,7 +149,7 @@ def claim(
         "low_waits_ms": terms.low_waits_at_most_ms,
         "weights": terms.tenant_weights,
     }
-    again_ms, taken, *values = run(
+    again_ms, taken, *values = run_script(
         client,
         "claim",
         [json.dumps(asked | documents)],

@@ -9,9 +9,6 @@ A worker without room waits for high jobs alone, which it may claim beyond its r
 second bell (``keys.full_bell``) together with the first. Such a worker claims only if the ring
 of the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
-A look and the wait after it go to Redis in one packet, which saves it a read: see
-:meth:`Doorbell.run_and_wait`.
-
 Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
 comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
 """
@@ -22,9 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import NoScriptError, ResponseError
-
-from llorch_worker.broker.scripts import Argument, evalsha, run_script
+from redis.exceptions import ResponseError
 
 UNBLOCK_S = 0.01
 """How long the reply to a wait may take before it is ended once more."""
@@ -48,51 +43,11 @@ class Doorbell:
 
     def wait(self, connection: Any, bells: Sequence[str], timeout_s: float) -> None:
         """Begins to wait; the connection becomes readable at a ring, or after ``timeout_s``."""
-        self._send(connection, [], bells, timeout_s)
-
-    def run_and_wait(
-        self,
-        connection: Any,
-        bells: Sequence[str],
-        timeout_s: float,
-        client: Redis,
-        name: str,
-        arguments: Sequence[Argument],
-        lists: Sequence[str],
-    ) -> Any:
-        """:func:`.run_script` and :meth:`wait` in one packet; returns the script's reply, and does
-        not wait if that is an error. ``client``: for commands on another connection.
-
-        If a ring is there already, the connection does not become readable: see :meth:`is_rung`.
-        """
-        self._send(connection, [evalsha(name, arguments, lists)], bells, timeout_s)
-        try:
-            return connection.read_response()
-        except ResponseError as error:
-            self.leave(connection, client)
-            if isinstance(error, NoScriptError):
-                return run_script(client, name, arguments, lists)
-            raise
-
-    def is_rung(self, connection: Any) -> bool:
-        """Whether the reply to a wait has arrived, perhaps together with one that was read."""
-        return self.waits(connection) and connection.can_read(timeout=0)
-
-    def _send(
-        self,
-        connection: Any,
-        before: Sequence[tuple[Any, ...]],
-        bells: Sequence[str],
-        timeout_s: float,
-    ) -> None:
         if self._socket is not connection._sock:
             self._client_id = _client_id(connection)
             self._socket = connection._sock
-        wait = ("BLPOP", *bells, f"{timeout_s:.3f}")
         # No health check: its PING would take the reply.
-        connection.send_packed_command(
-            connection.pack_commands([*before, wait]), check_health=False
-        )
+        connection.send_command("BLPOP", *bells, f"{timeout_s:.3f}", check_health=False)
         self._waiting_on = connection._sock
 
     def read(self, connection: Any) -> bool:

@@ -117,11 +117,6 @@ def run_script(
         return client.eval(*_call(source(name), arguments, lists))
 
 
-def evalsha(name: str, arguments: Sequence[Argument], lists: Sequence[str]) -> tuple[Any, ...]:
-    """The command with which :func:`run_script` begins."""
-    return ("EVALSHA", *_call(digest(name), arguments, lists))
-
-
 async def run_script_async(
     client: redis.asyncio.Redis,
     name: str,
