@@ -61,6 +61,9 @@ ALIGNED_NUMBERS = (
 """A model's widths: launches specialise on them being multiples of 16."""
 
 ATTENTION = {"KV_HEADS": 8, "GROUP": 4, "BLOCK_SIZE": 16, "DIM": 128, "BLOCK_DIM": 128}
+PLAIN = {"WINDOW": 0, "CAP": 0.0}
+FORMED = {"WINDOW": 4096, "CAP": 72.1}
+"""Gemma 2's windows and cap."""
 ROPE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HEADS": 8, "BLOCK": 64}
 Q4_K = {"BITS": 4, "GROUP": 32, "ZERO": 0, "OFFSETS": True}
 Q6_K = {"BITS": 6, "GROUP": 16, "ZERO": 32, "OFFSETS": False}
@@ -105,26 +108,38 @@ def compile_kernel(
     }
 
 
-def compile_prefill(longest: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
+def compile_prefill(
+    longest: int,
+    kv: KvDtype = "auto",
+    *,
+    wide: bool = False,
+    form: dict[str, float] = PLAIN,
+) -> dict[str, Any]:
     """As launched for chunks of ``longest`` tokens; ``wide``: in float32."""
     tiles = PrefillTiles.of(torch.float32 if wide else torch.bfloat16, longest)
     constants = {"QUERIES": tiles.queries, "TILE": tiles.tile, "SCALED": kv == "int8"}
     return compile_kernel(
         paged_prefill._prefill,
-        ATTENTION | constants,
+        ATTENTION | form | constants,
         attention_types(kv, wide=wide),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
 
 
-def compile_decode(splits: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
+def compile_decode(
+    splits: int,
+    kv: KvDtype = "auto",
+    *,
+    wide: bool = False,
+    form: dict[str, float] = PLAIN,
+) -> dict[str, Any]:
     """As launched for ``splits`` pieces of a context; ``wide``: in float32."""
     tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, kv)
     constants = {"BLOCK_GROUP": 16, "TILE": tiles.tile, "SPLITS": splits, "SCALED": kv == "int8"}
     return compile_kernel(
         paged_decode._decode,
-        ATTENTION | constants,
+        ATTENTION | form | constants,
         attention_types(kv, wide=wide) | {"rows": "*i64"},
         num_stages=tiles.num_stages,
     )
@@ -150,6 +165,8 @@ def compile_each() -> dict[str, dict[str, Any]]:
         "decode int8": compile_decode(16, "int8"),
         "join": compile_kernel(paged_decode._join, join, {"rows": "*i64"}),
         "prefill": compile_prefill(128),
+        "decode of a form": compile_decode(16, form=FORMED),
+        "prefill of a form": compile_prefill(128, form=FORMED),
         "float32 decode int8": compile_decode(16, "int8", wide=True),
         "float32 prefill int8": compile_prefill(128, "int8", wide=True),
         "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),

@@ -52,8 +52,10 @@ class Scene:
     sequences: PagedSequences
     """Their rows do not begin at row 0, and have gaps."""
 
-    def forget_before(self, window: int) -> None:
+    def forget_before(self, window: int | None) -> None:
         """Fill with NaN the blocks that lie before the window of a sequence's first new token."""
+        if window is None:
+            return
         for i, table in enumerate(self.sequences.block_tables):
             first_seen = max(0, self.contexts[i] - self.query_lengths[i] + 1 - window)
             for part in (self.kv.keys, self.kv.values, self.kv.key_scales, self.kv.value_scales):

@@ -90,7 +90,7 @@ def test_decode_takes_its_contexts_from_the_device(ops):
             device_contexts=torch.tensor(made.contexts, device=DEVICE),
         ),
     )
-    for form in (PLAIN, *([AttentionForm(window=21)] if ops in OPS[:2] else [])):
+    for form in (PLAIN, AttentionForm(window=21)):
         assert_close(decoded(ops, bounds, form), made, form)
 
 
@@ -126,10 +126,9 @@ FORMS = {
     "wider than contexts": AttentionForm(window=200),
 }
 """Windows that are no multiple of a block or a tile, and that contexts cross several times."""
-FORM_OPS = list(zip(OPS[:2], IDS[:2], strict=True))
 
 
-@pytest.mark.parametrize("ops", [ops for ops, _ in FORM_OPS], ids=[name for _, name in FORM_OPS])
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_attention_has_the_form_of_its_layer(ops, form: AttentionForm, kv_dtype: KvDtype):
@@ -138,8 +137,7 @@ def test_attention_has_the_form_of_its_layer(ops, form: AttentionForm, kv_dtype:
     dtype = torch.bfloat16 if kv_dtype == "fp8" else torch.float32
     for queries in (None, (5, 3, 1, 90, 70)):
         made = scene((5, 70, 33, 170, 150), queries, **shape, dtype=dtype, kv_dtype=kv_dtype)
-        if form.window is not None:
-            made.forget_before(form.window)
+        made.forget_before(form.window)
         assert_close((prefilled if queries else decoded)(ops, made, form), made, form)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.cache import CausalMasks
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import PLAIN, LayerKV, Ops, TorchOps
+from llorch_worker.kernels import PLAIN, AttentionForm, LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
 from tests.kernels.native import native_or_skip, variant_params
 from tests.kernels.paged import Scene, layer_kv, scene
@@ -134,20 +134,32 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     return TORCH if request.param == "torch" else NativeOps(native_or_skip(request.param))
 
 
-def decode(ops: Ops, made: Scene) -> torch.Tensor:
+def decode(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
     out = torch.zeros(len(made.qkv), made.expected().shape[1], dtype=DTYPE)
-    ops.paged_decode(made.sequences)(made.qkv, made.kv, out, PLAIN)
+    ops.paged_decode(made.sequences)(made.qkv, made.kv, out, form)
     return out
 
 
-def assert_follows_definition(out: torch.Tensor, made: Scene, ops: Ops) -> None:
+def assert_follows_definition(
+    out: torch.Tensor, made: Scene, ops: Ops, form: AttentionForm
+) -> None:
     # torch's rounds what a code stands for.
-    expected = made.expected(exact=isinstance(ops, NativeOps))
+    expected = made.expected(form, exact=isinstance(ops, NativeOps))
     torch.testing.assert_close(out.double(), expected, **TOLERANCE)
 
 
 SHAPES = st.sampled_from(
     [(8, 8, 32), (8, 2, 64), (32, 4, 64), (8, 1, 128), (4, 4, 128), (3, 1, 96)]
+)
+
+FORMS = st.one_of(
+    st.just(PLAIN),
+    st.builds(
+        AttentionForm,
+        scale=st.sampled_from([None, 0.3]),
+        window=st.one_of(st.none(), st.integers(1, 400)),
+        softcap=st.sampled_from([None, 1.5]),
+    ),
 )
 
 
@@ -156,10 +168,16 @@ SHAPES = st.sampled_from(
     st.lists(st.integers(1, 700), min_size=1, max_size=40),
     SHAPES,
     st.sampled_from(KV_DTYPES),
+    FORMS,
     st.integers(0, 99),
 )
 def test_decode_of_any_ragged_batch_follows_the_definition(
-    ops: Ops, contexts: list[int], shape: tuple[int, int, int], kv_dtype: KvDtype, seed: int
+    ops: Ops,
+    contexts: list[int],
+    shape: tuple[int, int, int],
+    kv_dtype: KvDtype,
+    form: AttentionForm,
+    seed: int,
 ) -> None:
     heads, kv_heads, head_dim = shape
     made = scene(
@@ -171,7 +189,8 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
         kv_dtype=kv_dtype,
         seed=seed,
     )
-    assert_follows_definition(decode(ops, made), made, ops)
+    made.forget_before(form.window)
+    assert_follows_definition(decode(ops, made, form), made, ops, form)
 
 
 @settings(deadline=None, max_examples=30)
@@ -183,6 +202,7 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
     ),
     SHAPES,
     st.sampled_from(KV_DTYPES),
+    FORMS,
     st.integers(0, 99),
 )
 def test_prefill_of_any_chunks_follows_the_definition(
@@ -190,6 +210,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
     lengths: list[tuple[int, int]],
     shape: tuple[int, int, int],
     kv_dtype: KvDtype,
+    form: AttentionForm,
     seed: int,
 ) -> None:
     heads, kv_heads, head_dim = shape
@@ -203,11 +224,12 @@ def test_prefill_of_any_chunks_follows_the_definition(
         kv_dtype=kv_dtype,
         seed=seed,
     )
+    made.forget_before(form.window)
     rows = 8 if ops.reads_mask else 0
     mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
     out = torch.zeros(len(made.qkv), heads * head_dim, dtype=DTYPE)
-    ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out, PLAIN)
-    assert_follows_definition(out, made, ops)
+    ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out, form)
+    assert_follows_definition(out, made, ops, form)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -104,13 +104,13 @@ ALWAYS_INLINE void multiply_codes(const int count, const uint8_t *rows, int64_t 
 }
 
 // `count` rows against a tile: scores, softmax so far, weighted values.
-// first: the number of the first row among `queries`; visible: how many of the tile's keys each row
-// may see.
+// first: the number of the first row among `queries`; seen: the keys that each row may see.
 ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, int64_t first,
-                                const struct tile *tile, const int64_t *visible, int64_t head_dim,
-                                struct progress so_far, struct prefetch *next) {
-    // Later rows see at least as many keys as earlier ones.
-    const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
+                                const struct tile *tile, const struct seen *seen,
+                                int64_t head_dim, float cap, struct progress so_far,
+                                struct prefetch *next) {
+    // Later rows see as far as earlier ones or further.
+    const int64_t seen_keys = smaller(seen[count - 1].end, TILE_KEYS);
     floats scores[ROWS][VECTORS];
     const uint8_t *rows = queries->numbers + first * head_dim * FACTOR_BYTES;
     for (int some = 0; some < VECTORS; some += CODE_VECTORS) {
@@ -126,6 +126,7 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
                 scores[r][some + v] = floats_of(whole) * splat(queries->steps[first + r]) * scale;
             }
     }
+    form_scores(count, scores, cap, seen);
 
     _Alignas(64) uint8_t weights[ROWS][TILE_KEYS * FACTOR_BYTES];
     const floats nothing = splat(-INFINITY);
@@ -136,8 +137,8 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
             if (v * LANES >= seen_keys) break;
-            const mask seen = first_lanes(visible[r] - v * LANES);
-            scores[r][v] = chosen_or(seen, scores[r][v], nothing);
+            const mask visible = first_lanes(seen[r].end - v * LANES);
+            scores[r][v] = chosen_or(visible, scores[r][v], nothing);
             top = larger(top, scores[r][v]);
         }
         const float highest = fmaxf(so_far.largest[r], largest_of(top));

@@ -57,12 +57,12 @@ static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *va
 }
 
 // `count` rows against a tile: scores, softmax so far, weighted values.
-// queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
+// queries: [count][head_dim]; seen: the keys that each row may see.
 ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const struct tile *tile,
-                                const int64_t *visible, int64_t head_dim, float scale,
+                                const struct seen *seen, int64_t head_dim, float scale, float cap,
                                 struct progress so_far, struct prefetch *next) {
-    // Later rows see at least as many keys as earlier ones.
-    const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
+    // Later rows see as far as earlier ones or further.
+    const int64_t seen_keys = smaller(seen[count - 1].end, TILE_KEYS);
     floats scores[ROWS][VECTORS];
     for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
         // The last vectors may hold no key: their scores are never read.
@@ -84,6 +84,7 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SCORE_VECTORS; v++) scores[r][first + v] = some[r][v];
     }
+    form_scores(count, scores, cap, seen);
 
     _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
     const floats nothing = splat(-INFINITY);
@@ -94,8 +95,8 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
             if (v * LANES >= seen_keys) break;
-            const mask seen = first_lanes(visible[r] - v * LANES);
-            scores[r][v] = chosen_or(seen, scores[r][v] * splat(scale), nothing);
+            const mask visible = first_lanes(seen[r].end - v * LANES);
+            scores[r][v] = chosen_or(visible, scores[r][v] * splat(scale), nothing);
             top = larger(top, scores[r][v]);
         }
         const float highest = fmaxf(largest[r], largest_of(top));

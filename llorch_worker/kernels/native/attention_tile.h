@@ -34,7 +34,14 @@ struct progress {
     float *sums, *largest, *total;
 };
 
+// The keys of a tile that a row may see, from `first` to before `end`; both may lie outside the tile.
+struct seen {
+    int64_t first, end;
+};
+
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Another tile's rows, to be prefetched while this one is computed, a few at a time. All at once would
 // take the core's buffers for misses, and the computation would wait for them. Rows of one KV head are
@@ -61,4 +68,24 @@ ALWAYS_INLINE void prefetch_cells(struct prefetch *next, int64_t most) {
             for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
         }
     }
+}
+
+// cap * tanh(scores / cap), as 1 - 2 / (e^2x + 1).
+ALWAYS_INLINE floats capped(floats scores, float cap) {
+    const floats power = exp2_lanes(scores * splat(2.885390082f / cap));
+    return splat(cap) - splat(2.0f * cap) / (power + splat(1.0f));
+}
+
+// Bends `count` rows of scores towards a cap, unless it is 0, and hides the keys before each row's window. Most
+// tiles need neither, so this stays out of the loops that all run.
+ALWAYS_INLINE void form_scores(const int count, floats scores[ROWS][VECTORS], float cap,
+                               const struct seen *seen) {
+    if (__builtin_expect(cap == 0.0f && seen[count - 1].first <= 0, 1)) return;
+    for (int r = 0; r < count; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen[count - 1].end) break;
+            if (cap != 0.0f) scores[r][v] = capped(scores[r][v], cap);
+            const mask hidden = first_lanes(seen[r].first - v * LANES);
+            scores[r][v] = chosen_or(hidden, splat(-INFINITY), scores[r][v]);
+        }
 }

@@ -32,7 +32,7 @@ _SIGNATURES = {
     "silu_and_mul": "PPLLI",
     "rope_and_write": "PPPPPPPPILLLLI",
     "paged_attention_partials": "PL>L",
-    "paged_attention": "PPPPPIPPPPLLLLLLI>I",
+    "paged_attention": "PPPPPIPPPPLLLLLLFLFI>I",
     "pack_codes": "PPLLII",
     "pack_scales": "PPLL",
     "pack_levels": "PPLL",

@@ -36,22 +36,23 @@ struct problem {
     const int64_t *first_rows, *query_lengths, *context_lengths, *tables;
     int64_t table_stride, block_size, heads, kv_heads, head_dim, group;
     float scale;     // of scores, as powers of two
+    float cap;       // of the scores that attend_pairs.h or attend_codes.h computes; 0 is none
+    int64_t window;  // a query sees so many keys, itself included
     float *partials; // [partial, kv_head, row of the group, head_dim + 2]: sums, maximum, total
 };
 
 // A cell is one token's row of one KV head. cells: the numbers of those of the tile's tokens for the
-// first head; -1 beyond the end, where memory may hold anything.
-static void locate(const struct problem *p, const int64_t *table, int64_t first_key, int64_t count,
-                   int64_t cells[TILE_KEYS]) {
-    int64_t block = first_key / p->block_size, within = first_key % p->block_size;
-    for (int64_t i = 0; i < TILE_KEYS; i++) {
-        if (i >= count) {
-            cells[i] = -1;
-            continue;
-        }
+// first head; -1 where no row sees them, and memory may hold anything.
+static void locate(const struct problem *p, const int64_t *table, int64_t first_key,
+                   struct seen seen, int64_t cells[TILE_KEYS]) {
+    int64_t i = 0;
+    for (; i < smaller(seen.first, TILE_KEYS); i++) cells[i] = -1;
+    int64_t block = (first_key + i) / p->block_size, within = (first_key + i) % p->block_size;
+    for (; i < smaller(seen.end, TILE_KEYS); i++) {
         cells[i] = (table[block] * p->block_size + within) * p->kv_heads;
         if (++within == p->block_size) within = 0, block++;
     }
+    for (; i < TILE_KEYS; i++) cells[i] = -1;
 }
 
 // The first `count` rows of one KV head's tile, none of which is prefetched yet.
@@ -85,7 +86,7 @@ static void pack(const struct problem *p, int64_t head, const int64_t cells[TILE
 
 // `count` rows from the row `first` on against a tile.
 static void attend_rows(const struct problem *p, int count, const struct queries *queries,
-                        int64_t first, const struct tile *tile, const int64_t *visible,
+                        int64_t first, const struct tile *tile, const struct seen *seen,
                         struct rows *rows, struct prefetch *next) {
     const int64_t head_dim = p->head_dim;
     const struct progress so_far = {rows->sums + first * head_dim, rows->largest + first,
@@ -94,9 +95,9 @@ static void attend_rows(const struct problem *p, int count, const struct queries
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
         if (p->form == KV_INT8)                                                                    \
-            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far, next);            \
+            attend_codes(COUNT, queries, first, tile, seen, head_dim, p->cap, so_far, next);       \
         else                                                                                       \
-            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far, next);               \
+            attend_pairs(COUNT, q, tile, seen, head_dim, p->scale, p->cap, so_far, next);          \
         break;
     switch (count) {
         ATTEND(1)
@@ -111,7 +112,9 @@ static void attend_rows(const struct problem *p, int count, const struct queries
 static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
                    const struct queries *queries, struct rows *rows) {
     struct rows later;
-    struct rows *const piece = u->end_key - u->first_key > SPLIT_KEYS ? &later : rows;
+    const int one_piece = u->first_key / SPLIT_KEYS == (u->end_key - 1) / SPLIT_KEYS;
+    struct rows *const piece = one_piece ? rows : &later;
+    const int64_t first_tile = u->first_key - u->first_key % TILE_KEYS;
     const int64_t all_rows = heads * u->rows;
     struct tile tile;
     const int64_t *table = p->tables + u->sequence * p->table_stride;
@@ -120,29 +123,31 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
     const int64_t head_dim = p->head_dim;
     if (piece != rows) forget(rows, all_rows, head_dim);
     int64_t here[TILE_KEYS], next[TILE_KEYS];
-    locate(p, table, u->first_key, u->end_key - u->first_key, next);
-    for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
+    struct seen in_next = {u->first_key - first_tile, u->end_key - first_tile};
+    locate(p, table, first_tile, in_next, next);
+    for (int64_t key = first_tile; key < u->end_key; key += TILE_KEYS) {
         memcpy(here, next, sizeof here);
-        locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
-        if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
+        in_next = (struct seen){in_next.first - TILE_KEYS, in_next.end - TILE_KEYS};
+        locate(p, table, key + TILE_KEYS, in_next, next);
+        if (key % SPLIT_KEYS == 0 || key == first_tile) forget(piece, all_rows, head_dim);
         const int64_t keys_here = smaller(u->end_key - key, TILE_KEYS);
         for (int64_t head = 0; head < heads; head++) {
             pack(p, first_head + head, here, keys_here, &tile);
             const int more = head + 1 < heads;
             struct prefetch later_rows =
                 more ? rows_of(p, first_head + head + 1, here, keys_here)
-                     : rows_of(p, first_head, next, smaller(u->end_key - key - TILE_KEYS, TILE_KEYS));
+                     : rows_of(p, first_head, next, smaller(in_next.end, TILE_KEYS));
 
             for (int64_t r = 0; r < u->rows; r += ROWS) {
                 const int count = (int)smaller(ROWS, u->rows - r);
-                int64_t visible[ROWS];
+                struct seen seen[ROWS];
                 for (int i = 0; i < count; i++) {
-                    int64_t position = first_position + (u->first_row + r + i) / p->group;
-                    visible[i] = smaller(position + 1, u->end_key) - key;
+                    int64_t end = first_position + (u->first_row + r + i) / p->group + 1;
+                    seen[i].first = end - p->window - key;
+                    seen[i].end = smaller(end, u->end_key) - key;
                 }
-                if (visible[count - 1] <= 0) continue;
-                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece,
-                            &later_rows);
+                if (seen[count - 1].end <= 0 || seen[0].first >= keys_here) continue;
+                attend_rows(p, count, queries, head * u->rows + r, &tile, seen, piece, &later_rows);
             }
             prefetch_cells(&later_rows, TILE_KEYS);
         }
@@ -218,8 +223,8 @@ static void combine(const struct problem *p, const struct unit *u, int64_t kv_he
 
 static int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int64_t splits_of(int64_t query_length, int64_t context_length) {
-    return query_length == 1 ? divided_up(context_length, SPLIT_KEYS) : 1;
+static int64_t splits_of(int64_t query_length, int64_t first_key, int64_t context_length) {
+    return query_length == 1 ? divided_up(context_length, SPLIT_KEYS) - first_key / SPLIT_KEYS : 1;
 }
 
 // Fills `units` (unless NULL) and returns their number. Later queries see more keys; they go first,
@@ -228,18 +233,25 @@ static int64_t plan(const struct problem *p, int64_t count, struct unit *units) 
     int64_t made = 0, partials = 0;
     for (int64_t s = 0; s < count; s++) {
         const int64_t rows = p->query_lengths[s] * p->group, context = p->context_lengths[s];
-        const int64_t splits = splits_of(p->query_lengths[s], context);
+        const int64_t visible = context - p->query_lengths[s] + 1; // to the first new token
+        const int64_t splits = splits_of(p->query_lengths[s], greater(0, visible - p->window), context);
         for (int64_t tile = divided_up(rows, TILE_ROWS) - 1; tile >= 0; tile--)
             for (int64_t split = 0; split < splits; split++, made++) {
                 if (units == NULL) continue;
                 int64_t end_row = smaller((tile + 1) * TILE_ROWS, rows);
-                int64_t seen = context - p->query_lengths[s] + (end_row - 1) / p->group + 1;
+                int64_t first_key = greater(0, visible + tile * TILE_ROWS / p->group - p->window);
+                int64_t end_key = visible + (end_row - 1) / p->group;
+                if (splits > 1) {
+                    int64_t piece = first_key / SPLIT_KEYS + split;
+                    first_key = greater(first_key, piece * SPLIT_KEYS);
+                    end_key = smaller(end_key, (piece + 1) * SPLIT_KEYS);
+                }
                 units[made] = (struct unit){
                     .sequence = s,
                     .first_row = tile * TILE_ROWS,
                     .rows = end_row - tile * TILE_ROWS,
-                    .first_key = split * SPLIT_KEYS,
-                    .end_key = splits > 1 ? smaller((split + 1) * SPLIT_KEYS, context) : seen,
+                    .first_key = first_key,
+                    .end_key = end_key,
                     .split = split,
                     .splits = splits,
                     .partial = partials,
@@ -263,11 +275,11 @@ static int64_t heads_at_once(const struct problem *p, const struct unit *units, 
     return heads;
 }
 
-// The number of partial results that `paged_attention` stores.
+// The number of partial results that `paged_attention` stores at most: without a window.
 int64_t KERNEL(paged_attention_partials)(const int64_t *sequences, int64_t count) {
     int64_t partials = 0;
     for (int64_t s = 0; s < count; s++) {
-        int64_t splits = splits_of(sequences[count + s], sequences[2 * count + s]);
+        int64_t splits = splits_of(sequences[count + s], 0, sequences[2 * count + s]);
         if (splits > 1) partials += splits;
     }
     return partials;
@@ -278,12 +290,15 @@ int64_t KERNEL(paged_attention_partials)(const int64_t *sequences, int64_t count
 // value_scales: [blocks, block_size, kv_heads], only for KV_INT8; out: [tokens, heads * head_dim].
 // sequences: [3, count]: first rows, query lengths, context lengths; tables: [count, table_stride].
 // partials: room for paged_attention_partials(..) * heads * (head_dim + 2) floats.
-// head_dim is a multiple of 32, at most 256. Returns -1 if there is no memory for the plan.
+// head_dim is a multiple of 32, at most 256. scale, window, cap: see AttentionForm; a window or a cap of
+// 0 is none. Returns -1 if there is no memory for the plan.
 int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *values,
                            const float *key_scales, const float *value_scales, int form, bf16 *out,
                            const int64_t *sequences, const int64_t *tables, float *partials,
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
-                           int64_t kv_heads, int64_t head_dim, int threads) {
+                           int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
+                           float cap, int threads) {
+    const float log2e = 1.442695041f;
     const struct problem p = {
         .qkv = qkv,
         .keys = keys,
@@ -302,7 +317,10 @@ int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *value
         .kv_heads = kv_heads,
         .head_dim = head_dim,
         .group = heads / kv_heads,
-        .scale = 1.442695041f / sqrtf((float)head_dim),
+        .scale = scale * log2e,
+        // Codes are scaled before the cap, pairs after it.
+        .cap = form == KV_INT8 ? cap * log2e : cap / scale,
+        .window = window ? window : INT64_MAX / 2,
         .partials = partials,
     };
     const int64_t total = plan(&p, count, NULL);

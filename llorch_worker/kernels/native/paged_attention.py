@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
 
@@ -42,8 +42,6 @@ class NativeAttention:
     def __call__(
         self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
     ) -> None:
-        if form != PLAIN:
-            raise NotImplementedError
         _, all_heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
         heads = all_heads - 2 * kv_heads
@@ -62,6 +60,9 @@ class NativeAttention:
             heads,
             kv_heads,
             head_dim,
+            form.scale_for(head_dim),
+            form.window or 0,
+            form.softcap or 0.0,
             torch.get_num_threads(),
         )
         if failed:

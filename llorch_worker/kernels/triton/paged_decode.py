@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.triton.attend_tile import attend_tile
+from llorch_worker.kernels.triton.attend_tile import LOWEST, attend_tile, constants_of
 from llorch_worker.kernels.upload import on_device
 
 _PROGRAMS_PER_PROCESSOR = 4
@@ -80,8 +80,6 @@ class TritonDecode:
     def __call__(
         self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
     ) -> None:
-        if form != PLAIN:
-            raise NotImplementedError
         sequences = len(self._rows)
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
@@ -105,7 +103,7 @@ class TritonDecode:
             out,
             pieces,
             stats,
-            math.log2(math.e) / math.sqrt(head_dim),
+            math.log2(math.e) * form.scale_for(head_dim),
             qkv.stride(0),
             self._tables.stride(0),
             out.stride(0),
@@ -118,6 +116,7 @@ class TritonDecode:
             TILE=tiles.tile,
             SPLITS=splits,
             SCALED=kv.key_scales is not None,
+            **constants_of(form),
             num_stages=tiles.num_stages,
         )
         if splits > 1:
@@ -161,6 +160,8 @@ def _decode(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     SCALED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """One piece of one sequence's context, seen by the query heads of one KV head."""
     sequence = tl.program_id(0)
@@ -168,8 +169,12 @@ def _decode(
     split = tl.program_id(2)
     context = tl.load(contexts + sequence).to(tl.int32)
     row = tl.load(rows + sequence).to(tl.int64)
-    piece = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
-    begin = split * piece
+    first_seen = 0
+    if WINDOW:
+        first_seen = tl.maximum(context - WINDOW, 0)
+    first_tile = first_seen // TILE * TILE
+    piece = tl.cdiv(tl.cdiv(context - first_tile, TILE), SPLITS) * TILE
+    begin = first_tile + split * piece
     end = tl.minimum(begin + piece, context)
 
     member = tl.arange(0, BLOCK_GROUP)
@@ -180,13 +185,15 @@ def _decode(
         qkv + row * qkv_stride + head[:, None] * DIM + at[None, :], mask=wanted, other=0.0
     )  # [group, dim]
 
-    highest = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
+    highest = tl.full([BLOCK_GROUP], LOWEST, tl.float32)
     mass = tl.zeros([BLOCK_GROUP], tl.float32)
     total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     table = tables + sequence.to(tl.int64) * table_stride
     for first in range(begin, end, TILE):
         place = first + tl.arange(0, TILE)
         known = place < end
+        if WINDOW:
+            known = known & (place >= first_seen)
         highest, mass, total = attend_tile(
             q,
             keys,
@@ -207,6 +214,7 @@ def _decode(
             DIM,
             BLOCK_DIM,
             SCALED,
+            CAP,
         )
 
     if SPLITS == 1:

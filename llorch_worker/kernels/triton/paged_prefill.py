@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels.interface import PLAIN, AttentionForm, PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.triton.attend_tile import attend_tile
+from llorch_worker.kernels.triton.attend_tile import LOWEST, attend_tile, constants_of
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles, padded_group
 from llorch_worker.kernels.upload import on_device
 
@@ -66,8 +66,6 @@ class TritonPrefill:
     def __call__(
         self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
     ) -> None:
-        if form != PLAIN:
-            raise NotImplementedError
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
         tiles = PrefillTiles.of(qkv.dtype, self._longest_query)
@@ -85,7 +83,7 @@ class TritonPrefill:
             self._query_lengths,
             self._contexts,
             out,
-            math.log2(math.e) / math.sqrt(head_dim),
+            math.log2(math.e) * form.scale_for(head_dim),
             qkv.stride(0),
             self._tables.stride(0),
             out.stride(0),
@@ -97,6 +95,7 @@ class TritonPrefill:
             QUERIES=tiles.queries,
             TILE=tiles.tile,
             SCALED=kv.key_scales is not None,
+            **constants_of(form),
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
@@ -130,6 +129,8 @@ def _prefill(
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     SCALED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """A tile of one sequence's new tokens, one query head."""
     # The last tiles see most keys and take longest, so they start first.
@@ -151,15 +152,21 @@ def _prefill(
     )  # [queries, dim]
     position = context - query_length + query
 
-    highest = tl.full([QUERIES], float("-inf"), tl.float32)
+    highest = tl.full([QUERIES], LOWEST, tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     total = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
     end = tl.minimum(context - query_length + (tile + 1) * QUERIES, context)
     table = tables + sequence.to(tl.int64) * table_stride
-    for first in range(0, end, TILE):
+    first_seen = 0
+    if WINDOW:
+        first_seen = tl.maximum(context - query_length + tile * QUERIES + 1 - WINDOW, 0)
+    for first in range(first_seen // TILE * TILE, end, TILE):
         place = first + tl.arange(0, TILE)
         known = place < end
-        # Every query sees position 0, so no row's highest is -inf after the first tile.
+        visible = place[None, :] <= position[:, None]
+        if WINDOW:
+            known = known & (place >= first_seen)
+            visible = visible & (place[None, :] > position[:, None] - WINDOW)
         highest, mass, total = attend_tile(
             q,
             keys,
@@ -170,7 +177,7 @@ def _prefill(
             kv_head,
             place,
             known,
-            place[None, :] <= position[:, None],
+            visible,
             highest,
             mass,
             total,
@@ -180,6 +187,7 @@ def _prefill(
             DIM,
             BLOCK_DIM,
             SCALED,
+            CAP,
         )
 
     attended = total / mass[:, None]

@@ -6,7 +6,7 @@
 // function reads and may change. Prints what the function returns.
 //
 // AArch64 and x86-64 pass whole numbers and pointers in one row of registers and then on the stack, and
-// floats in a row of their own. So one type calls every function that takes at most one float.
+// floats in a row of their own. So one type calls every function that takes at most two floats.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 enum { MOST = 18 };
 
 typedef long (*Function)(long, long, long, long, long, long, long, long, long, long, long, long,
-                         long, long, long, long, long, long, float);
+                         long, long, long, long, long, long, float, float);
 
 typedef struct {
     const char *path;
@@ -52,12 +52,12 @@ int main(int count, char **arguments) {
     const Function function = (Function)must(dlsym(library, arguments[2]), arguments[2]);
     long a[MOST] = {0};
     File files[MOST];
-    float f = 0;
-    int whole = 0, opened = 0;
+    float f[2] = {0};
+    int whole = 0, floats = 0, opened = 0;
     for (int i = 3; i < count; i++) {
         const char *value = arguments[i] + 1;
         switch (arguments[i][0]) {
-            case 'F': f = strtof(value, NULL); break;
+            case 'F': f[floats++] = strtof(value, NULL); break;
             case 'L': a[whole++] = atol(value); break;
             case 'N': whole++; break;
             case 'P':
@@ -67,7 +67,7 @@ int main(int count, char **arguments) {
         }
     }
     printf("%ld\n", function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
-                             a[11], a[12], a[13], a[14], a[15], a[16], a[17], f));
+                             a[11], a[12], a[13], a[14], a[15], a[16], a[17], f[0], f[1]));
     for (int i = 0; i < opened; i++) write_back(files[i]);
     return 0;
 }

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from llorch_worker.engine_options import KvDtype, Variant
-from llorch_worker.kernels import LayerKV
+from llorch_worker.kernels import PLAIN, AttentionForm, LayerKV
 from llorch_worker.kernels.native.paged_attention import KV_FORMS
 from llorch_worker.kernels.native.tiles import BLOCK_COLUMNS, LEVEL_BYTES, Levels
 from tests.kernels.emulated.emulator import (
@@ -155,19 +155,25 @@ def test_rope_and_write(emulated: EmulatedKernels, kv_dtype: KvDtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "queries"),
-    [([5, 700, 64], None), ([300, 33], [40, 33])],
-    ids=["decode", "prefill"],
+    ("contexts", "queries", "form"),
+    [
+        ([5, 700, 64], None, PLAIN),
+        ([300, 33], [40, 33], PLAIN),
+        ([700, 300], [1, 40], AttentionForm(scale=0.3, window=75, softcap=1.5)),
+    ],
+    ids=["decode", "prefill", "window and cap"],
 )
 @pytest.mark.parametrize("kv_dtype", KV_FORMS)
 def test_attention_follows_the_definition(
     emulated: EmulatedKernels,
     contexts: list[int],
     queries: list[int] | None,
+    form: AttentionForm,
     kv_dtype: KvDtype,
 ) -> None:
     shape = {"heads": 8, "kv_heads": 2, "head_dim": 96}
     made = scene(contexts, queries, **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    made.forget_before(form.window)
     sequences = made.sequences
     lengths = np.array((sequences.first_rows, sequences.query_lengths, sequences.context_lengths))
     tables = sequences.block_tables.numpy()
@@ -177,11 +183,21 @@ def test_attention_follows_the_definition(
     room = np.zeros(partials * 8 * (96 + 2) + 1, np.float32)
     cells = layer_arguments(made.kv)
     sizes = (*tables.shape, sequences.block_size, 8, 2, 96)
+    said = (form.scale_for(96), form.window or 0, form.softcap or 0.0)
     failed = emulated(
-        "paged_attention", bf16(made.qkv), *cells, out, lengths, tables, room, *sizes, THREADS
+        "paged_attention",
+        bf16(made.qkv),
+        *cells,
+        out,
+        lengths,
+        tables,
+        room,
+        *sizes,
+        *said,
+        THREADS,
     )
     assert not failed
-    torch.testing.assert_close(wide(out).double(), made.expected(), atol=1e-2, rtol=1.6e-2)
+    torch.testing.assert_close(wide(out).double(), made.expected(form), atol=1e-2, rtol=1.6e-2)
 
 
 def quantised(
