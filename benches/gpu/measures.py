@@ -241,7 +241,7 @@ class _NoLogits:
 class _NoText:
     """Replaces a choice's text, whose cost is not the device's."""
 
-    released = ""
+    released = thought = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:  # noqa: ARG002
         return False
@@ -251,6 +251,8 @@ class _NoText:
 
     def take(self) -> str:
         return ""
+
+    take_thought = take
 
 
 def _held(sequences: list[Running]) -> int:
