@@ -101,7 +101,7 @@ class Flower:
     def _open(self, request: urllib.request.Request) -> str:
         login = base64.b64encode(LOGIN.encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {login}")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return str(answer.read().decode())
 
 

@@ -35,7 +35,7 @@ import time
 from .tasks import add
 
 def test_add(celery_session_worker):
-    assert add.delay(1, 2).get(timeout=10) == 3
+    assert add.delay(1, 2).get(timeout=60) == 3
 
 def test_pool(celery_session_worker):
     assert type(celery_session_worker.pool).__name__ == "EnginePool"

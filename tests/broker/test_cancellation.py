@@ -73,7 +73,7 @@ def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) ->
     job.cancel()
     assert result.state == "REVOKED"
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=5)
+        result.get(timeout=30)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -136,7 +136,7 @@ def test_waiters_are_told_of_a_cancel_at_once(producer: Client, stock: Celery) -
     result = AsyncResult(job.id, app=stock)
     waiters = [
         threading.Thread(target=wait, args=(get,))
-        for get in (lambda: job.result(20), lambda: result.get(timeout=20))
+        for get in (lambda: job.result(60), lambda: result.get(timeout=60))
     ]
     for waiter in waiters:
         waiter.start()
@@ -150,10 +150,10 @@ def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
     job = producer.submit(prompt="x")
     with producer.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(keys.cancel_channel(0))
-        pubsub.get_message(timeout=5)
+        pubsub.get_message(timeout=30)
         take(producer.redis)
         assert outcome(producer, job) == "running"
-        message = pubsub.get_message(timeout=5)
+        message = pubsub.get_message(timeout=30)
     assert message is not None
     assert message["data"] == job.id
     assert cancel_asked(producer.redis, job.id)

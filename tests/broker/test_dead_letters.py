@@ -93,7 +93,7 @@ def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Clien
 def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Client) -> None:
     job = producer.submit(prompt="secret")
     known = die(producer, "w")
-    seen = list(job.stream(timeout=1))
+    seen = list(job.stream(timeout=30))
     assert isinstance(seen[-1].event, Failed)
     assert retry(producer, the_letter(producer)) == "retried"
     assert dead_letters.count(producer.redis) == 0
@@ -106,11 +106,11 @@ def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Clie
     assert page.journal.terminal is None
     write(producer, claim, STARTED, Tokens(index=known, ids=(known,), text="on"))
     claims.fail(producer.redis, claim, InternalError("again"), LAPSED)
-    events = [entry.event for entry in job.stream(timeout=1)]
+    events = [entry.event for entry in job.stream(timeout=30)]
     assert [i for e in events if isinstance(e, Tokens) for i in e.ids] == list(range(known + 1))
     assert sum(isinstance(event, Failed) for event in events) == 1
     # A reader that had read up to the old end misses no token either.
-    later = [entry.event for entry in job.stream(from_id=seen[-1].entry_id, timeout=1)]
+    later = [entry.event for entry in job.stream(from_id=seen[-1].entry_id, timeout=30)]
     assert [i for e in later if isinstance(e, Tokens) for i in e.ids] == [known]
 
 
@@ -142,7 +142,7 @@ def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
     claims.fail(producer.redis, claim, InternalError("again"), LAPSED)
     with pytest.raises(InternalError, match="again"):
         job.result(timeout=0)
-    (entry,) = job.stream(timeout=1)
+    (entry,) = job.stream(timeout=30)
     assert isinstance(entry.event, Failed)
 
 

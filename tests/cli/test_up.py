@@ -111,7 +111,7 @@ def flower_of(line: str) -> httpx.Client:
     """Flower, with the address, user and password from the banner."""
     found = re.search(r"(http://\S+)  \(user (\S+), password (\S+)\)", line)
     assert found is not None, line
-    return httpx.Client(base_url=found[1], auth=(found[2], found[3]), timeout=10)
+    return httpx.Client(base_url=found[1], auth=(found[2], found[3]), timeout=60)
 
 
 def test_two_workers_share_a_given_redis_and_flower_shows_them(

@@ -142,7 +142,7 @@ class Stage:
         self.store.publish(MARK, "")
         found: Counter[str] = Counter()
         while True:
-            message = self._published.get_message(timeout=10)
+            message = self._published.get_message(timeout=60)
             assert message is not None, "Redis publishes nothing"
             if message["channel"] == MARK:
                 return +found

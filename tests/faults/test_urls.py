@@ -33,7 +33,7 @@ NAMES = f"IP:{LOCALHOST},DNS:localhost"
 def has_tls(binary: Path) -> bool:
     # Port 0 keeps it from starting in either case.
     asked = [binary, "--tls-port", "0", "--port", "0"]
-    answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
     return "Bad directive" not in answer.stdout + answer.stderr
 
 

@@ -114,4 +114,4 @@ def test_a_defect_is_logged_without_the_text_that_it_quotes(
 
 def test_a_misspelt_setting_is_named_in_the_log(redis_server: RedisServer, tmp_path: Path) -> None:
     with running_gateway(redis_server.url, tmp_path, prot=1) as gateway:
-        assert "did you mean LLORCH_GATEWAY_PORT?" in gateway.log.read_text()
+        wait_until(lambda: "did you mean LLORCH_GATEWAY_PORT?" in gateway.log.read_text())

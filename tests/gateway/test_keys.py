@@ -115,7 +115,7 @@ def test_nothing_is_read_of_a_body_without_a_key(
 ) -> None:
     (gateway, _), _headers = keyed
     host, _, port = gateway.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(f"{head}\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n--x\r\n".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 401 ")
 

@@ -299,7 +299,7 @@ def test_a_question_that_cannot_be_read_costs_the_worker_nothing(
         for junk in ("", "{", '{"id": "1"}', '{"id": "1", "question": {"ask": "all"}}', SECRET):
             client.rpush(keys.token_questions(MODEL), junk)
     assert post(http, "/tokenize", prompt="a", model=MODEL)["count"] > 0
-    assert "dropped a question" in worker.text()
+    wait_until(lambda: "dropped a question" in worker.text())
     assert SECRET not in worker.text()
 
 

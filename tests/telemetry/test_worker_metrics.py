@@ -50,7 +50,8 @@ def test_every_end_of_a_job_is_counted(
     own_server: RedisServer, own_client: Client, tmp_path: Path, latch: Latch
 ) -> None:
     with running_worker(own_server.url, tmp_path, **TOY, metrics_port=free_port()) as worker:
-        assert worker.text().count(f"metrics at http://{address(worker)}/metrics") == 1
+        said = f"metrics at http://{address(worker)}/metrics"
+        wait_until(lambda: worker.text().count(said) == 1)
         for _ in range(3):
             own_client.submit(prompt="x", max_tokens=4).result(30)
         with pytest.raises(LlorchError):

@@ -82,7 +82,7 @@ def test_metrics_need_no_login_and_count_runtimes_of_minutes(
     job = client.submit(prompt="x", max_tokens=2)
     job.result(GET_S)
     flower.ended(job.id, "SUCCESS")
-    with urllib.request.urlopen(f"{flower.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{flower.url}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()
     for bound in ("0.3", "60.0", "7680.0"):
         assert f'flower_task_runtime_seconds_bucket{{le="{bound}",task="llorch.generate"' in metrics
@@ -134,7 +134,7 @@ def test_a_flower_older_than_the_workers_lists_the_queues_of_each(tmp_path: Path
                     assert f'"name": "{queue}"' in api
         with (
             pytest.raises(HTTPError, match="401"),
-            urllib.request.urlopen(f"{flower.url}/broker", timeout=10),
+            urllib.request.urlopen(f"{flower.url}/broker", timeout=60),
         ):
             pass
 

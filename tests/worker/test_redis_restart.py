@@ -91,6 +91,7 @@ def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
     queued = own_client.submit(prompt="x", max_tokens=2)
     running[0].cancel()
     assert queued.result(GET_S).text == "w0 w1 "
+    wait_until(lambda: f"{running[0].id}] ignored" in patient_worker.text())
     order = [patient_worker.text().index(f"{job.id}] ") for job in (*running, queued)]
     ignored = patient_worker.text().index(f"{running[0].id}] ignored")
     assert order == sorted(order)

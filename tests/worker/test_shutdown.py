@@ -64,9 +64,9 @@ def test_a_worker_that_is_asked_to_stop_finishes_running_jobs_and_exits_0(
     latch.open()
     assert own_worker.wait_exit() == 0
     for job in running:
-        result = job.result(timeout=1)
+        result = job.result(timeout=30)
         assert len(result.choices[0].token_ids) == TOKENS
-        assert [entry.event for entry in job.stream(timeout=1)][-1].type == "finished"
+        assert [entry.event for entry in job.stream(timeout=30)][-1].type == "finished"
     assert own_client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
     assert not held_ids(own_client.redis)
     assert [job.status().state for job in waiting] == ["queued"] * 8
