@@ -90,9 +90,9 @@ def test_64_jobs_with_a_common_prefix_prefill_it_once(
     assert cached == [0] + [400] * 63
     assert [started(generation).cached_tokens for generation in generations] == cached
     plain = make_engine(prefix_caching=False)
-    for generation, each in zip(generations, requests, strict=True):
-        expected = plain.submit(each).result(timeout=60)
-        assert generation.result(timeout=60).choices == expected.choices
+    uncached = [plain.submit(each) for each in requests]
+    for generation, other in zip(generations, uncached, strict=True):
+        assert generation.result(timeout=60).choices == other.result(timeout=60).choices
     assert plain.stats().prompt_tokens_total == 64 * 403
 
 
