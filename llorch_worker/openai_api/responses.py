@@ -26,6 +26,8 @@ from llorch_worker.openai_api.responses_items import (
     MessageItem,
     OutputItem,
     OutputText,
+    ReasoningItem,
+    ReasoningText,
     item_id,
     with_ids,
 )
@@ -164,7 +166,7 @@ def new_record(
         parallel_tool_calls=generation.parallel_tool_calls,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning={"effort": None, "summary": None},
+        reasoning={"effort": request.reasoning and request.reasoning.effort, "summary": None},
         safety_identifier=request.safety_identifier,
         store=request.stored,
         temperature=generation.temperature,
@@ -231,11 +233,14 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
 
 
 def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]:
-    """A message, or calls of functions: a text is calls as a whole or not at all."""
+    """The thought, if any, then a message or calls: a text is calls as a whole or not at all."""
     choice = end.choices[0]
     status = _item_status(end)
+    thoughts: list[OutputItem] = []
+    if choice.reasoning_content:
+        thoughts = [reasoning(record, "completed", choice.reasoning_content)]
     if choice.tool_calls:
-        return [
+        return thoughts + [
             FunctionCallItem(
                 id=_id(record, "function_call", index),
                 type="function_call",
@@ -247,7 +252,18 @@ def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]
             for index, call in enumerate(choice.tool_calls)
         ]
     logprobs = chat_logprobs(choice.logprobs or ())["content"]
-    return [message(record, status, [OutputText(text=choice.text, logprobs=logprobs)])]
+    text = OutputText(text=choice.text, logprobs=logprobs)
+    return [*thoughts, message(record, status, [text])]
+
+
+def reasoning(record: ResponseRecord, status: ItemStatus, thought: str) -> ReasoningItem:
+    """The thought of a response."""
+    return ReasoningItem(
+        id=_id(record, "reasoning", 0),
+        type="reasoning",
+        content=[ReasoningText(text=thought)] if thought else [],
+        status=status,
+    )
 
 
 def message(record: ResponseRecord, status: ItemStatus, content: list[OutputText]) -> MessageItem:

@@ -14,12 +14,15 @@ from llorch_worker.openai_api.responses import (
     End,
     ResponseRecord,
     message,
+    reasoning,
     response_of,
 )
 from llorch_worker.openai_api.responses_items import (
     FunctionCallItem,
     MessageItem,
     OutputText,
+    ReasoningItem,
+    ReasoningText,
 )
 
 Event = dict[str, Any]
@@ -39,6 +42,9 @@ class ResponseEvents:
         self._running = False
         self._may_be_calls = True
         self._opened = False
+        self._thought: str | None = None
+        """What of a thought was sent; None if there is none."""
+        self._thought_ended = False
         self._held = ""
         """Text that may be calls of functions."""
         self._streamed = ""
@@ -64,6 +70,8 @@ class ResponseEvents:
 
     def tokens(self, event: Tokens) -> Iterator[Event]:
         self._logprobs += chat_logprobs(event.logprobs or ())["content"]
+        if event.reasoning_content:
+            yield from self._think(event.reasoning_content)
         self._held += event.text
         if self._may_be_calls:
             self._may_be_calls = may_be_calls(self._held, self._request)
@@ -75,7 +83,9 @@ class ResponseEvents:
         """The events after the last tokens. What the job's events did not have, the end has."""
         response = response_of(self._record, end)
         for index, item in enumerate(response.output):
-            if isinstance(item, MessageItem):
+            if isinstance(item, ReasoningItem):
+                yield from self._end_thought(item)
+            elif isinstance(item, MessageItem):
                 yield from self._end_message(item)
             else:
                 yield from self._call(item, index)
@@ -86,12 +96,44 @@ class ResponseEvents:
         """What ends a stream whose response goes on without it."""
         return self._event("error", code=code, message=text, param=None)
 
+    def _think(self, thought: str) -> Iterator[Event]:
+        if self._thought is None:
+            self._thought = ""
+            item = reasoning(self._record, "in_progress", "")
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            part = ReasoningText(text="")
+            yield self._in_thought("response.content_part.added", part=part)
+        if thought:
+            self._thought += thought
+            yield self._in_thought("response.reasoning_text.delta", delta=thought)
+
+    def _end_thought(self, item: ReasoningItem) -> Iterator[Event]:
+        if self._thought_ended:
+            return
+        self._thought_ended = True
+        (part,) = item.content or [ReasoningText(text="")]
+        yield from self._think(part.text[len(self._thought or "") :])
+        yield self._in_thought("response.reasoning_text.done", text=part.text)
+        yield self._in_thought("response.content_part.done", part=part)
+        yield self._event("response.output_item.done", output_index=0, item=item)
+
+    def _in_thought(self, kind: str, **fields: Any) -> Event:
+        item_id = reasoning(self._record, "in_progress", "").id
+        return self._event(kind, item_id=item_id, output_index=0, content_index=0, **fields)
+
+    @property
+    def _message_index(self) -> int:
+        return 0 if self._thought is None else 1
+
     def _delta(self, text: str) -> Iterator[Event]:
         if not self._opened:
             self._opened = True
+            if self._thought is not None:
+                # Text follows it, so it is whole.
+                yield from self._end_thought(reasoning(self._record, "completed", self._thought))
             yield self._event(
                 "response.output_item.added",
-                output_index=0,
+                output_index=self._message_index,
                 item=message(self._record, "in_progress", []),
             )
             yield self._content("response.content_part.added", part=OutputText(text=""))
@@ -108,7 +150,8 @@ class ResponseEvents:
         yield from self._delta(part.text[len(self._streamed) :])
         yield self._content("response.output_text.done", text=part.text, logprobs=part.logprobs)
         yield self._content("response.content_part.done", part=part)
-        yield self._event("response.output_item.done", output_index=0, item=item)
+        index = self._message_index
+        yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _call(self, item: FunctionCallItem, index: int) -> Iterator[Event]:
         begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
@@ -121,7 +164,8 @@ class ResponseEvents:
 
     def _content(self, kind: str, **fields: Any) -> Event:
         item_id = message(self._record, "in_progress", []).id
-        return self._event(kind, item_id=item_id, output_index=0, content_index=0, **fields)
+        place = {"item_id": item_id, "output_index": self._message_index, "content_index": 0}
+        return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
         number, self._next_number = self._next_number, self._next_number + 1

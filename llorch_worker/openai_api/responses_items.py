@@ -57,6 +57,24 @@ class MessageItem(Shape):
     """Texts in parts are joined by newlines. A string is one part."""
 
 
+class ReasoningText(Shape):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(Shape):
+    """What the model thought before the turn that follows."""
+
+    id: Label | None = None
+    type: Literal["reasoning"]
+    summary: list[Any] = Field(default_factory=list)
+    """Empty in answers; dropped."""
+    content: list[ReasoningText] | None = None
+    encrypted_content: SkipValidation[Any] = None
+    """Of other services; dropped."""
+    status: ItemStatus | None = "completed"
+
+
 class FunctionCallItem(Shape):
     """A call that the model made."""
 
@@ -84,17 +102,23 @@ class FunctionCallOutputItem(Shape):
 
 Item = Annotated[
     Annotated[MessageItem, BeforeValidator(_as_parts), Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
     Discriminator(
         lambda value: _type(value) or "message",
         custom_error_type="item",
-        custom_error_message="must be a message, a function_call or a function_call_output",
+        custom_error_message="must be a message, reasoning, a function_call or its output",
     ),
 ]
-OutputItem = MessageItem | FunctionCallItem
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
 
 
 def item_id(kind: str, job_id: str, number: int) -> str:
@@ -118,22 +142,33 @@ def with_ids(items: Iterable[Item], job_id: str) -> list[Item]:
 def turns_of(items: Sequence[Item]) -> tuple[list[dict[str, Any]], list[int]]:
     """The fields of the contract's messages, and for each the index of its first item.
 
-    A function call belongs to the assistant's turn before it.
+    A function call belongs to the assistant's turn before it, a thought to the one behind it.
     """
     turns: list[dict[str, Any]] = []
     firsts: list[int] = []
+    thought = ""
     for index, item in enumerate(items):
+        if isinstance(item, ReasoningItem):
+            thought = "\n".join(part.text for part in item.content or ())
+            continue
         if isinstance(item, FunctionCallItem):
             if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant"})
+                turns.append({"role": "assistant"} | _with_thought(thought))
+                thought = ""
                 firsts.append(index)
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "function": function}
             turns[-1].setdefault("tool_calls", []).append(call)
             continue
-        turns.append(_turn(item))
+        turn = _turn(item)
+        turns.append(turn | _with_thought(thought if turn["role"] == "assistant" else ""))
         firsts.append(index)
+        thought = ""
     return turns, firsts
+
+
+def _with_thought(thought: str) -> dict[str, Any]:
+    return {"reasoning_content": thought} if thought else {}
 
 
 def _turn(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:

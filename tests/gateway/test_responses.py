@@ -76,7 +76,8 @@ def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client)
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "content": [{"text": 1}]}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"instructions": 5}, "instructions"),
         (
             {"instructions": "x", "input": [{"role": "user", "content": "x"}, MISNAMED]},

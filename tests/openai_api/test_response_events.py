@@ -20,10 +20,12 @@ from llorch_worker.contract import (
 )
 from llorch_worker.openai_api.responses import ResponseRecord, new_record, response_of
 from llorch_worker.openai_api.responses_events import ResponseEvents
+from llorch_worker.openai_api.responses_items import ReasoningItem
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from tests.gateway.openai_types import check_event, check_response
 from tests.gateway.talking import TOOL, kinds
 
+MESSAGE = {"role": "user", "content": "Sure?"}
 TIMINGS = Timings(queue_ms=1000, prefill_ms=500, first_token_ms=1500, decode_ms=500)
 
 
@@ -68,6 +70,52 @@ def test_text_that_may_be_a_call_is_held_back_until_it_is_none() -> None:
     assert deltas(pieces, result("".join(pieces))) == pieces
     unused = {"tools": [TOOL], "tool_choice": "none"}
     assert deltas(pieces, result("".join(pieces)), **unused) == pieces
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_thought_is_an_item_before_the_text_or_the_calls(called: bool) -> None:
+    text = '{"name": "go", "parameters": {}}' if called else "It rains."
+    call = ToolCall(id="c", function=FunctionCall(name="go", arguments="{}"))
+    more: dict[str, Any] = {"tool_calls": (call,)} if called else {}
+    end = result(text, "tool_calls" if called else "stop", reasoning_content="Hm, hm.", **more)
+    second = "function_call" if called else "message"
+    output = response_of(record(tools=[TOOL]), end).output
+    assert [item.type for item in output] == ["reasoning", second]
+    first = output[0]
+    assert isinstance(first, ReasoningItem)
+    assert first.content is not None
+    assert [part.text for part in first.content] == ["Hm, hm."]
+    check_response(response_of(record(tools=[TOOL]), end).model_dump(mode="json", by_alias=True))
+    # Also if the reader comes late, or the job's last events are lost.
+    for seen in (["Hm,", " hm."], ["Hm,"], []):
+        events = ResponseEvents(record(tools=[TOOL]))
+        made = [*events.begin(), *events.start()]
+        for index, piece in enumerate(seen):
+            made += events.tokens(Tokens(index=index, ids=(1,), text="", reasoning_content=piece))
+        if len(seen) == 2:
+            made += events.tokens(Tokens(index=2, ids=(1,), text=text))
+        made += events.end(end)
+        for event in made:
+            check_event(json.loads(json.dumps(event)))
+        thought = [e["delta"] for e in made if e["type"] == "response.reasoning_text.delta"]
+        assert "".join(thought) == "Hm, hm."
+        places = [e["output_index"] for e in made if "output_index" in e]
+        assert places == sorted(places)
+        assert kinds(made).count("response.reasoning_text.done") == 1
+        ended = [e["item"] for e in made if e["type"] == "response.output_item.done"]
+        assert ended == [item.model_dump(mode="json", by_alias=True) for item in output]
+
+
+def test_a_thought_of_an_earlier_response_belongs_to_the_turn_behind_it() -> None:
+    answer = response_of(record(), result("It rains.", reasoning_content="Hm.")).output
+    items = [item.model_dump(mode="json", by_alias=True) for item in answer]
+    request = ResponseRequest.model_validate({"model": "m", "input": [*items, MESSAGE]})
+    messages = request.to_generation(request.input).messages
+    assert messages is not None
+    assert [(m.role, m.reasoning_content, m.content) for m in messages] == [
+        ("assistant", "Hm.", "It rains."),
+        ("user", None, "Sure?"),
+    ]
 
 
 def test_a_call_is_no_text() -> None:
