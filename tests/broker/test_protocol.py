@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -23,7 +22,7 @@ from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
 from tests.broker.protocol_users import PLACES
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
-from tests.services import RedisServer, own_redis
+from tests.services import RedisServer
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
 EXAMPLES, STEPS = (5_000, 60) if FULL_SIZE else (60, 40)
@@ -148,13 +147,6 @@ class Protocol(Workers):
         for end in self.ends_owed:
             times = self.ends_followed[end]
             assert times == 1 or (times > 1 and end[0] in self.disturbed), (end, times)
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[RedisServer]:
-    """One: what differs between versions does not depend on schedules, and other tests show it."""
-    with own_redis() as server:
-        yield server
 
 
 @pytest.mark.timeout(3600 if FULL_SIZE else 180)
