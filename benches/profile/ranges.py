@@ -123,6 +123,7 @@ class Ranges:
         yield ops, "rms_norm", Component.NORM
         yield ops, "add_rms_norm", Component.NORM
         yield ops, "silu_and_mul", Component.SILU_AND_MUL
+        yield ops, "gelu_and_mul", Component.SILU_AND_MUL
         yield ops, "rope_and_write", Component.ROPE_AND_WRITE
         # These prepare attention itself, of a type that the kernels choose.
         self._wrap_results(ops, "paged_decode")

@@ -122,6 +122,9 @@ class Ops(Protocol):
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of ``gate_up: [tokens, 2 * inter]``, gate first: [tokens, inter]."""
 
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As ``silu_and_mul`` with GELU (arXiv 1606.08415) in its approximation by tanh."""
+
     def rope_and_write(
         self,
         qkv: torch.Tensor,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.tiled_attention import TiledAttention
 from llorch_worker.kernels.torch_ops import TorchOps
 
-ONE_THREAD_ELEMENTS = 32767
+ONE_THREAD_ELEMENTS = 16384
 """torch gives elementwise work of this size to one thread."""
 
 
@@ -22,14 +23,22 @@ class InvariantOps(TorchOps):
     reads_mask = False
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        # torch divides larger work between threads anywhere in a row, and computes the exponential
-        # of what does not fill a vector in another way.
-        gate, up = gate_up.chunk(2, dim=-1)
-        rows = max(1, ONE_THREAD_ELEMENTS // gate.shape[1])
-        return torch.cat([F.silu(piece) for piece in gate.split(rows)]) * up
+        return _in_one_thread(super().silu_and_mul, gate_up)
+
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return _in_one_thread(super().gelu_and_mul, gate_up)
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
         return TiledAttention(sequences)
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
         return TiledAttention(sequences)
+
+
+def _in_one_thread(
+    gated: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor
+) -> torch.Tensor:
+    """torch divides larger work between threads anywhere in a row, and computes the exponential of
+    what does not fill a vector in another way."""
+    rows = max(1, 2 * ONE_THREAD_ELEMENTS // gate_up.shape[1])
+    return torch.cat([gated(piece) for piece in gate_up.split(rows)])

@@ -23,13 +23,13 @@ from triton.compiler import ASTSource
 
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.triton import (
+    gate_and_mul,
     paged_decode,
     paged_prefill,
     quantised_linear,
     rms_norm,
     rope_and_write,
     sample,
-    silu_and_mul,
 )
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles
 from llorch_worker.kernels.triton.paged_prefill import PrefillTiles
@@ -159,7 +159,7 @@ def compile_each() -> dict[str, dict[str, Any]]:
     """Every kernel, with each kind of arithmetic."""
     matvec = {"ROWS": 8, "BLOCKS": 16}
     join = {"HEADS": 32, "DIM": 128, "BLOCK_DIM": 128, "SPLITS": 16}
-    rope = rope_and_write._rope_and_write
+    rope, gate = rope_and_write._rope_and_write, gate_and_mul._gate_and_mul
     return {
         "decode split": compile_decode(16),
         "decode int8": compile_decode(16, "int8"),
@@ -172,7 +172,7 @@ def compile_each() -> dict[str, dict[str, Any]]:
         "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),
         "rope_and_write": compile_kernel(rope, ROPE | {"KV_DTYPE": "auto"}),
         "rope_and_write int8": compile_kernel(rope, ROPE | {"KV_DTYPE": "int8"}, INT8),
-        "silu_and_mul": compile_kernel(silu_and_mul._silu_and_mul, {"BLOCK": 1024}),
+        "gelu_and_mul": compile_kernel(gate, {"GELU": True, "BLOCK": 1024}),
         "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
         "matvec Q4_K": compile_kernel(quantised_linear._matvec, matvec | Q4_K),
         "matvec Q6_K": compile_kernel(quantised_linear._matvec, matvec | Q6_K),
@@ -190,6 +190,7 @@ def compile_others() -> dict[str, dict[str, Any]]:
         **{f"float32 decode {kv}": compile_decode(16, kv, wide=True) for kv in KV_DTYPES},
         **{f"float32 prefill {kv}": compile_prefill(128, kv, wide=True) for kv in KV_DTYPES},
         "float32 prefill 16": compile_prefill(16, "int8", wide=True),
+        "silu_and_mul": compile_kernel(gate_and_mul._gate_and_mul, {"GELU": False, "BLOCK": 1024}),
         "rope_and_write fp8": compile_kernel(rope, ROPE | {"KV_DTYPE": "fp8"}, FP8),
         **{
             f"matmul {tiles.tokens} x {tiles.rows}": compile_matmul(tiles, Q4_K)

@@ -142,7 +142,9 @@ def test_a_row_between_the_products_is_the_same_in_every_batch(name: str, inter:
     x = torch.randn(40, 2 * inter, device=DEVICE).to(dtype)
     weight = torch.randn(2 * inter, device=DEVICE).to(dtype)
     gated, normed = ops.silu_and_mul(x), ops.rms_norm(x, weight, 1e-5)
+    bent = ops.gelu_and_mul(x)
     for first, end in ((0, 1), (39, 40), (3, 9)):
         rows = x[first:end].clone()
         assert torch.equal(ops.silu_and_mul(rows), gated[first:end])
+        assert torch.equal(ops.gelu_and_mul(rows), bent[first:end])
         assert torch.equal(ops.rms_norm(rows, weight, 1e-5), normed[first:end])

@@ -51,6 +51,7 @@ def test_rows_may_be_strided():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [24, 1500])
-def test_silu_and_mul_equals_the_twin(inner, dtype):
+def test_gates_equal_the_twins(inner, dtype):
     gate_up = randoms(3, 2 * inner, dtype=dtype) * 4
     assert_close(TRITON.silu_and_mul(gate_up), TORCH.silu_and_mul(gate_up))
+    assert_close(TRITON.gelu_and_mul(gate_up), TORCH.gelu_and_mul(gate_up))

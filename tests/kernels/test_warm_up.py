@@ -18,12 +18,12 @@ from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,
+    gate_and_mul,
     paged_decode,
     paged_prefill,
     quantised_linear,
     rms_norm,
     rope_and_write,
-    silu_and_mul,
 )
 from llorch_worker.model import RaggedBatch, Transformer
 from llorch_worker.weights.quantised_linear import QuantisedLinear
@@ -38,7 +38,7 @@ KERNELS = [
     (quantised_linear, "_matmul"),
     (rms_norm, "_rms_norm"),
     (rope_and_write, "_rope_and_write"),
-    (silu_and_mul, "_silu_and_mul"),
+    (gate_and_mul, "_gate_and_mul"),
 ]
 MAX_SEQUENCES, MAX_STEP_TOKENS, MAX_CONTEXT, SCORED_ROWS = 21, 200, 96, 64
 PROCESSORS = 32

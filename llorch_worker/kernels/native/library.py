@@ -30,6 +30,7 @@ _SIGNATURES = {
     "rms_norm": "PPPLLFI",
     "add_rms_norm": "PPPPLLFI",
     "silu_and_mul": "PPLLI",
+    "gelu_and_mul": "PPLLI",
     "rope_and_write": "PPPPPPPPILLLLI",
     "paged_attention_partials": "PL>L",
     "paged_attention": "PPPPPIPPPPLLLLLLFLFI>I",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
@@ -51,12 +53,10 @@ class NativeOps:
         return out, residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        tokens, both = gate_up.shape
-        out = gate_up.new_empty(tokens, both // 2)
-        self._kernels.silu_and_mul(
-            gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, torch.get_num_threads()
-        )
-        return out
+        return _gated(self._kernels.silu_and_mul, gate_up)
+
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return _gated(self._kernels.gelu_and_mul, gate_up)
 
     def rope_and_write(
         self,
@@ -86,3 +86,10 @@ class NativeOps:
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
         return NativeAttention(self._kernels, sequences)
+
+
+def _gated(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
+    tokens, both = gate_up.shape
+    out = gate_up.new_empty(tokens, both // 2)
+    kernel(gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, torch.get_num_threads())
+    return out

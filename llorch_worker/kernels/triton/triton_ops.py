@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.triton.gate_and_mul import gelu_and_mul, silu_and_mul
 from llorch_worker.kernels.triton.paged_decode import MOST_SPLITS, TritonDecode
 from llorch_worker.kernels.triton.paged_prefill import TritonPrefill
 from llorch_worker.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from llorch_worker.kernels.triton.rope_and_write import rope_and_write
-from llorch_worker.kernels.triton.silu_and_mul import silu_and_mul
 
 
 class TritonOps:
@@ -19,6 +19,7 @@ class TritonOps:
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_and_mul = staticmethod(silu_and_mul)
+    gelu_and_mul = staticmethod(gelu_and_mul)
     rope_and_write = staticmethod(rope_and_write)
 
     def __init__(self, processors: int, *, batch_invariant: bool = False) -> None:

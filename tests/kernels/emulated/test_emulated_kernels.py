@@ -115,13 +115,14 @@ def test_norms(emulated: EmulatedKernels) -> None:
     assert np.array_equal(total, expected[2])
 
 
-def test_silu_and_mul(emulated: EmulatedKernels) -> None:
+@pytest.mark.parametrize("gate", ["silu_and_mul", "gelu_and_mul"])
+def test_gates(emulated: EmulatedKernels, gate: str) -> None:
     gate_up = torch.randn(3, 2 * 102) * 8
     gate_up[:, :5] = torch.tensor([-1e30, 0.0, 1e30, 90.0, math.nan])
 
     def run(call: Call) -> Bf16:
         out = np.zeros((3, 102), np.uint16)
-        call("silu_and_mul", bf16(gate_up), out, 3, 102, THREADS)
+        call(gate, bf16(gate_up), out, 3, 102, THREADS)
         return out
 
     got, expected = wide(run(emulated)), wide(run(here))
