@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-from llorch_worker.client import AsyncJob
+from llorch_worker.client import AsyncJob, StreamEntry
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Cancelled,
@@ -53,6 +53,15 @@ class OwnClock:
                 yield
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed") from None
+
+    async def each(self, entries: AsyncIterator[StreamEntry]) -> AsyncIterator[StreamEntry]:
+        """``entries``. Raises ``DeadlineExceeded`` if one comes too late."""
+        while True:
+            async with self.limiting():
+                entry = await anext(entries, None)
+            if entry is None:
+                return
+            yield entry
 
 
 class JobEvents:

@@ -15,7 +15,7 @@ from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Restarted, Star
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.job_events import PATIENCE_S
+from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.responses.progress import (
     end_if_ended,
@@ -76,6 +76,7 @@ class Creation:
         if generation.model is None:
             card = await self.gateway.client.model_card()
             generation = generation.model_copy(update={"model": card.name})
+        self._clock = OwnClock([generation])
         created_at = int(time.time())
 
         def record_of(job_id: str) -> ResponseRecord:
@@ -132,14 +133,15 @@ class Creation:
 
     async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
         """Raises ``LlorchError`` if the job fails."""
-        end = await end_of(job)
+        async with self._clock.limiting():
+            end = await end_of(job)
         _check(end)
         return response_of(record, end)
 
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
         """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its
         own."""
-        entries = job.stream(patience_s=PATIENCE_S)
+        entries = self._clock.each(job.stream(patience_s=PATIENCE_S))
         first = [await anext(entries)]
         while isinstance(first[-1].event, Started | Restarted):
             first.append(await anext(entries))

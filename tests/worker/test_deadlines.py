@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -131,12 +132,25 @@ def test_the_caller_of_a_gateway_gets_504(
     assert [answer.status_code for answer in answers] == [504, 504]
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("completions", {"prompt": "x"}),
+        ("responses", {"input": "x"}),
+        ("responses", {"input": "x", "stream": True}),
+    ],
+)
 def test_the_caller_gets_504_also_if_redis_goes(
-    own_server: RedisServer, full_worker: WorkerProcess, own_client: Client, tmp_path: Path
+    own_server: RedisServer,
+    full_worker: WorkerProcess,
+    own_client: Client,
+    tmp_path: Path,
+    path: str,
+    more: dict[str, Any],
 ) -> None:
     with running_gateway(own_server.url, tmp_path) as gateway, full_worker.paused():
-        url = f"{gateway.url}/v1/completions"
-        body = {"model": "toy", "prompt": "x", "deadline_s": 1, "idempotency_key": "a"}
+        url = f"{gateway.url}/v1/{path}"
+        body = {"model": "toy", "deadline_s": 1, "idempotency_key": "a", **more}
         answers: list[httpx.Response] = []
         asking = threading.Thread(
             target=lambda: answers.append(httpx.post(url, json=body, timeout=30))
