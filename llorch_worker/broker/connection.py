@@ -224,6 +224,16 @@ def is_refused_write(error: BaseException) -> bool:
     return refused or isinstance(error, ReadOnlyError) or is_out_of_memory(error)
 
 
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """A write that can be missed while Redis takes none."""
+    try:
+        yield
+    except RedisError as error:
+        if not is_refused_write(error):
+            raise
+
+
 def _broker_error(url: str, error: BaseException) -> BrokerUnavailable:
     where = safe_url(url)
     if is_out_of_memory(error):

@@ -18,10 +18,9 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys, registry
-from llorch_worker.broker.connection import is_refused_write
+from llorch_worker.broker.connection import unless_refused
 from llorch_worker.broker.queues import model_of, normal_queue
 from llorch_worker.contract import GenerationRequest, Message
 
@@ -91,11 +90,8 @@ def _rank(text: str) -> bytes:
 
 def note_idle(client: Redis, place: str, jobs: int) -> None:
     """Corrects the number of ``jobs`` of a worker with room: not every end of a claim counts."""
-    try:
+    with unless_refused():
         client.zadd(_load_of(place), {place: jobs})
-    except ResponseError as error:
-        if not is_refused_write(error):
-            raise
 
 
 def leave(client: Redis, place: str) -> None:

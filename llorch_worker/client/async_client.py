@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from redis.exceptions import RedisError
-
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect_async, is_out_of_memory
+from llorch_worker.broker.connection import connect_async, unless_refused
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState
 from llorch_worker.client.client import Client
@@ -196,12 +194,9 @@ class AsyncJob:
         return reply, state
 
     async def _announce_reader(self) -> None:
-        try:
+        # Reading works without the mark, only slower.
+        with unless_refused():
             await self._client.redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
-        except RedisError as error:
-            # Reading works without the mark, only slower.
-            if not is_out_of_memory(error):
-                raise
 
     async def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
         return await self._client.redis.xread(

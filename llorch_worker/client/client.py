@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from celery.utils import uuid
-from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
@@ -17,8 +16,8 @@ from llorch_worker.broker.connection import (
     broker_errors,
     close_idle,
     connect,
-    is_out_of_memory,
     subscribe,
+    unless_refused,
 )
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
@@ -272,12 +271,9 @@ class Job:
         )
 
     def _announce_reader(self) -> None:
-        try:
+        # Reading works without the mark, only slower.
+        with unless_refused():
             self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
-        except RedisError as error:
-            # Reading works without the mark, only slower.
-            if not is_out_of_memory(error):
-                raise
 
     def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
         return self._redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.cli.checks import served_workers
-from llorch_worker.client import Client
+from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import TASK_NAME, Priority
 from tests.latch import Latch
 from tests.services import (
@@ -116,6 +117,29 @@ def test_an_end_that_redis_refuses_is_stored_once_it_serves_again(
         accept_again(store)
         assert job.result(GET_S).attempts == 1
         assert "Traceback" not in worker.text()
+
+
+@pytest.mark.parametrize("refuse", [lack_replicas, fail_to_save])
+def test_a_stream_can_be_read_while_redis_takes_no_writes(
+    tmp_path: Path, refuse: Callable[[redis.Redis, RedisServer], None]
+) -> None:
+    async def read_async(url: str, job_id: str) -> list[int]:
+        async with AsyncClient(url) as client:
+            entries = client.job(job_id).stream(timeout=GET_S)
+            return token_ids([entry async for entry in entries])
+
+    with (
+        own_redis() as server,
+        running_worker(server.url, tmp_path, model_name="toy"),
+        Client(server.url) as client,
+        connect(server.url) as store,
+    ):
+        job = client.submit(prompt="x", model="toy", max_tokens=5)
+        assert job.result(GET_S)
+        refuse(store, server)
+        assert len(token_ids(job.stream(timeout=GET_S))) == 5
+        assert len(asyncio.run(read_async(server.url, job.id))) == 5
+        accept_again(store)
 
 
 def test_parts_that_fail_for_one_reason_share_its_lines(caplog: pytest.LogCaptureFixture) -> None:
