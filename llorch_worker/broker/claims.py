@@ -188,8 +188,8 @@ def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
 
 
 def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], list[Claim]]:
-    """The claims that ``lua/claim.lua`` returned: those whose jobs can run, those whose ETA is
-    later, and those whose message it could not read."""
+    """The claims that ``lua/claim.lua`` returned: those whose jobs can run, those that have not yet
+    waited for their ETA, even a past one, and those whose message it could not read."""
     ready, later, unread = [], [], []
     for (
         job_id, message, attempt, fence, list_key, first_claimed_ms, claimed_ms, first, cancelled,
@@ -211,7 +211,7 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
         )
         if is_unread:
             unread.append(claim)
-        elif not isinstance(eta, int) and (claim.due_ms or 0) > claim.claimed_ms:
+        elif not isinstance(eta, int) and claim.due_ms is not None:
             later.append(claim)
         else:
             ready.append(claim)

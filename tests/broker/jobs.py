@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import redis
 
@@ -79,6 +81,18 @@ def look(
 
 def sweep(store: redis.Redis) -> list[str]:
     return claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+
+
+def dying_after(script: str) -> AbstractContextManager[Any]:
+    """As if the worker died once it has run ``script``."""
+    real = claims.run_script
+
+    def run(client: redis.Redis, name: str, *args: Any) -> Any:
+        if name != script:
+            raise redis.ConnectionError
+        return real(client, name, *args)
+
+    return patch.object(claims, "run_script", run)
 
 
 def claim_on(job_id: str, fence: int = 1) -> Claim:

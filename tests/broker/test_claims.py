@@ -7,7 +7,6 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import redis
@@ -19,7 +18,7 @@ from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import TASK_NAME, InternalError
-from tests.broker.jobs import TERMS, look, push, sweep, take
+from tests.broker.jobs import TERMS, dying_after, look, push, sweep, take
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import (
     add_entry,
@@ -289,10 +288,7 @@ def test_a_message_that_lua_cannot_read_outlives_the_worker_that_took_it(
     store: redis.Redis,
 ) -> None:
     store.lpush(QUEUE, BODY_ONLY)
-    with (
-        patch.object(claims, "run_script", side_effect=redis.ConnectionError),
-        suppress(redis.ConnectionError),
-    ):
+    with dying_after("claim"), suppress(redis.ConnectionError):
         take(store)
     assert store.llen(QUEUE) == 0
     set_leases(store, dict.fromkeys(leases_in(store), 1))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
-from unittest.mock import patch
 
 import pytest
 import redis
 
-from llorch_worker.broker import claims, queues
+from llorch_worker.broker import queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
-from tests.broker.jobs import load, look, push, sweep, take
+from tests.broker.jobs import dying_after, load, look, push, sweep, take
 from tests.messages import QUEUE, envelope
 from tests.store import set_leases, stored_result
 
@@ -40,6 +39,18 @@ def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
     assert (found.waiting, found.scheduled) == (0, 1)
     assert producer.job("later").status().state == "queued"
     assert stored_result(store, "later") is None
+
+
+def test_a_job_is_not_reported_to_have_started_before_its_eta(store: redis.Redis) -> None:
+    with store.pubsub() as reader:
+        reader.psubscribe("celery-task-meta-*")
+        push(store, "later", eta=in_s(3600))
+        assert take(store) == []
+        let_come_due(store, "later")
+        assert reader.get_message(timeout=1)["type"] == "psubscribe"
+        assert reader.get_message(timeout=0.1) is None
+        assert len(take(store)) == 1
+        assert json.loads(reader.get_message(timeout=10)["data"])["status"] == "STARTED"
 
 
 def test_due_jobs_come_first_in_the_order_of_their_etas(store: redis.Redis) -> None:
@@ -69,6 +80,7 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, offs
 )
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
+    assert look(store).look_again_s == 0
     (claim,) = take(store)
     parsed = datetime.fromisoformat(eta).replace(tzinfo=UTC)
     assert claim.due_ms == round(parsed.timestamp() * 1e3)
@@ -83,10 +95,7 @@ def test_an_eta_that_cannot_be_read_is_left_to_the_worker(store: redis.Redis, et
 
 def test_a_job_waits_for_its_eta_although_the_worker_that_read_it_died(store: redis.Redis) -> None:
     push(store, "a", eta=in_s(3600))
-    with (
-        patch.object(claims, "run_script", side_effect=redis.ConnectionError),
-        suppress(redis.ConnectionError),
-    ):
+    with dying_after("claim"), suppress(redis.ConnectionError):
         take(store)
     set_leases(store, {"a": 1})
     assert sweep(store) == ["a"]

@@ -79,13 +79,16 @@ local function begin(found, message, list, terms)
     redis.call('PERSIST', record.idempotency)
   end
   redis.call('ZADD', LEASES, string.format('%d', claimed_ms + terms.lease_ms), id)
-  -- A worker claims only what it has room for, so a job starts with its claim.
-  store_state(id, document_of(terms.started, id))
+  -- A worker claims only what it has room for, so a job starts with its claim, unless it is put back at once.
+  local eta_ms = tonumber(record.eta_ms or nil)
+  if eta_ms or not found.eta and not found.is_unread then
+    store_state(id, document_of(terms.started, id))
+  end
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
   return {id, message, attempts, fence, list, first_claim_ms, claimed,
-    record.first_claim_ms and 0 or 1, cancelled, suspect, tonumber(record.eta_ms or nil) or found.eta,
-    record.retried_ms, found.is_unread and 1 or 0}
+    record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or found.eta, record.retried_ms,
+    found.is_unread and 1 or 0}
 end
 
 -- The job of a message, with its record. A message that cannot be read yet, or whose id makes the record's key
