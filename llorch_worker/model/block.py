@@ -85,7 +85,8 @@ class QkNorms:
         first = 0
         for norm, count in ((self.q, self._heads), (self.k, self._kv_heads)):
             part = heads[:, first : first + count]
-            part.copy_(norm(part.reshape(-1, len(norm.weight))).view_as(part))
+            rows = part.reshape(-1, len(norm.weight)).contiguous()
+            part.copy_(norm(rows).view_as(part))
             first += count
 
 

@@ -29,7 +29,12 @@ class Graph:
     """Multiplies the output of each branch before the addition."""
     attention_scale: float | None = None
     """Multiplies Q K^T; None for head_dim ** -0.5."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap) before the mask."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer how many tokens a query sees, itself included; empty: all for all."""
     logit_divisor: float = 1.0
+    logit_softcap: float | None = None
     query_growth: tuple[float, int] | None = None
     """(beta, context): Q is multiplied by 1 + beta * ln(1 + floor(position / context))."""
     other_ropes: tuple[Rope, ...] = ()
@@ -53,10 +58,12 @@ class ModelConfig:
     ropes: tuple[Rope, ...]
     """The kinds of rotation; most models have one."""
     max_context: int
-    """Tokens that the model was trained for, or its sliding window if that is smaller."""
+    """Tokens that the model was trained for."""
     tie_word_embeddings: bool
     interleaved: bool = False
     """The file stores RoPE's pairs as neighbours."""
+    norm_offset: float = 0.0
+    """What is added to the stored weights of norms."""
     family: str = "Llama"
     graph: Graph = Graph()
 
@@ -65,6 +72,10 @@ class ModelConfig:
         """How many numbers of a head rotate, in layers that rotate any."""
         dim = self.ropes[0].dim
         return self.head_dim if dim is None else dim
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens a query of this layer sees, itself included; None for all."""
+        return self.graph.windows[layer] if self.graph.windows else None
 
     def rope_index(self, layer: int) -> int:
         """The index of a layer's rotation in ``ropes``."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import replace
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model.config import ModelConfig
+from llorch_worker.model.config import Graph, ModelConfig
 from llorch_worker.model.families import BY_GGUF, BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
+from llorch_worker.model.families.family import sliding_layers
 from llorch_worker.model.reader import Reader
 from llorch_worker.model.ropes import gguf_rope, hugging_face_rope
 from llorch_worker.model.weight_table import EMBEDDING, OUTPUT, check_tensors
 from llorch_worker.weights import Checkpoint
 
-logger = logging.getLogger(__name__)
-
+_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
 _SCALES = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale")
 
 
@@ -55,19 +55,22 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     hidden = read.integer("embedding_length")
     head_dim = read.integer("attention.key_length", max(1, hidden // heads))
     read.refuse_unless("attention.value_length", (head_dim,), "keys and values must have one size")
+    layers = _layers(read, "block_count", checkpoint)
+    context = read.integer("context_length")
     graph = family.from_gguf(read)
+    graph = _windowed(read, graph, layers, context, "attention.sliding_window")
     return ModelConfig(
         # From the embedding: some files give a vocabulary size without its padding.
         vocab_size=checkpoint.tensors[EMBEDDING].shape[0],
         hidden_size=hidden,
         intermediate_size=read.integer("feed_forward_length"),
-        num_layers=read.integer("block_count"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=read.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("attention.layer_norm_rms_epsilon"),
         ropes=(gguf_rope(checkpoint, read, head_dim), *graph.other_ropes),
-        max_context=_within_window(read, "context_length", "attention.sliding_window"),
+        max_context=context,
         tie_word_embeddings=OUTPUT not in checkpoint.tensors,
         interleaved=family.interleaved,
         family=family.name,
@@ -87,7 +90,6 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
                 f"its architecture is {architecture}",
                 "a model with no language model head cannot generate",
             )
-    read.refuse_unless("hidden_act", ("silu", "swish"), "only SiLU is supported")
     for key in ("attention_bias", "mlp_bias"):
         read.refuse_unless(key, (False,), "biases are not supported")
     if read.value("quantization_config") is not None:
@@ -96,41 +98,56 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
     heads = read.integer("num_attention_heads")
     hidden = read.integer("hidden_size")
     head_dim = read.integer("head_dim", max(1, hidden // heads))
+    layers = _layers(read, "num_hidden_layers", checkpoint)
+    context = read.integer("max_position_embeddings")
     graph = family.from_hugging_face(read)
+    graph = _windowed(read, graph, layers, context, "sliding_window")
+    for key in ("hidden_act", "hidden_activation"):
+        allowed = _ACTIVATIONS[graph.activation]
+        read.refuse_unless(key, allowed, f"{family.name}'s is {allowed[0]}")
     return ModelConfig(
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
-        num_layers=read.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=read.integer("num_key_value_heads", heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        ropes=(hugging_face_rope(read, head_dim), *graph.other_ropes),
-        max_context=_within_window(read, "max_position_embeddings", "sliding_window"),
+        ropes=(hugging_face_rope(read, head_dim, family.theta), *graph.other_ropes),
+        max_context=context,
         tie_word_embeddings=bool(read.value("tie_word_embeddings")),
+        norm_offset=family.norm_offset,
         family=family.name,
         graph=graph,
     )
 
 
-def _within_window(read: Reader, context_key: str, window_key: str) -> int:
-    """The model's context, or its sliding window if that is smaller.
-
-    Sliding and full attention are equal within one window only.
-    """
-    context = read.integer(context_key)
-    if not read.value(window_key) or read.value("use_sliding_window") is False:
-        return context
-    window = read.integer(window_key)
-    if window < context:
-        logger.warning(
-            "%s has a sliding window of %d tokens: its context is limited to that instead of %d",
-            read.path,
-            window,
-            context,
+def _layers(read: Reader, key: str, checkpoint: Checkpoint) -> int:
+    """The number of layers; no more than the file may hold, as tables are made for each."""
+    layers, most = read.integer(key), len(checkpoint.tensors)
+    if layers > most:
+        raise ModelLoadFailed(
+            f"{read.path}: {layers} layers cannot be in {most} tensors; convert the model again."
         )
-    return min(context, window)
+    return layers
+
+
+def _windowed(read: Reader, graph: Graph, layers: int, context: int, key: str) -> Graph:
+    """``graph`` with the window that the file gives all layers, or all from one layer on."""
+    if graph.windows or not read.value(key) or read.value("use_sliding_window") is False:
+        return graph
+    window = read.integer(key)
+    if window >= context:
+        return graph
+    first = read.value("max_window_layers") if read.value("use_sliding_window") else 0
+    if read.value("layer_types"):
+        sliding = sliding_layers(read, layers, 1)
+    elif isinstance(first, int):
+        sliding = tuple(layer >= first for layer in range(layers))
+    else:
+        raise read.refused(f"max_window_layers is {str(first)[:50]!r}", "it must be a number")
+    return replace(graph, windows=tuple(window if slides else None for slides in sliding))
 
 
 def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
@@ -148,8 +165,6 @@ def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
         problem = f"{config.family}'s RoPE covers whole heads, not {config.rotary_dim} numbers"
     elif config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
         problem = f"RoPE cannot rotate {config.rotary_dim} numbers of heads of {config.head_dim}"
-    elif config.num_layers > len(checkpoint.tensors):
-        problem = f"{config.num_layers} layers cannot be in {len(checkpoint.tensors)} tensors"
     elif scaling and {len(scaling.factors), len(scaling.long_factors)} - {0, pairs}:
         problem = f"{len(scaling.factors)} RoPE factors do not fit heads of {config.head_dim}"
     elif min(factors, default=1.0) <= 0:

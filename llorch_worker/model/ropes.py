@@ -72,16 +72,18 @@ def _values(checkpoint: Checkpoint, name: str) -> tuple[float, ...]:
     return tuple(checkpoint.load(name, torch.float32).view(-1).tolist())
 
 
-def hugging_face_rope(read: Reader, head_dim: int) -> Rope:
+def hugging_face_rope(read: Reader, head_dim: int, default_theta: float) -> Rope:
     """The rotation in a config.json: new files keep it in rope_parameters, old ones in several
     keys."""
     groups = [read]
     for key in ("rope_parameters", "rope_scaling"):
         if settings := read.value(key):
+            if isinstance(settings, dict):  # models with windows keep one for each kind of layer
+                settings = settings.get("full_attention", settings)
             if not isinstance(settings, dict):
                 raise read.refused(f"its {key} is not an object", "it must be one")
             groups.append(Reader(read.path, settings))
-    theta = _one_value(read, groups, "rope_theta", _DEFAULT_THETA)
+    theta = _one_value(read, groups, "rope_theta", default_theta)
     share = _one_value(read, groups, "partial_rotary_factor", 1.0)
     dim = int(head_dim * share)
     scalings = {_hugging_face_scaling(read, group, dim) for group in groups[1:]} or {None}

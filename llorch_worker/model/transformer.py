@@ -89,8 +89,12 @@ class Transformer:
             residual = residual.index_select(0, rows)
         normed, _ = self.final_norm.after(x, residual)
         logits = self.output(normed, wide=True)
-        divisor = self.config.graph.logit_divisor
-        return logits if divisor == 1.0 else logits.div_(divisor)
+        graph = self.config.graph
+        if graph.logit_divisor != 1.0:
+            logits /= graph.logit_divisor
+        if graph.logit_softcap is not None:
+            logits = logits.div_(graph.logit_softcap).tanh_().mul_(graph.logit_softcap)
+        return logits
 
     def _query_growth(self, positions: torch.Tensor) -> torch.Tensor | None:
         """[tokens, 1, 1], by which queries are multiplied; None for 1 everywhere."""
@@ -143,6 +147,8 @@ class _Loader:
         config = self.config
         table = weight_table.layer_weights(config, layer)
         scale = config.graph.residual_scale
+        gelu = config.graph.activation == "gelu_tanh"
+        act_and_mul = self.ops.gelu_and_mul if gelu else self.ops.silu_and_mul
         return Block(
             around_attention=Branch(
                 self._norm_or_none(table.before_attention),
@@ -153,9 +159,7 @@ class _Loader:
             around_mlp=Branch(
                 self._norm_or_none(table.before_mlp), self._norm_or_none(table.after_mlp), scale
             ),
-            mlp=GatedMlp(
-                self._linear(table.gate_up), self._linear(table.down), self.ops.silu_and_mul
-            ),
+            mlp=GatedMlp(self._linear(table.gate_up), self._linear(table.down), act_and_mul),
         )
 
     def _attention(self, table: LayerWeights, layer: int) -> Attention:
@@ -169,13 +173,20 @@ class _Loader:
             self._linear(table.output),
             head_dim=config.head_dim,
             rope=config.rope_index(layer),
-            form=AttentionForm(scale=config.graph.attention_scale),
+            form=AttentionForm(
+                scale=config.graph.attention_scale,
+                window=config.window(layer),
+                softcap=config.graph.softcap,
+            ),
             bias=None if table.qkv_bias is None else self._tensor(table.qkv_bias),
             norms=norms,
         )
 
     def _norm(self, weight: FusedWeight) -> RmsNorm:
-        return RmsNorm(self._tensor(weight), self.config.rms_norm_eps, self.ops)
+        stored = weight.load(self.checkpoint, torch.float32) + self.config.norm_offset
+        kept = stored.to(self.device, self.dtype)
+        self._report(kept.nbytes)
+        return RmsNorm(kept, self.config.rms_norm_eps, self.ops)
 
     def _norm_or_none(self, weight: FusedWeight | None) -> RmsNorm | None:
         return None if weight is None else self._norm(weight)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
 
 from llorch_worker.cache import CacheShape, UnifiedCache
-from llorch_worker.kernels import TorchOps
+from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
 from llorch_worker.weights import DenseLinears, open_checkpoint
 
@@ -36,6 +36,7 @@ class Driver:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 64,
         max_query_tokens: int = 1024,
+        ops: Ops | None = None,
     ) -> Driver:
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
@@ -46,7 +47,7 @@ class Driver:
             dtype=dtype,
             device=device,
             linears=DenseLinears(device, dtype),
-            ops=TorchOps(),
+            ops=ops or TorchOps(),
         )
         return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens))
 

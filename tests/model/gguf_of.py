@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -18,8 +18,11 @@ ARCHITECTURES = {
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
-PERMUTED = ("llama", "granite", "smollm3", "ministral3")
+PERMUTED = ("mistral", "granite", "smollm3", "ministral3")
 """Their converters make neighbours of RoPE's pairs."""
 
 
@@ -39,6 +42,8 @@ def write_gguf_of(model: Any, path: Path) -> Path:
         if config.model_type in PERMUTED and key.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             values = _neighbours(values, heads)
+        if config.model_type.startswith("gemma") and key.endswith("norm.weight"):
+            values = values + 1
         writer.add_tensor(name, np.ascontiguousarray(values.float().numpy()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -72,9 +77,20 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any) -> None:
     rope = config.rope_parameters
+    if "full_attention" in rope:
+        rope = rope["full_attention"]
+        writer.add_sliding_window(config.sliding_window)
+    elif getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     dim = int(_head_dim(config) * (rope.get("partial_rotary_factor") or 1.0))
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])

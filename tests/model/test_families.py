@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels import TorchOps, native_absence
+from llorch_worker.kernels.native.library import native_kernels
+from llorch_worker.kernels.native.native_ops import NativeOps
+from llorch_worker.model import Transformer, resolve_config
+from llorch_worker.weights import DenseLinears, open_checkpoint
 from tests.model.gguf_of import write_gguf_of
 
 Open = Callable[..., Any]
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 112,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -42,19 +50,24 @@ LONG = {
     "rope_parameters": {
         "rope_type": "longrope",
         "rope_theta": 1e4,
-        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
-        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        "short_factor": [1.0 + pair / 10 for pair in range(12)],
+        "long_factor": [1.0 + pair / 2 for pair in range(12)],
         "original_max_position_embeddings": 64,
         "partial_rotary_factor": 0.75,
     },
     "tie_word_embeddings": True,
 }
-"""Of heads of 16, of which 12 numbers rotate."""
+"""Of heads of 32, of which 24 numbers rotate."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("Mistral", {"head_dim": 32, "sliding_window": 21}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 0},
+    ),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
-    "qwen3": ("Qwen3", {"head_dim": 32}),
-    "phi3": ("Phi3", {}),
+    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "phi3": ("Phi3", {"sliding_window": 21}),
     "phi3-mini": ("Phi3", LONG),
     "granite": (
         "Granite",
@@ -75,6 +88,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 21,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 32}
+        | {"tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
@@ -83,13 +126,15 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """transformers' model with random weights; ``folder``: where it is saved."""
     name, options = FAMILIES[request.param]
     torch.manual_seed(7)
-    config = getattr(transformers, f"{name}Config")(**SHAPE | options)
+    kind = {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
+    config = getattr(transformers, kind)(**SHAPE | options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" in key:
                 parameter.uniform_(0.5, 1.5)
+                parameter -= 1.0 * name.startswith("Gemma")  # it adds 1 itself
             elif key.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)
     folder = tmp_path_factory.mktemp("family")
@@ -143,3 +188,50 @@ def test_200_greedy_tokens_are_those_of_transformers(
     # The choice after each token but the last, given the tokens before it.
     chosen = reference(torch.tensor([ids])).logits[0].argmax(-1).tolist()
     assert ids[40:] == chosen[39:-1]
+
+
+@pytest.mark.skipif(native_absence() is not None, reason=f"native kernels: {native_absence()}")
+def test_the_native_kernels_agree_with_torch_in_bfloat16(open_driver: Open, path: Path) -> None:
+    ids = random_ids(200)
+    exact, torchs, natives = (
+        open_driver(path, dtype=dtype, ops=ops).logits(ids).softmax(-1)
+        for dtype, ops in (
+            (torch.float32, TorchOps()),
+            (torch.bfloat16, TorchOps()),
+            (torch.bfloat16, NativeOps(native_kernels())),
+        )
+    )
+    # No further from the exact probabilities than torch is.
+    assert (natives - exact).abs().mean() < 1.5 * (torchs - exact).abs().mean()
+
+
+def test_the_planned_bytes_are_those_that_are_loaded(path: Path) -> None:
+    checkpoint, device = open_checkpoint(path), torch.device("cpu")
+    told: list[tuple[int, int]] = []
+    model = Transformer.load(
+        checkpoint,
+        resolve_config(checkpoint),
+        dtype=torch.bfloat16,
+        device=device,
+        linears=DenseLinears(device, torch.bfloat16),
+        ops=TorchOps(),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1] == (model.weight_bytes, model.weight_bytes)
+
+
+def test_a_tensor_that_is_missing_extra_or_of_another_shape_is_named(
+    reference: Any, tmp_path: Path
+) -> None:
+    tensors = safetensors.torch.load_file(reference.folder / "model.safetensors")
+    shutil.copy(reference.folder / "config.json", tmp_path)
+    for name in [name for name in tensors if "layers.1." in name]:
+        others = {key: value for key, value in tensors.items() if key != name}
+        for changed, message in (
+            (others, f"has no tensor {name}"),
+            (others | {name: tensors[name][:-1].clone()}, f"tensor {name} is "),
+            (tensors | {name + "_extra": tensors[name].clone()}, f"has a tensor {name}_extra"),
+        ):
+            safetensors.torch.save_file(changed, tmp_path / "model.safetensors")
+            with pytest.raises(ModelLoadFailed, match=message):
+                resolve_config(open_checkpoint(tmp_path))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +202,7 @@ def test_rope_factors_that_make_no_frequency_are_refused(
         ({"model_type": None}, "model_type is 'None', which is none of the supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ({"architectures": 7}, "no language model head"),
-        ({"hidden_act": "gelu"}, "only SiLU"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but Llama's is silu"),
         ({"attention_bias": True}, "biases are not supported"),
         ({"mlp_bias": True}, "biases are not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised"),
@@ -278,15 +277,6 @@ def test_old_and_new_rope_keys_may_say_the_same(tmp_path: Path, random_llama: Pa
         assert config.ropes == (Rope(5e5, RopeScaling("linear", factor=2), 8),)
 
 
-def test_a_sliding_window_limits_the_context_with_a_warning(
-    tmp_path: Path, random_llama: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = edited(random_llama, tmp_path / "m", model_type="mistral", sliding_window=100)
-    with caplog.at_level(logging.WARNING):
-        assert resolve(path).max_context == 100
-    assert "sliding window of 100 tokens" in caplog.text
-
-
 @pytest.mark.parametrize("window", [None, NULL, 4096, 9000])
 def test_a_missing_window_and_context_are_those_of_the_model_type_in_transformers(
     tmp_path: Path, random_llama: Path, window: Any
@@ -300,8 +290,9 @@ def test_a_missing_window_and_context_are_those_of_the_model_type_in_transformer
         max_position_embeddings=None,
     )
     reference = AutoConfig.from_pretrained(path)
-    expected = min(reference.max_position_embeddings, reference.sliding_window or 2**30)
-    assert resolve(path).max_context == expected
+    config = resolve(path)
+    assert config.max_context == reference.max_position_embeddings
+    assert config.window(0) == reference.sliding_window
 
 
 def tied(folder: Path, target: Path, output: torch.Tensor) -> Path:

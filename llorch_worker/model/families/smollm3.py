@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llorch_worker.cache import Rope
 from llorch_worker.model.config import Graph
-from llorch_worker.model.families.family import Family
+from llorch_worker.model.families.family import Family, every
 from llorch_worker.model.reader import Reader
 
 _STEP = 4
 
 
-def _every_fourth(layers: int, step: int) -> Graph:
-    return _still([(layer + 1) % step == 0 for layer in range(layers)])
-
-
-def _still(layers: list[bool]) -> Graph:
+def _still(layers: Sequence[bool]) -> Graph:
     """``layers``: those that do not rotate."""
     return Graph(other_ropes=(Rope(1.0, dim=0),), layer_ropes=tuple(map(int, layers)))
 
 
 def _from_gguf(read: Reader) -> Graph:
-    return _every_fourth(read.integer("block_count"), _STEP)
+    return _still(every(_STEP, read.integer("block_count")))
 
 
 def _from_hugging_face(read: Reader) -> Graph:
     layers = read.integer("num_hidden_layers")
     given = read.value("no_rope_layers")  # 1 where there is RoPE
     if not given:
-        return _every_fourth(layers, read.integer("no_rope_layer_interval", _STEP))
-    if not isinstance(given, list) or len(given) != layers or not set(given) <= {0, 1}:
+        return _still(every(read.integer("no_rope_layer_interval", _STEP), layers))
+    if (
+        not isinstance(given, list)
+        or len(given) != layers
+        or any(item not in (0, 1) for item in given)
+    ):
         what = f"no_rope_layers is {str(given)[:50]!r}"
         raise read.refused(what, f"the model needs {layers} of 0 or 1")
     return _still([not rotates for rotates in given])
@@ -41,11 +43,11 @@ SMOLLM3 = Family(
     interleaved=True,
     from_gguf=_from_gguf,
     from_hugging_face=_from_hugging_face,
+    theta=2000000.0,
     defaults={
         "smollm3": {
             "max_position_embeddings": 32768,
             "num_key_value_heads": 4,
-            "rope_theta": 2000000.0,
             "tie_word_embeddings": True,
             "use_sliding_window": False,
         }
