@@ -1,3 +1,3 @@
-"""Celery workers that keep a Llama model resident and batch generation jobs continuously."""
+"""Celery workers that keep a language model resident and batch generation jobs continuously."""
 
 __version__ = "0.1.0"

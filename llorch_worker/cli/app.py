@@ -35,7 +35,7 @@ _COMMANDS = {
 
 app = command_line(
     name="llorch",
-    help="Llama on Celery: workers that keep a model resident and batch jobs from Redis.",
+    help="Language models on Celery: workers that keep a model resident and batch jobs from Redis.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted.",
     no_args_is_help=True,
 )
