@@ -8,7 +8,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    OutOfMemory,
+    describe,
+)
 from llorch_worker.engine.constraints.grammar import Grammar, grammar_of
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.reason import reason
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 """On a free core the limits below let no grammar that we know compile for longer than 2 s."""
+MOST_COMPILING: Final = 8
+"""How many compile at once, also of requests that were refused meanwhile: 10 to 160 MiB each."""
 LARGE_VOCABULARY: Final = 65_536
 """From this many tokens on, a worker prepares for grammars before its first job."""
 _STEP_ITEMS: Final = 10_000
@@ -34,6 +42,7 @@ class Compiler:
         self._vocabulary = vocabulary
         self._patience_s = patience_s
         self._building = threading.Lock()
+        self._places = threading.BoundedSemaphore(MOST_COMPILING)
 
     def prepare(self) -> None:
         """Builds what all grammars share, unless an earlier grammar needed it.
@@ -50,11 +59,14 @@ class Compiler:
         Raises:
             InvalidRequest: the grammar has an error, is too large, takes too long, fits no text but
                 the empty one, or needs text that the vocabulary cannot spell.
+            OutOfMemory: too many others compile.
         """
         grammar = grammar_of(request)
         if grammar is None:
             return None
         self.prepare()
+        if not self._places.acquire(timeout=self._patience_s):
+            raise OutOfMemory(f"the worker compiles {MOST_COMPILING} other grammars; try again")
         future: Future[Matcher] = Future()
 
         def run() -> None:
@@ -66,6 +78,8 @@ class Compiler:
                 result: BaseException = error.with_traceback(None)
             except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
                 result = error
+            finally:
+                self._places.release()
             return_freed_memory()
             # A caller that has lost its patience has cancelled the future.
             with suppress(InvalidStateError):

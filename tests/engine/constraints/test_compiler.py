@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from llguidance.numpy import fill_next_token_bitmask
 
-from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
+from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from tests.text.made_up import made_up_tokenizer
 
@@ -57,8 +58,8 @@ REFUSED = """
 import os, sys
 from pathlib import Path
 from llorch_worker.allocator import use_one_arena
-from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
+from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
@@ -219,3 +220,25 @@ def test_a_grammar_that_grows_ever_more_ambiguous_ends(bytes_too: ConstraintVoca
 
     with pytest.raises(InvalidRequest, match=r"structured_outputs\.grammar"):
         take_letters()
+
+
+def test_compilations_that_nobody_waits_for_leave_no_place_until_they_end(
+    words: ConstraintVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, compile_, end = Compiler(words, patience_s=0.1), Compiler._compile, threading.Event()
+
+    def held(self: Compiler, grammar: Any) -> Any:
+        assert end.wait(60)
+        return compile_(self, grammar)
+
+    monkeypatch.setattr(Compiler, "_compile", held)
+    request = asking(choice=[" w1 w12"])
+    for _ in range(MOST_COMPILING):
+        with pytest.raises(InvalidRequest, match="must compile within"):
+            compiler.compile(request)
+    with pytest.raises(OutOfMemory, match="other grammars"):
+        compiler.compile(request)
+    end.set()
+    patient = Compiler(words)
+    patient._places = compiler._places
+    assert patient.compile(request) is not None
