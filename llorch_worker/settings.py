@@ -63,7 +63,8 @@ class Settings(BaseSettings):
     """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
     model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
-    """A .gguf file, a Hugging Face folder, or ``demo``, a small model to try."""
+    """A .gguf file, a Hugging Face folder, ``hf:OWNER/NAME:QUANT`` of the hub, or ``demo``, a small
+    model to try."""
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
     """The name that jobs ask for; by default the name of the file or folder."""
 
@@ -163,12 +164,15 @@ class Settings(BaseSettings):
 
 
 def default_model_name(path: Path) -> str:
-    """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``.
+    """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``,
+    and so is ``hf:OWNER/tiny:Q4_K_M``.
 
     What a queue's name cannot hold becomes a hyphen: ``my model.gguf`` is ``my-model``. The demo's
     model is ``demo``, whichever it is.
     """
     if path == demo_model():
         return DEMO
+    if hub_name := re.match(r"hf:[^/]+/([^:@]+)", str(path)):
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", hub_name[1])
     name = path.stem if path.suffix == ".gguf" else path.resolve().name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name) or "model"

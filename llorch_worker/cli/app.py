@@ -17,6 +17,7 @@ from llorch_worker.cli import (
     gateway,
     generate,
     inspect,
+    models,
     status,
     submit,
     top,
@@ -44,6 +45,7 @@ for panel, commands in _COMMANDS.items():
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(batch.app, name="batch", rich_help_panel="Jobs")
 app.add_typer(dead.app, name="dead", rich_help_panel="Inspect")
+app.add_typer(models.app, name="models", rich_help_panel="Inspect")
 app.add_typer(bench.app, name="bench", rich_help_panel="Inspect")
 
 

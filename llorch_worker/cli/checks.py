@@ -233,7 +233,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
         remedy = (
             "lower LLORCH_MAX_CONTEXT, or leave it unset for the model's own"
             if isinstance(error, InvalidLoadOption)
-            else "give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo"
+            else "give --model or LLORCH_MODEL a .gguf file, a folder, hf:OWNER/NAME, or demo"
         )
         yield Check("model", "fail", error.message, remedy)
         return

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @settings_options("device", "dtype", "kv_dtype", "max_sequences", "max_context", "kv_cache_bytes")
 def inspect(
-    path: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or demo.")],
+    path: Annotated[
+        str, typer.Argument(help="A .gguf file, a Hugging Face folder, hf:OWNER/NAME, or demo.")
+    ],
     settings: Settings,
     as_json: JsonOption = False,
 ) -> None:

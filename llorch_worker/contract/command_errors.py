@@ -32,6 +32,7 @@ EXTRA_OF_MODULE: Final = {
     "torch": "worker",
     "transformers": "worker",
     "tokenizers": "worker",
+    "huggingface_hub": "worker",
     "sentencepiece": "worker",
     "gguf": "worker",
     "safetensors": "worker",

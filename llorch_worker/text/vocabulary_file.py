@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llorch_worker.model_files.hub import local_path
+
 
 @dataclass(frozen=True)
 class VocabularyFile:
@@ -23,6 +25,7 @@ def open_vocabulary(path: Path) -> VocabularyFile:
     Raises:
         ModelLoadFailed: the file cannot be read, or is not GGUF.
     """
+    path = local_path(path, download=False)  # encoding alone is not worth gigabytes
     if path.is_dir():
         return VocabularyFile(path, "hugging_face", {})
     # numpy; whoever only encodes needs none.

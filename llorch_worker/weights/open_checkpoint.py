@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.hub import local_path
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.gguf import GgufCheckpoint
 from llorch_worker.weights.hugging_face import HuggingFaceCheckpoint
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file or a Hugging Face folder and check that it is complete.
+    """Open a .gguf file, a Hugging Face folder or ``hf:...`` and check that it is complete.
 
     Reads headers only. Raises ModelLoadFailed with one sentence that names path, rule and remedy.
     """
-    path = Path(path)
+    path = local_path(Path(path))
     wanted = "give a .gguf file or a Hugging Face model folder."
     try:
         if path.is_dir():

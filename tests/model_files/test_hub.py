@@ -1,0 +1,147 @@
+"""Models by name, from a hub on loopback. Each look-up is a process: HF_* is read once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.settings import default_model_name
+from tests.hub import COMMIT, Hub, running_hub
+
+STORY = STORY_MODEL.read_bytes()
+LOOK_UP = """
+import sys
+from pathlib import Path
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.hub import local_path
+try:
+    print(local_path(Path(sys.argv[1])))
+except ModelLoadFailed as error:
+    print("MODEL_LOAD_FAILED", error.message)
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    folder = {"config.json": b"{}", "tokenizer.json": b"{ }", "README.md": b"words"}
+    weights = {"model-00001-of-00001.safetensors": b"w" * 100, "consolidated.safetensors": b"c"}
+    split = {f"big-Q8_0-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
+    several = {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-m.gguf": b"GGUFp"}
+    repos = {"me/one": {"story.gguf": STORY}, "me/several": several, "me/split": split}
+    with running_hub(repos | {"me/folder": folder | weights}) as running:
+        yield running
+
+
+class Machine:
+    def __init__(self, hub: Hub, home: Path) -> None:
+        self.home = home
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LLORCH_"))}
+        self.environment = inherited | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=self.environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *command: str, **variables: str) -> str:
+        return self.start(*command, **variables).communicate(timeout=120)[0].strip()
+
+    def look_up(self, name: str, **variables: str) -> str:
+        return self.run("-c", LOOK_UP, name, **variables)
+
+
+@pytest.fixture
+def machine(hub: Hub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "hf")
+
+
+def test_the_only_gguf_file_is_downloaded_once_and_then_found_offline(
+    hub: Hub, machine: Machine
+) -> None:
+    path = Path(machine.look_up("hf:me/one", HF_TOKEN="hf_secret"))
+    assert path.name == "story.gguf"
+    assert path.read_bytes() == STORY
+    assert "Bearer hf_secret" in hub.tokens
+    assert machine.look_up(f"hf:me/one:story.gguf@{COMMIT}") == str(path)
+    assert machine.look_up("hf:me/one", HF_HUB_OFFLINE="1") == str(path)
+    assert machine.look_up("hf:me/one", HF_ENDPOINT="http://127.0.0.1:9") == str(path)
+    assert [file for file, _ in hub.served] == ["story.gguf"]
+
+
+def test_a_download_that_is_cut_goes_on_where_it_ended(hub: Hub, machine: Machine) -> None:
+    # The library writes 10 MB at a time.
+    hub.repos["me/one"]["story.gguf"] = large = STORY * (30_000_000 // len(STORY) + 1)
+    hub.cut_after = 25_000_000
+    assert Path(machine.look_up("hf:me/one")).read_bytes() == large
+    (_, whole), (_, rest) = hub.served
+    assert whole is None
+    assert rest is not None
+    assert int(rest.removeprefix("bytes=").split("-")[0]) >= 10_000_000
+
+
+def test_processes_that_start_together_download_once(hub: Hub, machine: Machine) -> None:
+    both = [machine.start("-c", LOOK_UP, "hf:me/one") for _ in range(2)]
+    first, second = (each.communicate(timeout=120)[0] for each in both)
+    assert first == second
+    assert [file for file, _ in hub.served] == ["story.gguf"]
+
+
+def test_a_quantisation_all_parts_and_only_needed_files_are_chosen(
+    hub: Hub, machine: Machine
+) -> None:
+    assert machine.look_up("hf:me/several:q8_0").endswith("m-Q8_0.gguf")
+    assert machine.look_up("hf:me/split").endswith("big-Q8_0-00001-of-00002.gguf")
+    folder = Path(machine.look_up("hf:me/folder"))
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "model-00001-of-00001.safetensors",
+    }
+    assert len(hub.served) == 1 + 2 + 3
+
+
+def test_what_cannot_be_had_is_one_sentence(hub: Hub, machine: Machine) -> None:
+    hub.repos["me/gated"] = {"story.gguf": STORY}
+    hub.gated.add("me/gated")
+    hub.repos["me/huge"] = {"huge.gguf": b"GGUF"}
+    hub.announced_sizes["huge.gguf"] = 10**18
+    for name, words in {
+        "hf:me/typo": "does not exist on the hub",
+        "hf:me": "not of the form",
+        "hf:me/one@nowhere": "no such revision",
+        "hf:me/one:Q2_K": "no .gguf file Q2_K",
+        "hf:me/several": "m-Q4_0.gguf, m-Q8_0.gguf.",
+        "hf:me/gated": "is gated",
+        "hf:me/huge": "free some",
+    }.items():
+        answer = machine.look_up(name)
+        assert answer.startswith(f"MODEL_LOAD_FAILED {name}"), answer
+        assert words in answer
+        assert "\n" not in answer
+    assert "not in the cache" in machine.look_up("hf:me/one", HF_HUB_OFFLINE="1")
+
+
+def test_inspect_reads_a_model_by_name_and_models_lists_and_removes_it(machine: Machine) -> None:
+    cli = ("-m", "llorch_worker.cli")
+    document = json.loads(machine.run(*cli, "inspect", "hf:me/one", "--json"))
+    assert document["name"] == "one"
+    (listed,) = json.loads(machine.run(*cli, "models", "--json"))
+    assert (listed["name"], listed["revision"]) == ("hf:me/one", COMMIT)
+    assert listed["bytes"] == len(STORY)
+    machine.run(*cli, "models", "remove", "hf:me/one")
+    assert json.loads(machine.run(*cli, "models", "--json")) == []
+
+
+def test_jobs_ask_for_a_model_of_the_hub_by_its_name() -> None:
+    assert default_model_name(Path("hf:me/Tiny-GGUF:Q4_K_M@main")) == "Tiny-GGUF"
