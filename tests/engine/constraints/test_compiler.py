@@ -58,8 +58,8 @@ REFUSED = """
 import os, sys
 from pathlib import Path
 from llorch_worker.allocator import use_one_arena
-from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
-from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
+from llorch_worker.contract import GenerationRequest, InvalidRequest
+from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
