@@ -1,7 +1,9 @@
-"""Calls of tools in a generated text, as Llama 3.x writes them.
+"""Calls of tools in a generated text, as Llama 3.x and Qwen write them.
 
-A call is ``{"name": ..., "parameters": {...}}``, which "<|python_tag|>" may precede. Several calls
-are separated by ";" or are the items of a list. A text is calls as a whole or not at all.
+A call is ``{"name": ..., "parameters": {...}}``, or ``arguments`` for ``parameters``. In Llama's
+dialect "<|python_tag|>" may precede it, and several calls are separated by ";" or are the items of
+a list. In Qwen's, which Hermes has, too, each stands between "<tool_call>" and "</tool_call>". A
+text is calls as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from llorch_worker.contract.request import GenerationRequest
 from llorch_worker.contract.tools import FunctionCall, ToolCall
 
 _TAG = "<|python_tag|>"
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _SPACE = re.compile(r"\s*")
 _LONGEST_BEGINNING = 300
 """Characters, with some white space; a name has 64 at most."""
@@ -28,13 +31,15 @@ def may_be_calls(text: str, request: GenerationRequest) -> bool:
     if not request.tools or request.tool_choice == "none" or request.shapes_text:
         return False
     text = text.lstrip()
-    if len(text) < len(_TAG) and _TAG.startswith(text):
+    if any(len(text) < len(tag) and tag.startswith(text) for tag in (_TAG, _OPEN)):
         return True
-    begun = "".join(text.removeprefix(_TAG)[:_LONGEST_BEGINNING].split())
+    brackets = ("",) if text.startswith(_OPEN) else ("", "[")
+    begun = text.removeprefix(_TAG).removeprefix(_OPEN)[:_LONGEST_BEGINNING]
+    begun = "".join(begun.split())
     beginnings = [
         f'{bracket}{{{kind}"name":"{tool.function.name}"'
         for tool in request.tools
-        for bracket in ("", "[")
+        for bracket in brackets
         for kind in ("", '"type":"function",')
     ]
     return any(each.startswith(begun) or begun.startswith(each) for each in beginnings)
@@ -70,6 +75,8 @@ def _call_id(job_id: str, choice: int, index: int) -> str:
 
 def _read_calls(text: str) -> list[FunctionCall]:
     """Raises ValueError or KeyError if ``text`` is not calls."""
+    if text.startswith(_OPEN):
+        return _read_tagged(text)
     listed = text.lstrip().startswith("[")
     at = _after("[", text, 0) if listed else 0
     calls = []
@@ -83,6 +90,16 @@ def _read_calls(text: str) -> list[FunctionCall]:
         at = _after("," if listed else ";", text, at)
     if _after("]", text, at) < len(text):
         raise ValueError("text follows the list")
+    return calls
+
+
+def _read_tagged(text: str) -> list[FunctionCall]:
+    """Calls in Qwen's dialect; see ``_read_calls``."""
+    calls, at = [], 0
+    while at < len(text):
+        call, at = _read_call(text, _after(_OPEN, text, at))
+        at = _after(_CLOSE, text, at)
+        calls.append(call)
     return calls
 
 
@@ -114,9 +131,9 @@ def _read_call(text: str, at: int) -> tuple[FunctionCall, int]:
 def _after(expected: str, text: str, at: int) -> int:
     """Where the text after ``expected`` begins, which may have white space on both sides."""
     at = _skip_space(text, at)
-    if text[at : at + 1] != expected:
+    if not text.startswith(expected, at):
         raise ValueError(f"no {expected}")
-    return _skip_space(text, at + 1)
+    return _skip_space(text, at + len(expected))
 
 
 def _skip_space(text: str, at: int) -> int:

@@ -43,6 +43,8 @@ TWO = [*ONE, ("weather_now", "{}")]
         (f"[{CALL}, {OTHER}]", TWO),
         (f"[ {CALL} ]", ONE),
         (CALL.replace("parameters", "arguments"), ONE),
+        (f"<tool_call>\n{CALL}\n</tool_call>", ONE),
+        (f"\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>\n", TWO),
         (CALL.replace('{"name"', '{"type": "function", "name"'), ONE),
         (
             CALL.replace(" ", "").replace(",", "\n,\n"),
@@ -64,6 +66,11 @@ def test_calls_are_read_as_the_model_wrote_them(text: str, calls: list[tuple[str
         f"{CALL};",
         f"{CALL} {OTHER}",
         f"[{CALL}",
+        f"<tool_call>{CALL}",
+        f"<tool_call>{CALL}</tool_call> and more",
+        f"<tool_call>{CALL}</tool_call>{OTHER}",
+        f"<tool_call>[{CALL}]</tool_call>",
+        "<tool_call></tool_call>",
         f"[{CALL}] and more",
         f"[{CALL};{OTHER}]",
         "[]",
@@ -112,14 +119,30 @@ def test_ids_depend_on_job_choice_and_place_alone() -> None:
     assert ids("job", 0) == ids("job", 0)
 
 
-@pytest.mark.parametrize("text", [CALL, f" <|python_tag|>{CALL}; {OTHER}", f"[{CALL},\n{OTHER}]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f" <|python_tag|>{CALL}; {OTHER}",
+        f"[{CALL},\n{OTHER}]",
+        f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>",
+    ],
+)
 def test_calls_are_held_back_from_their_first_character(text: str) -> None:
     assert all(may_be_calls(text[:end], asking()) for end in range(len(text) + 1))
 
 
 @pytest.mark.parametrize(
     ("text", "shown_from"),
-    [("Hello", 1), ('{"answer": 3}', 3), ('{"name": "Bern"}', 11), ("<b>", 2), ("[1]", 2)],
+    [
+        ("Hello", 1),
+        ('{"answer": 3}', 3),
+        ('{"name": "Bern"}', 11),
+        ("<b>", 2),
+        ("[1]", 2),
+        ("<tool_call>none", 12),
+        ("<tools>", 6),
+    ],
 )
 def test_other_text_is_shown_as_soon_as_it_is_no_call(text: str, shown_from: int) -> None:
     held = [may_be_calls(text[:end], asking()) for end in range(len(text) + 1)]
@@ -154,7 +177,7 @@ def test_whatever_calls_are_written_are_read(
     assert [(name, json.loads(arguments)) for name, arguments in read] == calls
 
 
-@given(st.text(alphabet='{}[]":,; \nnametypwhrfuciopd<|_>0'))
+@given(st.text(alphabet='{}[]":,; \nnametypwhrfuciopdl</|_>0'))
 def test_text_that_was_shown_never_becomes_a_call(text: str) -> None:
     shown = False
     for end in range(len(text) + 1):
