@@ -215,7 +215,7 @@ def _one_sentence(text: str) -> Iterator[None]:
             raise
         why = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadFailed(
-            f"{text} cannot be downloaded ({why}); start again to go on where it ended."
+            f"{text} cannot be downloaded ({why}); try again: the files that are whole stay."
         ) from error
 
 
