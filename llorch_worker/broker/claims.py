@@ -119,8 +119,8 @@ def claim(
     ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
     queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged. Jobs
-    with a later ETA are scheduled, and messages that the script cannot read are put back so that it
-    can: then look again at once.
+    with an ETA are scheduled, and messages that the script cannot read are put back so that it can:
+    then look again at once.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])

@@ -262,6 +262,12 @@ class GenerationRequest(BaseModel):
         return self._has_format or self.structured_outputs is not None
 
     @property
+    def begins_answer(self) -> bool:
+        """Whether the prompt of a chat ends where an answer begins."""
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given
+
+    @property
     def forces_a_call(self) -> bool:
         """Whether the answer must be a call of a tool."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedToolChoice)

@@ -32,12 +32,10 @@ class ChatOptions:
 
     @classmethod
     def of(cls, request: GenerationRequest) -> ChatOptions:
-        goes_on = request.continue_final_message
-        begins = request.add_generation_prompt
         return cls(
             request.chat_template_kwargs or {},
-            add_generation_prompt=not goes_on if begins is None else begins,
-            continue_final_message=goes_on,
+            add_generation_prompt=request.begins_answer,
+            continue_final_message=request.continue_final_message,
         )
 
 

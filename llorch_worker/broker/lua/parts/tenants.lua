@@ -48,8 +48,8 @@ local function refill(list)
   end
 end
 
--- Bring up the job after one of this tenant that was popped. `weights` is tenant=weight,... Once no jobs of tenants wait, only
--- `*turns` stays: a tenant that sends its jobs one by one gets no more turns by that.
+-- Bring up the job after one of this tenant that was popped. `weights` is tenant=weight,... Once no
+-- jobs of tenants wait, only `*turns` stays: a tenant that sends its jobs one by one gets no more turns by that.
 local function next_of_tenant(list, tenant, weights)
   local state = tenants_key(list)
   tenant = type(tenant) == 'string' and tenant:match('^[%w._-]+$')
