@@ -59,6 +59,19 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     )
 
 
+def settings_of_each_model(*names: str) -> Callable[[Command], Command]:
+    """As :func:`settings_options`, but ``--model`` may be repeated: the parameter ``models``
+    receives Settings for each, or for the environment's model alone."""
+    options = {name: Annotated[_setting_type(name) | None, _setting_option(name)] for name in names}
+    options["model"] = Annotated[list[str] | None, _setting_option("model")]
+
+    def gather(given: dict[str, Any]) -> list[Settings]:
+        models = given.get("model", [None])
+        return [settings_from(**{**dict.fromkeys(names), **given, "model": m}) for m in models]
+
+    return with_options("models", options, gather)
+
+
 def _setting_type(name: str) -> Any:
     kind = Settings.model_fields[name].annotation
     # Settings validates it.

