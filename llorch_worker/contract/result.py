@@ -56,6 +56,8 @@ class Choice(_Part):
     """The thought before the text, which ``token_ids`` begin with."""
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    stop_string: str | None = None
+    """The one of the request's that ended the text."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
 

@@ -53,6 +53,11 @@ class ChoiceText:
             self._fresh.append(text)
 
     @property
+    def stop_string(self) -> str | None:
+        """The one that ended the text."""
+        return None if self._stops is None else self._stops.found
+
+    @property
     def thinking(self) -> bool:
         """Whether the next token belongs to a thought."""
         return self._thoughts is not None and self._thoughts.thinking

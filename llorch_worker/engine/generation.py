@@ -266,6 +266,7 @@ class Generation:
             reasoning_content=sequence.text.thought,
             token_ids=tuple(sequence.generated_ids),
             finish_reason="tool_calls" if called else sequence.finish_reason,
+            stop_string=sequence.text.stop_string,
             logprobs=None if logprobs is None else tuple(logprobs),
             tool_calls=calls,
         )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import Header, Request
@@ -19,6 +20,7 @@ from llorch_worker.contract import (
     GenerationResult,
     Started,
     Tokens,
+    shown,
 )
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
@@ -27,11 +29,12 @@ from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, OwnClock, Pr
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.body import Body, Chunks
-from llorch_worker.openai_api.errors import body_of
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
+IGNORED = "x-llorch-ignored"
+"""The header that names what of a request changed nothing."""
+MOST_NAMED = 20
 
 IdempotencyKey = Annotated[str | None, Header()]
 
@@ -46,6 +49,14 @@ def answers(document: type[Mapping[str, Any]]) -> dict[int | str, dict[str, Any]
             "content": {"text/event-stream": {}},
         },
     }
+
+
+def say_ignored(answer: Response, names: Iterable[str]) -> None:
+    """Names in a header what of a request changed nothing."""
+    shown_names = [shown(name) for name in islice(dict.fromkeys(names), MOST_NAMED)]
+    if shown_names:
+        line = ", ".join(shown_names)
+        answer.headers[IGNORED] = line.encode("ascii", "backslashreplace").decode()
 
 
 class Answering:
@@ -68,8 +79,11 @@ class Answering:
             await self._waiting.submit(request)
         if not self._body.stream:
             results = await self._waiting.answer(self._results())
-            return JSONResponse(self._body.answer(results, self._created))
-        return await self._waiting.stream(self._stream())
+            answer: Response = JSONResponse(self._body.answer(results, self._created))
+        else:
+            answer = await self._waiting.stream(self._stream())
+        say_ignored(answer, self._body.ignored)
+        return answer
 
     async def _results(self) -> Sequence[GenerationResult]:
         async with self._clock.limiting():
@@ -90,17 +104,18 @@ class Answering:
                     _refuse_nothing([event])
                 for document in await self._documents(job, event, chunks):
                     begun = True
-                    yield encoded(document)
+                    yield encoded(document, document.get("type"))
             for document in chunks.end():
-                yield encoded(document)
-            yield DONE
+                yield encoded(document, document.get("type"))
+            if self._body.done:
+                yield self._body.done
         except Exception as error:
             if not begun:
                 raise
             self._waiting.broken = True
             shown = as_shown(error)
             logger.warning("a stream of %s ends with %s", self._path, shown.code)
-            yield encoded(body_of(shown).model_dump(mode="json"), "error")
+            yield encoded(self._body.failure(shown), "error")
         finally:
             events.close()
 

@@ -22,14 +22,14 @@ SLOWEST_BYTES_S = 16 * 2**10
 class BodyLimit:
     """ASGI middleware. ``limit_of(path)`` is the most bytes of a body sent to that path.
 
-    ``admit`` gets the header Authorization of who sends a body, and raises ``HttpError``: FastAPI
-    looks at it only after the body.
+    ``admit`` gets the headers of who sends a body, and raises ``HttpError``: FastAPI looks at them
+    only after the body.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        admit: Callable[[str | None], object],
+        admit: Callable[[Headers], object],
         limit_of: Callable[[str], int],
         timeout_s: float,
     ) -> None:
@@ -60,7 +60,7 @@ class BodyLimit:
                 # Waits for the client to hang up, however long that takes.
                 return await receive()
             try:
-                self._admit(Headers(scope=scope).get("authorization"))
+                self._admit(Headers(scope=scope))
             except HttpError as error:
                 raise HTTPException(error.status, error.message, _CLOSE) from None
             late_s = self._timeout_s + read / SLOWEST_BYTES_S - (time.monotonic() - began_s)

@@ -11,8 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
+from llorch_worker.anthropic_api.errors import error_document
 from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, QueueFull
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.openai_api.errors import (
@@ -166,4 +169,23 @@ def _answer(status: int, body: ErrorBody, headers: Mapping[str, str] | None = No
     headers = dict(headers or {})
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return JSONResponse(body.model_dump(mode="json"), status, headers)
+    return _ErrorAnswer(body, status, headers)
+
+
+class _ErrorAnswer(JSONResponse):
+    """In Anthropic's shape for its clients."""
+
+    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(body.model_dump(mode="json"), status, headers)
+        self._for_anthropic = JSONResponse(error_document(status, body.error), status, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if speaks_anthropic(scope):
+            return await self._for_anthropic(scope, receive, send)
+        return await super().__call__(scope, receive, send)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a client of Anthropic's API sent the request."""
+    path: str = scope["path"]
+    return path.startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope)

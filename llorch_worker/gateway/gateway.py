@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -96,15 +96,18 @@ class Gateway:
     async def close(self) -> None:
         await self.client.close()
 
-    def caller(self, authorization: str | None) -> Caller:
-        """Who sent a request with this header. Raises ``HttpError`` 401."""
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Who sent a request with these. Raises ``HttpError`` 401."""
         if self._keys is None:
             return Caller(operator=True)
-        scheme, _, key = (authorization or "").partition(" ")
-        found = self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key.strip()] if scheme.lower() == "bearer" else []
+        # Anthropic's clients send it, perhaps beside another key of theirs.
+        given += [headers["x-api-key"]] if "x-api-key" in headers else []
+        found = next(filter(None, map(self._keys.caller, given)), None)
         if found is None:
             message = "this gateway needs a key: send `Authorization: Bearer <key>`"
-            if authorization:
+            if given or "authorization" in headers:
                 message = "this key is unknown here, or was revoked"
             raise HttpError(401, "INVALID_API_KEY", message)
         return found
@@ -260,7 +263,7 @@ TheGateway = Annotated[Gateway, Depends(_gateway)]
 
 async def known_caller(request: Request, gateway: TheGateway) -> Caller:
     """Every route but those of health depends on this, which refuses unknown keys."""
-    return gateway.caller(request.headers.get("authorization"))
+    return gateway.caller(request.headers)
 
 
 TheCaller = Annotated[Caller, Depends(known_caller)]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from llorch_worker.contract import Finished, GenerationRequest, GenerationResult, Started, Tokens
+from llorch_worker.contract import (
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    LlorchError,
+    Started,
+    Tokens,
+)
+from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.sampling import Sampling
 
 
@@ -32,6 +40,9 @@ class Chunks(Protocol):
 class Body(Sampling):
     """A request that is answered from the results of its jobs."""
 
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
+    """The end of a stream."""
+
     @abstractmethod
     def to_requests(self) -> list[GenerationRequest]:
         """One for each job. Raises ``InvalidRequest``, with the body's own names."""
@@ -43,3 +54,12 @@ class Body(Sampling):
     @abstractmethod
     def chunks(self, requests: Sequence[GenerationRequest], job_id: str, created: int) -> Chunks:
         """The same answer as a stream. ``job_id``: of the first job."""
+
+    def failure(self, error: LlorchError) -> Mapping[str, Any]:
+        """What ends a stream that has begun."""
+        return body_of(error).model_dump(mode="json")
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """What of the request changes nothing, though it may have been meant to."""
+        return ()

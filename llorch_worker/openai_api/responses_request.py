@@ -13,7 +13,6 @@ from pydantic import (
     SkipValidation,
     Tag,
 )
-from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.responses_items import Item, turns_of
@@ -24,6 +23,7 @@ from llorch_worker.openai_api.shape import (
     Metadata,
     ReasoningEffort,
     Shape,
+    Unsupported,
     generation_request,
     with_effort,
 )
@@ -94,15 +94,6 @@ ToolChoice = Annotated[
     | Annotated[ChosenFunction, Tag("function")],
     Discriminator(lambda value: "mode" if isinstance(value, str) else "function"),
 ]
-
-
-def _refuse(value: Any) -> Any:
-    if value is not None:
-        raise PydanticCustomError("unsupported", "unsupported field")
-    return value
-
-
-Unsupported = Annotated[None, BeforeValidator(_refuse)]
 
 
 class Reasoning(Shape):

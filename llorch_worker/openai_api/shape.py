@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -54,6 +55,16 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None:
+        raise PydanticCustomError("unsupported", "unsupported field")
+    return value
+
+
+Unsupported = Annotated[None, BeforeValidator(_refuse)]
+"""A field that would change the answer."""
 CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 

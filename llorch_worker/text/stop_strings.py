@@ -17,7 +17,12 @@ class StopStrings:
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
         self._held = ""
-        self.matched = False
+        self.found: str | None = None
+        """The stop string that ends the text."""
+
+    @property
+    def matched(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string was found (now or before)."""
@@ -29,8 +34,7 @@ class StopStrings:
         match = self._first_match(held)
         beginning = self._first_beginning(held, len(held) if match is None else match)
         if match is not None and beginning is None:
-            self.matched = True
-            self._held = ""
+            self._end(held, match)
             return held[:match], True
         # A longer stop string that begins before a complete one may still win.
         cut = len(held) if beginning is None else beginning
@@ -42,10 +46,15 @@ class StopStrings:
         if self.matched:
             return ""
         match = self._first_match(self._held)
-        self.matched = match is not None
         text = self._held[:match]
+        if match is not None:
+            self._end(self._held, match)
         self._held = ""
         return text
+
+    def _end(self, text: str, match: int) -> None:
+        self.found = next(stop for stop in self._stops if text.startswith(stop, match))
+        self._held = ""
 
     def _first_match(self, text: str) -> int | None:
         found = [position for stop in self._stops if (position := text.find(stop)) >= 0]

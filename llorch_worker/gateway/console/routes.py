@@ -112,7 +112,7 @@ operators = APIRouter(dependencies=[Depends(operator)])
 async def session(request: Request, gateway: TheGateway) -> Session:
     """Who sends this header. An unknown key is an answer here, and no error."""
     try:
-        caller = gateway.caller(request.headers.get("authorization"))
+        caller = gateway.caller(request.headers)
     except HttpError:
         return Session(needs_key=True, signed_in=False)
     needs_key = gateway.own.keys is not None

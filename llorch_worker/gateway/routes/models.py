@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import ModelNotServed
-from llorch_worker.gateway.errors import ERRORS
-from llorch_worker.gateway.gateway import TheGateway, known_caller
+from llorch_worker.gateway.errors import ERRORS, speaks_anthropic
+from llorch_worker.gateway.gateway import Gateway, TheGateway, known_caller
 
 router = APIRouter(tags=["models"], responses=ERRORS, dependencies=[Depends(known_caller)])
 
@@ -32,20 +34,40 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-@router.get("/v1/models")
-async def list_models(gateway: TheGateway) -> ModelList:
+@router.get("/v1/models", response_model=ModelList)
+async def list_models(gateway: TheGateway, request: Request) -> ModelList | JSONResponse:
     """Every model that was ever served here, by name."""
-    alive = [card.model for card in await gateway.client.workers()]
-    cards = await gateway.client.models()
-    return ModelList(data=[_model(card, alive.count(card.name)) for card in cards])
+    models = await _models(gateway)
+    if not speaks_anthropic(request.scope):
+        return ModelList(data=models)
+    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
+    return JSONResponse({"data": list(map(_for_anthropic, models)), "has_more": False, **ends})
 
 
-@router.get("/v1/models/{model}")
-async def get_model(model: str, gateway: TheGateway) -> Model:
-    for each in (await list_models(gateway)).data:
+@router.get("/v1/models/{model}", response_model=Model)
+async def get_model(model: str, gateway: TheGateway, request: Request) -> Model | JSONResponse:
+    for each in await _models(gateway):
         if each.id == model:
-            return each
+            anthropic = speaks_anthropic(request.scope)
+            return JSONResponse(_for_anthropic(each)) if anthropic else each
     raise ModelNotServed("no worker here has ever served this model")
+
+
+async def _models(gateway: Gateway) -> list[Model]:
+    alive = [card.model for card in await gateway.client.workers()]
+    return [_model(card, alive.count(card.name)) for card in await gateway.client.models()]
+
+
+def _for_anthropic(model: Model) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
+    }
 
 
 def _model(card: ModelCard, workers: int) -> Model:

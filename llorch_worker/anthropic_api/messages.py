@@ -1,0 +1,185 @@
+"""The bodies of ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict, SkipValidation
+
+from llorch_worker.anthropic_api.answer import Message, MessageEvents, message
+from llorch_worker.anthropic_api.blocks import Loose, Texts, Turn, elsewhere, turns_of
+from llorch_worker.anthropic_api.errors import error_document
+from llorch_worker.contract import GenerationRequest, GenerationResult, InvalidRequest, LlorchError
+from llorch_worker.contract.token_questions import TokenizeChat
+from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.chat_answer import chat_completion
+from llorch_worker.openai_api.chat_chunks import ChatChunks
+from llorch_worker.openai_api.errors import body_of, status_of
+from llorch_worker.openai_api.sampling import StreamOptions
+from llorch_worker.openai_api.shape import Unsupported, generation_request, with_effort
+
+_TURN = re.compile(r"messages\.(\d+)")
+_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class OfferedTool(Loose):
+    """A function; or by another ``type`` what only Anthropic runs or has defined."""
+
+    type: str | None = None
+    name: SkipValidation[str] = ""
+    description: SkipValidation[str | None] = None
+    input_schema: SkipValidation[dict[str, Any] | None] = None
+    strict: SkipValidation[bool | None] = None
+
+    @property
+    def is_function(self) -> bool:
+        return self.type in (None, "custom")
+
+    def to_contract(self) -> dict[str, Any]:
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.input_schema,
+            "strict": self.strict,
+        }
+        given = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": given}
+
+
+class ToolChoice(Loose):
+    type: Literal["auto", "any", "tool", "none"]
+    name: SkipValidation[str | None] = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Loose):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(Loose):
+    type: Literal["json_schema"]
+    schema_: SkipValidation[dict[str, Any]]
+
+    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
+
+
+class OutputConfig(Loose):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """For the chat template, as in chats."""
+    format: JsonFormat | None = None
+
+
+class CountTokensRequest(Body):
+    """Anthropic's request, with our own fields beside it. What it does not know is ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[Turn]
+    system: Texts | None = None
+    stop_sequences: SkipValidation[list[str] | None] = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    """Without it the template is asked for no thoughts, and none are shown."""
+    output_config: OutputConfig | None = None
+
+    metadata: dict[str, Any] | None = None
+    """Accepted and without effect."""
+    service_tier: Any = None
+    n: Unsupported = None
+    mcp_servers: Unsupported = None
+    container: Unsupported = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """What of the request changes nothing, though it may have been meant to."""
+        tools = [tool.type for tool in self.tools or () if tool.type and not tool.is_function]
+        return [*(self.model_extra or {}), *tools, *elsewhere(self.messages)]
+
+    @property
+    def shows_thoughts(self) -> bool:
+        thinking = self.thinking
+        return (
+            thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+        )
+
+    def to_requests(self) -> list[GenerationRequest]:
+        placed = list(turns_of(self.system or (), self.messages))
+        places, turns = [place for place, _ in placed], [turn for _, turn in placed]
+        try:
+            return [generation_request(self._fields(turns), _NAMES)]
+        except InvalidRequest as error:
+            raise type(error).from_faults(
+                fault.model_copy(update={"field": _renamed(fault.field, places)})
+                for fault in error.faults
+            ) from None
+
+    def question(self) -> TokenizeChat:
+        """Raises ``InvalidRequest``."""
+        (chat,) = self.to_requests()
+        return TokenizeChat(
+            messages=chat.messages or (),
+            tools=chat.tools,
+            chat_template_kwargs=chat.chat_template_kwargs,
+            add_generation_prompt=chat.begins_answer,
+            continue_final_message=chat.continue_final_message,
+        )
+
+    def answer(self, results: Sequence[GenerationResult], created: int) -> Message:
+        (result,) = results
+        document = chat_completion(result, created)
+        return message(document, result.choices[0].stop_string, thoughts=self.shows_thoughts)
+
+    def chunks(
+        self, requests: Sequence[GenerationRequest], job_id: str, created: int
+    ) -> MessageEvents:
+        options = StreamOptions(continuous_usage_stats=True)
+        chat = ChatChunks(requests[0], job_id, created, options)
+        return MessageEvents(chat, stops=bool(requests[0].stop), thoughts=self.shows_thoughts)
+
+    def failure(self, error: LlorchError) -> Mapping[str, Any]:
+        return error_document(status_of(error), body_of(error).error)
+
+    def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        output = self.output_config or OutputConfig()
+        thinks = {"enable_thinking": self.thinking is not None and self.thinking.type != "disabled"}
+        effort = "xhigh" if output.effort == "max" else output.effort
+        last = turns[-1] if turns else {}
+        prefilled = last.get("role") == "assistant" and "tool_calls" not in last
+        fields = self.passed_on() | {
+            "messages": turns,
+            "stop": self.stop_sequences,
+            "tools": [tool.to_contract() for tool in self.tools or () if tool.is_function],
+            "chat_template_kwargs": with_effort(thinks, effort),
+            "continue_final_message": prefilled or None,
+        }
+        if output.format is not None:
+            schema = {"schema": output.format.schema_}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        choice = self.tool_choice
+        # Without tools there is nothing to choose.
+        if choice is not None and (fields["tools"] or choice.type in ("any", "tool")):
+            named = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = named if choice.type == "tool" else _MODES[choice.type]
+            fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        return fields
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: SkipValidation[int]
+
+    def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return super()._fields(turns) | {"max_tokens": self.max_tokens}
+
+
+def _renamed(field: str, places: Sequence[str]) -> str:
+    """The client's name of a ``field`` of the contract."""
+    turn = _TURN.match(field)
+    if turn:
+        return places[int(turn[1])] + field[turn.end() :]
+    field = field.replace(".function.parameters", ".input_schema")
+    return re.sub(r"^(tools\.\d+|tool_choice)\.function", r"\1", field)
