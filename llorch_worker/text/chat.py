@@ -94,6 +94,19 @@ class Llama2Chat:
         return ids + self._bos + self._codec.encode(last)
 
 
+class NoChat:
+    """Refuses chats: a base model's, whose format nobody can know."""
+
+    template: str | None = None
+
+    def encode(self, messages: Sequence[Message], *_: object, **__: object) -> list[int]:
+        rule = (
+            "the model has no chat template: send a prompt, or serve a file with "
+            "tokenizer.chat_template or a folder with chat_template.jinja"
+        )
+        raise refusal("messages", rule, f"{len(messages)} messages")
+
+
 class TemplateChat:
     """Jinja templates that came with the model.
 
@@ -153,8 +166,12 @@ class TemplateChat:
 def chat_format(
     templates: ChatTemplates, codec: Codec, bos: int | None, eos: int | None, *, add_bos: bool
 ) -> ChatFormat:
-    """The format of the file's templates, or Llama-2's if it has none."""
+    """The format of the file's templates. Without any it is Llama-2's if texts end with its
+    ``</s>``; other models refuse chats."""
     if not templates.named:
+        if eos is None or codec.special_ids.get("</s>") != eos:
+            logger.info("the model has no chat template: it refuses chats")
+            return NoChat()
         logger.info("the model has no chat template: chats get Llama-2's [INST] format")
         return Llama2Chat(codec, bos, eos)
     return TemplateChat(templates, codec, bos if add_bos else None)

@@ -111,6 +111,7 @@ def byte_level_metadata() -> dict[str, Any]:
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": first,
         "tokenizer.ggml.eos_token_id": first + 1,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|eot_id|>{% endfor %}",
     }
 
 

@@ -250,6 +250,19 @@ def test_a_turn_cannot_go_on_without_a_template(llama2: Tokenizer) -> None:
     assert caught.value.faults[0].field == "continue_final_message"
 
 
+def test_a_model_without_a_template_whose_end_is_not_llama2s_refuses_chats(
+    sentencepiece_vocabulary: Path, source: Any
+) -> None:
+    metadata = dict(open_checkpoint(sentencepiece_vocabulary / "vocab-only.gguf").metadata)
+    metadata["tokenizer.ggml.tokens"] = [
+        "<eos>" if token == "</s>" else token for token in metadata["tokenizer.ggml.tokens"]
+    ]
+    base = load_tokenizer(source(Path("base.gguf"), "gguf", metadata))
+    with pytest.raises(InvalidRequest, match="messages: the model has no chat template: send a"):
+        base.encode_chat(_messages(("user", "Hi")))
+    assert base.encode("Hi"), "prompts are no chats"
+
+
 PLAIN = "plain:{{ messages[0].content }}"
 FOR_TOOLS = "tools:{{ tools[0].function.name }}"
 
