@@ -8,10 +8,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract.output_format import NOT_EMPTY, as_tuple
-from llorch_worker.contract.tools import MAX_TOOLS, ToolCall
+from llorch_worker.contract.tools import MAX_CALL_ID_CHARS, MAX_TOOLS, ToolCall
 
 MAX_PROMPT_CHARS = 1_000_000
 """Of a prompt, and of the text of one turn."""
+MAX_SPEAKER_CHARS = 256
 
 
 class Message(BaseModel):
@@ -21,6 +22,8 @@ class Message(BaseModel):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    name: str | None = Field(None, min_length=1, max_length=MAX_SPEAKER_CHARS)
+    """Who speaks, or which tool: for templates that show it."""
     reasoning_content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
     """The thought of an assistant's turn, which templates may show."""
     tool_calls: Annotated[
@@ -28,7 +31,7 @@ class Message(BaseModel):
         BeforeValidator(as_tuple),
     ] = None
     """What an assistant's turn called."""
-    tool_call_id: str | None = Field(None, min_length=1, max_length=100)
+    tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_CALL_ID_CHARS)
     """The call that a tool's turn answers."""
 
     @model_validator(mode="after")

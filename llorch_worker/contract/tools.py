@@ -11,8 +11,11 @@ from llorch_worker.contract.output_format import JsonSchema, Name, as_tuple
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 16_384
+MAX_CALLED_NAME_CHARS = 256
 MAX_TOOLS_BYTES = 1_048_576
 """Of all tools as JSON: some 250,000 tokens of a prompt."""
+MAX_CALL_ID_CHARS = 16_384
+"""Some services sign the thought before a call in its id."""
 MAX_ARGUMENTS_CHARS = 1_000_000
 MAX_ARGUMENTS_DEPTH = 64
 
@@ -68,7 +71,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class FunctionCall(_Part):
-    name: Name
+    name: str = Field(min_length=1, max_length=MAX_CALLED_NAME_CHARS)
+    """In a history, also of a function that no tool here could have."""
     arguments: str = Field(max_length=MAX_ARGUMENTS_CHARS)
     """JSON, as the model wrote it."""
 
@@ -76,6 +80,6 @@ class FunctionCall(_Part):
 class ToolCall(_Part):
     """A call that the model made."""
 
-    id: str = Field(min_length=1, max_length=100)
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
     type: Literal["function"] = "function"
     function: FunctionCall

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, SkipValidation
+from pydantic import SkipValidation
 
 from llorch_worker.contract import (
     Fault,
@@ -20,67 +20,10 @@ from llorch_worker.contract import (
 from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
-from llorch_worker.openai_api.shape import ReasoningEffort, Shape, generation_request, with_effort
+from llorch_worker.openai_api.chat_message import ChatMessage
+from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, with_effort
 
 TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-
-
-class TextPart(Shape):
-    type: Literal["text"]
-    text: str
-
-
-def _as_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class CalledFunction(Shape):
-    name: SkipValidation[str]
-    arguments: SkipValidation[str]
-
-
-class AssistantCall(Shape):
-    """A call of an earlier turn, as an answer had it."""
-
-    id: SkipValidation[str]
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = None
-    """Accepted and without effect: streams number calls."""
-
-
-class ChatMessage(Shape):
-    """One turn of a chat. Which fields belong to which role, the contract checks."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """A developer's turn is a system's."""
-    content: Annotated[
-        list[TextPart] | None,
-        BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart] | None),
-    ] = None
-    """Texts in parts are joined by newlines."""
-    reasoning_content: SkipValidation[str | None] = None
-    """An assistant's thought, as answers have it."""
-    tool_calls: list[AssistantCall] | None = None
-    tool_call_id: SkipValidation[str | None] = None
-
-    refusal: None = None
-    """Answers have it and the fields below, and answers become turns."""
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-
-    def to_contract(self) -> dict[str, Any]:
-        """The fields of the contract's ``Message``."""
-        parts = self.content
-        calls = self.tool_calls
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": None if parts is None else "\n".join(part.text for part in parts),
-            "reasoning_content": self.reasoning_content,
-            "tool_calls": calls and [call.model_dump(exclude={"index"}) for call in calls],
-            "tool_call_id": self.tool_call_id,
-        }
 
 
 class ChatRequest(Body):

@@ -11,7 +11,8 @@ from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
-from llorch_worker.openai_api.chat import TEMPLATE_FIELDS, ChatMessage
+from llorch_worker.openai_api.chat import TEMPLATE_FIELDS
+from llorch_worker.openai_api.chat_message import ChatMessage
 from llorch_worker.openai_api.shape import WholeBody, generation_request
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]

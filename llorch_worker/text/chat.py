@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
-from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH
+from llorch_worker.contract import Fault, Function, InvalidRequest, Message, Tool, ToolCall
+from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH, FunctionCall
 from llorch_worker.contract.values import nests_deeper
 from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _NONCHARACTERS = 0xFDD0
 """The first of 32 in a row."""
+NO_ARGUMENTS = "INVALID_JSON"
+"""pydantic-ai's name of arguments that are no object."""
 
 
 class ChatFormat(Protocol):
@@ -118,6 +120,7 @@ class TemplateChat:
         self._templates = templates
         self._codec = codec
         self._bos_token_id = bos_token_id
+        self._shown: dict[bool, frozenset[str]] = {}
         spellings = {token for token in codec.special_ids if len(token) > 1}
         self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
 
@@ -134,7 +137,8 @@ class TemplateChat:
         if tools and "tools" not in template:
             rule = "the model's chat template has no place for them"
             raise refusal("tools", rule, f"{len(tools)} tools")
-        turns = [{"role": m.role, **_turn(i, m)} for i, m in enumerate(messages)]
+        self._check_places(messages, tools)
+        turns = [{"role": m.role, **_turn(m)} for m in messages]
         described = [_described(tool) for tool in tools]
         mark = _new_mark()
         text = self._templates.render(
@@ -147,6 +151,43 @@ class TemplateChat:
         ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def _check_places(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Raises InvalidRequest for calls and results that the template would drop."""
+        held = {f"messages.{i}.tool_calls": "calls" for i, m in enumerate(messages) if m.tool_calls}
+        held |= {f"messages.{i}": "results" for i, m in enumerate(messages) if m.role == "tool"}
+        if held:
+            with_tools = bool(tools)
+            if with_tools not in self._shown:
+                self._shown[with_tools] = self._what_it_shows(tools=with_tools)
+            shown = self._shown[with_tools]
+            faults = [
+                Fault(
+                    field=field, rule=f"the model's chat template has no place for {what}", got=what
+                )
+                for field, what in held.items()
+                if what not in shown
+            ]
+            if faults:
+                raise InvalidRequest.from_faults(faults)
+
+    def _what_it_shows(self, *, tools: bool) -> frozenset[str]:
+        """Which of ``calls`` and ``results`` of tools a chat shows that has little else."""
+        function = FunctionCall(name="shown1calls", arguments="{}")
+        call = ToolCall(id="123456789", function=function)
+        chat = (
+            Message(role="user", content="a"),
+            Message(role="assistant", tool_calls=(call,)),
+            Message(role="tool", content="shown1results", tool_call_id=call.id, name=function.name),
+        )
+        offered = [_described(Tool(function=Function(name="b")))] if tools else []
+        everything = frozenset(("calls", "results"))
+        try:
+            text = self._templates.render([{"role": m.role, **_turn(m)} for m in chat], offered)
+        except InvalidRequest:
+            # It will say itself what it refuses.
+            return everything
+        return frozenset(what for what in everything if f"shown1{what}" in text)
 
     def _as_text(self, value: Any, mark: str) -> Any:
         """``value`` with ``mark`` in every spelling of a control token, in keys too."""
@@ -183,13 +224,12 @@ def _new_mark() -> str:
     return "".join(chr(_NONCHARACTERS + byte % 32) for byte in secrets.token_bytes(12))
 
 
-def _turn(index: int, message: Message) -> dict[str, Any]:
+def _turn(message: Message) -> dict[str, Any]:
     """What templates expect of a turn besides its role."""
     turn: dict[str, Any] = {"content": message.content or ""}
-    if message.reasoning_content is not None:
-        turn["reasoning_content"] = message.reasoning_content
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
     if message.tool_calls is not None:
         turn["tool_calls"] = [
             {
@@ -197,28 +237,25 @@ def _turn(index: int, message: Message) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.function.name,
-                    "arguments": _arguments(
-                        call.function.arguments,
-                        f"messages.{index}.tool_calls.{number}.function.arguments",
-                    ),
+                    "arguments": _arguments(call.function.arguments),
                 },
             }
-            for number, call in enumerate(message.tool_calls)
+            for call in message.tool_calls
         ]
     return turn
 
 
-def _arguments(spelling: str, field: str) -> dict[str, Any]:
-    """Templates write the arguments themselves, so they need the object."""
+def _arguments(spelling: str) -> dict[str, Any]:
+    """Templates write the arguments themselves, so they need an object: under :data:`NO_ARGUMENTS`
+    what is none."""
     try:
-        value = json.loads(spelling)
+        value = json.loads(spelling or "{}")
     except (ValueError, RecursionError):
-        value = None
-    got = f"{len(spelling)} characters"
-    if not isinstance(value, dict):
-        raise refusal(field, "must be a JSON object", got)
-    if nests_deeper(value, MAX_ARGUMENTS_DEPTH):
-        raise refusal(field, f"must nest at most {MAX_ARGUMENTS_DEPTH} levels deep", got)
+        value = spelling
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or nests_deeper(value, MAX_ARGUMENTS_DEPTH):
+        return {NO_ARGUMENTS: spelling}
     return value
 
 

@@ -158,6 +158,56 @@ def test_an_answer_with_calls_becomes_a_turn() -> None:
     assert messages[2] == turns[2]
 
 
+CALL = {"id": "c1", "function": {"name": "look_up", "arguments": "{}"}}
+SAID = {"role": "assistant", "content": "a"}
+CALLS = {"role": "assistant", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("turn", "read"),
+    [
+        ({**USER, "name": "Ann"}, {**USER, "name": "Ann"}),
+        ({**SAID, "name": "", "audio": None, "tool_calls": [], "function_call": None}, SAID),
+        ({**SAID, "annotations": [], "index": 0, "provider_specific_fields": {"a": 1}}, SAID),
+        ({**SAID, "reasoning": "t"}, {**SAID, "reasoning_content": "t"}),
+        ({**SAID, "reasoning": {"effort": "low"}, "reasoning_details": [{}]}, SAID),
+        ({**SAID, "reasoning_content": "t", "reasoning": "u"}, {**SAID, "reasoning_content": "t"}),
+        ({**USER, "reasoning_content": "t", "unknown": None}, USER),
+        ({"role": "assistant", "content": None, "refusal": "a"}, SAID),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "a"}]}, SAID),
+        ({"role": "assistant", "content": None}, {**SAID, "content": ""}),
+        (
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+                ],
+            },
+            {**SAID, "reasoning_content": "t"},
+        ),
+        ({**CALLS, "content": None}, CALLS),
+        *(
+            (
+                {**CALLS, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": given}}]},
+                {**CALLS, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": read}}]},
+            )
+            for given, read in (("", ""), (None, ""), ("{", "{"), ({"a": "ü"}, '{"a": "ü"}'))
+        ),
+        (
+            {**CALLS, "tool_calls": [{**CALL, "id": "c" * 5_000, "extra_content": {"google": 1}}]},
+            {**CALLS, "tool_calls": [{**CALL, "id": "c" * 5_000}]},
+        ),
+        (
+            {"role": "tool", "tool_call_id": "c1", "name": "look_up", "content": None},
+            {"role": "tool", "tool_call_id": "c1", "name": "look_up", "content": ""},
+        ),
+    ],
+)
+def test_a_history_from_elsewhere_is_read(turn: dict[str, Any], read: dict[str, Any]) -> None:
+    assert chat(messages=[USER, turn])["messages"] == [USER, read]
+
+
 def test_logprobs_of_a_chat_are_asked_for_by_two_fields() -> None:
     assert chat(logprobs=True)["logprobs"] == 0
     assert chat(logprobs=True, top_logprobs=3)["logprobs"] == 3
@@ -173,7 +223,9 @@ def test_either_name_of_the_length_is_taken() -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "critic", "content": "a"}]}, "messages.0.role"),
-        ({"messages": [{**USER, "name": "Ann"}]}, "messages.0.name"),
+        ({"messages": [{**USER, "name": "A" * 300}]}, "messages.0.name"),
+        ({"messages": [{**USER, "audio": {"id": "a"}}]}, "messages.0.audio"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
             "messages.0.content.0.type",

@@ -447,14 +447,53 @@ def test_calls_that_no_template_shows_are_refused(llama2: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "secret", "[]", '"a"', '{"a":' * 10_000, '{"a":' * 600 + "1" + "}" * 600]
+    ("template", "fields"),
+    [
+        (CHATML, ["messages.1.tool_calls"]),
+        (
+            "{% for m in messages if m.role != 'tool' %}{{ m.content }}"
+            "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% endfor %}",
+            ["messages.2"],
+        ),
+        ("{{ messages[0].content }}", ["messages.1.tool_calls", "messages.2"]),
+    ],
 )
-def test_calls_whose_arguments_are_no_object_are_refused(
-    with_template: WithTemplate, arguments: str
+def test_a_template_never_drops_a_call_or_a_result_silently(
+    with_template: WithTemplate, template: str, fields: list[str]
 ) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as caught:
+            with_template(template).encode_chat(CALLED)
+        assert [fault.field for fault in caught.value.faults] == fields
+
+
+NESTED = '{"a":' * 600 + "1" + "}" * 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", {}),
+        ("null", {}),
+        ('{"a": 1}', {"a": 1}),
+        *((spelling, {"INVALID_JSON": spelling}) for spelling in ("no", "[]", '"a"', NESTED)),
+    ],
+)
+def test_a_template_sees_any_arguments_as_an_object(
+    with_template: WithTemplate, arguments: str, shown: dict[str, Any]
+) -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
     call = ToolCall(id="one", function=FunctionCall(name="f", arguments=arguments))
-    with pytest.raises(InvalidRequest) as caught:
-        with_template(WITH_TOOLS).encode_chat([Message(role="assistant", tool_calls=(call,))])
-    (fault,) = caught.value.faults
-    assert fault.field == "messages.0.tool_calls.0.function.arguments"
-    assert "secret" not in str(fault)
+    text = tokenizer.decode(tokenizer.encode_chat([Message(role="assistant", tool_calls=(call,))]))
+    assert json.loads(text.lstrip().removeprefix("f")) == shown
+
+
+def test_a_template_may_show_who_speaks(with_template: WithTemplate) -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m.name or '-' }}:{{ m.content }}{% endfor %}"
+    )
+    turns = [Message(role="user", name="Ann", content="a"), Message(role="user", content="b")]
+    assert tokenizer.decode(tokenizer.encode_chat(turns)).lstrip() == "Ann:a-:b"
