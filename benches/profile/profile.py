@@ -129,7 +129,7 @@ def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
         origin = provenance(
             device=stats.device, seed=load.seed, program=("python", "-m", "benches.profile")
         )
-        if loaded.engine.cache.kv.keys.device.type == "cuda":
+        if loaded.engine.cache.shape.device.type == "cuda":
             notes.append(
                 "CUDA graphs are off, and each part waits for the card: steps take longer than "
                 "those of llorch bench engine"
@@ -192,7 +192,7 @@ def _profiled(
     model = loaded.watched.model
     if not isinstance(model, Transformer):
         raise TypeError(f"the parts of a {type(model).__name__} are unknown")
-    device = loaded.engine.cache.kv.keys.device
+    device = loaded.engine.cache.shape.device
     with Ranges(model, device), recording(device) as profiler:
         done = _run(loaded, load)
     return done, step_times(profiler.events() or (), wanted)

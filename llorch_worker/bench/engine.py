@@ -40,7 +40,7 @@ def measure_engine(plan: Plan, load: Load, concurrencies: Sequence[int]) -> Engi
     largest = replace(load, jobs=max(concurrencies))
     with engine_for(plan, largest) as loaded:
         engine, checkpoint = loaded.engine, loaded.checkpoint
-        device = engine.cache.kv.keys.device
+        device = engine.cache.shape.device
         origin = provenance(device=engine.stats().device, seed=load.seed)
         seeds = count(load.seed)
         measured: list[_Measured] = []

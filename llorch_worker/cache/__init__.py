@@ -4,7 +4,7 @@ read one."""
 from llorch_worker.cache.block_pool import BlockAccountingError, BlockPool, NoFreeBlocks
 from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.cache.decode_buffers import DecodeBuffers
-from llorch_worker.cache.kv import PagedKV
+from llorch_worker.cache.kv import PagedKV, Places
 from llorch_worker.cache.prefix import Prefix
 from llorch_worker.cache.rope_tables import Rope, RopeScaling, RopeTables
 from llorch_worker.cache.shape import BLOCK_SIZE_TOKENS, MAX_QUERY_TOKENS, CacheShape
@@ -20,6 +20,7 @@ __all__ = [
     "DecodeBuffers",
     "NoFreeBlocks",
     "PagedKV",
+    "Places",
     "Prefix",
     "Rope",
     "RopeScaling",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from llorch_worker.cache.shape import CacheShape
@@ -10,54 +14,82 @@ from llorch_worker.kernels import Arena, LayerKV
 _STORED_DTYPE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
-class PagedKV:
-    """``keys`` and ``values``: [layers, blocks, block_size, kv_heads, head_dim], allocated once.
-    On the CPU a page of them takes memory once it is written to.
+class Places(NamedTuple):
+    """Where sequences and their new tokens are in the cells of one group of layers."""
 
-    A *slot* is a token's place in a layer: ``block * block_size + offset``.
+    block_tables: torch.Tensor
+    """[sequences, max_blocks] int64: KV blocks of each sequence in order, padded with 0. Blocks
+    before a window are 0 too."""
+    slots: torch.Tensor
+    """[tokens] int64: the place of each new token in a layer, ``block * block_size + offset``."""
+
+
+class PagedKV:
+    """``groups``: the cells of each group of layers, allocated once: ``keys`` and ``values``
+    [layers, blocks, block_size, kv_heads, head_dim]. On the CPU a page of them takes memory once it
+    is written to.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int) -> None:
-        layers = shape.num_layers
-        cells = (layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        stored = _STORED_DTYPE.get(shape.kv_dtype, shape.dtype)
-        # Zeros, not empty: attention must never read a NaN from uninitialised memory.
-        self.keys = _zeros(cells, stored, shape.device)
-        self.values = _zeros(cells, stored, shape.device)
+    def __init__(self, shape: CacheShape, counts: Sequence[int]) -> None:
+        """``counts``: the blocks of each group."""
         self.dtype = shape.dtype
-        self._scaled = shape.kv_dtype == "int8"
-        if self._scaled:
-            self._key_scales = _zeros(cells[:-1], torch.float32, shape.device)
-            self._value_scales = _zeros(cells[:-1], torch.float32, shape.device)
-        self.layers = [self._layer(layer) for layer in range(layers)]
+        self.groups = [
+            _cells(shape, len(group.layers), count)
+            for group, count in zip(shape.groups, counts, strict=True)
+        ]
+        self.group_of = [0] * shape.num_layers
+        """For each layer the index of its group."""
+        layers: dict[int, LayerKV] = {}
+        for index, group in enumerate(shape.groups):
+            for place, layer in enumerate(group.layers):
+                self.group_of[layer] = index
+                layers[layer] = self.groups[index].part(place)
+        self.layers = [layers[layer] for layer in range(shape.num_layers)]
         """Views of each layer's part."""
 
-    def _layer(self, layer: int) -> LayerKV:
-        if not self._scaled:
-            return LayerKV(self.keys[layer], self.values[layer])
-        return LayerKV(
-            self.keys[layer], self.values[layer], self._key_scales[layer], self._value_scales[layer]
-        )
-
     @staticmethod
-    def slot_bytes(shape: CacheShape) -> dict[str, int]:
-        """Bytes of one token's keys and values in all layers, by part."""
-        heads = 2 * shape.num_layers * shape.num_kv_heads
+    def slot_bytes(shape: CacheShape, layers: int | None = None) -> dict[str, int]:
+        """Bytes of one token's keys and values in so many layers, or in all, by part."""
+        heads = 2 * (shape.num_layers if layers is None else layers) * shape.num_kv_heads
         stored = _STORED_DTYPE.get(shape.kv_dtype, shape.dtype)
         parts = {"kv": heads * shape.head_dim * stored.itemsize}
         if shape.kv_dtype == "int8":
             parts["kv_scales"] = heads * torch.float32.itemsize
         return parts
 
+    @staticmethod
+    def required_bytes(shape: CacheShape, counts: Sequence[int]) -> dict[str, int]:
+        """Bytes of such cells, by part; allocates nothing."""
+        total: Counter[str] = Counter()
+        for group, count in zip(shape.groups, counts, strict=True):
+            slots = count * shape.block_size
+            for part, size in PagedKV.slot_bytes(shape, len(group.layers)).items():
+                total[part] += slots * size
+        return dict(total)
+
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes held: ``kv``, and ``kv_scales`` if they are int8."""
-        parts = {"kv": self.keys.nbytes + self.values.nbytes}
-        if self._scaled:
-            parts["kv_scales"] = self._key_scales.nbytes + self._value_scales.nbytes
+        parts = {"kv": sum(cells.keys.nbytes + cells.values.nbytes for cells in self.groups)}
+        for cells in self.groups:
+            if cells.key_scales is not None and cells.value_scales is not None:
+                scales = cells.key_scales.nbytes + cells.value_scales.nbytes
+                parts["kv_scales"] = parts.get("kv_scales", 0) + scales
         return parts
 
 
+def _cells(shape: CacheShape, layers: int, num_blocks: int) -> LayerKV:
+    """The cells of so many layers: each tensor of a layer's, with a dimension before."""
+    rows = (layers, num_blocks, shape.block_size, shape.num_kv_heads)
+    stored = _STORED_DTYPE.get(shape.kv_dtype, shape.dtype)
+    # Zeros, not empty: attention must never read a NaN from uninitialised memory.
+    keys, values = (_zeros((*rows, shape.head_dim), stored, shape.device) for _ in range(2))
+    if shape.kv_dtype != "int8":
+        return LayerKV(keys, values)
+    key_scales, value_scales = (_zeros(rows, torch.float32, shape.device) for _ in range(2))
+    return LayerKV(keys, values, key_scales, value_scales)
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     return Arena().zeros(*shape, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,11 +30,10 @@ class UnifiedCache:
     @classmethod
     def allocate(cls, shape: CacheShape, num_blocks: int) -> UnifiedCache:
         """Allocates all parts, with ``num_blocks`` KV blocks for sequences."""
-        # Recorded decode steps write their blank rows to one extra block.
-        scratch = 1 if shape.decode_rows else 0
+        counts = shape.block_counts(num_blocks)
         return cls(
             shape=shape,
-            kv=PagedKV(shape, num_blocks + scratch),
+            kv=PagedKV(shape, _with_scratch(shape, counts)),
             rope=RopeTables(
                 shape.ropes,
                 head_dim=shape.head_dim,
@@ -46,14 +46,14 @@ class UnifiedCache:
                 device=shape.device,
             ),
             blocks=BlockPool(num_blocks),
-            decode=DecodeBuffers(shape, scratch_block=num_blocks) if scratch else None,
+            decode=DecodeBuffers(shape, scratch_blocks=counts) if shape.decode_rows else None,
         )
 
     @staticmethod
     def required_bytes(shape: CacheShape, num_blocks: int) -> dict[str, int]:
         """Bytes that ``allocate`` would take, by part; allocates nothing."""
-        slots = (num_blocks + (1 if shape.decode_rows else 0)) * shape.block_size
-        parts = {part: slots * size for part, size in PagedKV.slot_bytes(shape).items()}
+        counts = _with_scratch(shape, shape.block_counts(num_blocks))
+        parts = PagedKV.required_bytes(shape, counts)
         angles = len(shape.ropes) * shape.max_context * (shape.head_dim // 2)
         parts["rope"] = 2 * angles * torch.float32.itemsize
         parts["masks"] = min(shape.max_query_tokens, shape.max_context) * shape.max_context
@@ -82,3 +82,8 @@ class UnifiedCache:
         if self.decode is not None:
             parts["decode"] = self.decode.nbytes
         return parts
+
+
+def _with_scratch(shape: CacheShape, counts: Sequence[int]) -> list[int]:
+    """Recorded decode steps write their blank rows to one extra block of each group."""
+    return [count + (1 if shape.decode_rows else 0) for count in counts]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
+from llorch_worker.cache import BlockPool, PagedKV, Places, UnifiedCache
 from llorch_worker.contract import Fault, InvalidRequest
 from llorch_worker.model import ForwardModel, RaggedBatch
 
@@ -33,15 +33,17 @@ def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[in
     device = cache.shape.device
     count = len(token_ids)
     num_blocks = -(-count // cache.block_size)
-    kv = PagedKV(cache.shape, num_blocks)
+    kv = PagedKV(cache.shape, [num_blocks] * len(cache.shape.groups))
     row = torch.arange(count, device=device)
+    tables = torch.arange(num_blocks, device=device).unsqueeze(0)
     batch = RaggedBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=row,
         query_lengths=(count,),
         context_lengths=(count,),
-        block_tables=torch.arange(num_blocks, device=device).unsqueeze(0),
+        block_tables=tables,
         slots=row,
+        windowed=(Places(tables, row),) * (len(kv.groups) - 1),
         logits_rows=row,
     )
     logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))

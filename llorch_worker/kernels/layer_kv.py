@@ -25,6 +25,13 @@ class LayerKV:
     """[blocks, block_size, kv_heads] float32 if keys are int8."""
     value_scales: torch.Tensor | None = None
 
+    def part(self, layer: int) -> LayerKV:
+        """A view of one layer, if this has the cells of several: with a dimension before."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self.key_scales is None or self.value_scales is None:
+            return LayerKV(keys, values)
+        return LayerKV(keys, values, self.key_scales[layer], self.value_scales[layer])
+
     @property
     def kv_dtype(self) -> KvDtype:
         if self.key_scales is not None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,17 @@ class RaggedBatch:
     device_contexts: torch.Tensor | None = None
     """[sequences], the context lengths of decodes that are recorded once and replayed;
     ``context_lengths`` are then upper bounds."""
+    windowed: tuple[Places, ...] = ()
+    """The same for the layers of each window, if the cache keeps these apart; ``block_tables`` and
+    ``slots`` are those of the other layers."""
     read_logits: Callable[[Callable[[torch.Tensor], torch.Tensor]], None] | None = None
     """Reads the logits of further rows. The model calls it with a function that computes those of
     any rows, [rows, vocab] float32, so that the reader decides how many exist at once."""
+
+    @property
+    def places(self) -> tuple[Places, ...]:
+        """Of each group of layers, in the order of ``CacheShape.groups``."""
+        return (Places(self.block_tables, self.slots), *self.windowed)
 
 
 class ForwardModel(Protocol):

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.kernels import PLAIN, AttentionForm, Ops, PagedAttention, PagedSequences
 from llorch_worker.model.batch import RaggedBatch
 
@@ -24,18 +24,13 @@ class ForwardPass:
         """``query_growth``: [tokens, 1, 1] in the compute dtype, multiplies Q."""
         self._ops = ops
         self._kv = cache.kv
-        self._slots = batch.slots
         self._angles = cache.rope.at(batch.positions)
         self._query_growth = query_growth
-        self._attentions: list[PagedAttention] = []
-        total = len(batch.query_lengths)
-        decoding = next((i for i, n in enumerate(batch.query_lengths) if n > 1), total)
-        if decoding:
-            sequences = _sequences(batch, range(decoding), cache.block_size)
-            self._attentions.append(ops.paged_decode(sequences))
-        if decoding < total:
-            sequences = _sequences(batch, range(decoding, total), cache.block_size)
-            self._attentions.append(ops.paged_prefill(sequences, cache.masks))
+        self._places = batch.places
+        self._attentions = [
+            _attentions(batch, places, cache, ops) if group.layers else []
+            for group, places in zip(cache.shape.groups, self._places, strict=True)
+        ]
 
     def attend(
         self, layer: int, qkv: torch.Tensor, form: AttentionForm = PLAIN, rope: int = 0
@@ -46,19 +41,37 @@ class ForwardPass:
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
         the new keys and values go to the cache. Returns [tokens, heads * head_dim].
         """
-        kv = self._kv.layers[layer]
+        kv, group = self._kv.layers[layer], self._kv.group_of[layer]
         tokens, _, head_dim = qkv.shape
         heads = qkv.shape[1] - 2 * kv.keys.shape[-2]
         if self._query_growth is not None:
             qkv[:, :heads] *= self._query_growth
-        self._ops.rope_and_write(qkv, *self._angles[rope], self._slots, kv)
+        self._ops.rope_and_write(qkv, *self._angles[rope], self._places[group].slots, kv)
         out = qkv.new_empty(tokens, heads * head_dim)
-        for attention in self._attentions:
+        for attention in self._attentions[group]:
             attention(qkv, kv, out, form)
         return out
 
 
-def _sequences(batch: RaggedBatch, chosen: range, block_size: int) -> PagedSequences:
+def _attentions(
+    batch: RaggedBatch, places: Places, cache: UnifiedCache, ops: Ops
+) -> list[PagedAttention]:
+    """Of the sequences that decode, and of the others, in one group of layers."""
+    total = len(batch.query_lengths)
+    decoding = next((i for i, n in enumerate(batch.query_lengths) if n > 1), total)
+    attentions = []
+    if decoding:
+        sequences = _sequences(batch, places, range(decoding), cache.block_size)
+        attentions.append(ops.paged_decode(sequences))
+    if decoding < total:
+        sequences = _sequences(batch, places, range(decoding, total), cache.block_size)
+        attentions.append(ops.paged_prefill(sequences, cache.masks))
+    return attentions
+
+
+def _sequences(
+    batch: RaggedBatch, places: Places, chosen: range, block_size: int
+) -> PagedSequences:
     """The batch's sequences with the indices ``chosen``."""
     part = slice(chosen.start, chosen.stop)
     starts = tuple(accumulate(batch.query_lengths[:-1], initial=0))
@@ -66,7 +79,7 @@ def _sequences(batch: RaggedBatch, chosen: range, block_size: int) -> PagedSeque
         first_rows=starts[part],
         query_lengths=batch.query_lengths[part],
         context_lengths=batch.context_lengths[part],
-        block_tables=batch.block_tables[part],
+        block_tables=places.block_tables[part],
         block_size=block_size,
         device_contexts=batch.device_contexts,
     )

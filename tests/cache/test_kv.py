@@ -18,7 +18,7 @@ def make(kv_dtype: KvDtype = "auto") -> PagedKV:
         device=torch.device("cpu"),
         kv_dtype=kv_dtype,
     )
-    return PagedKV(shape, 3)
+    return PagedKV(shape, [3])
 
 
 def test_a_layer_is_a_view_of_the_whole() -> None:
@@ -27,10 +27,10 @@ def test_a_layer_is_a_view_of_the_whole() -> None:
     assert keys.shape == values.shape == (3, 4, 2, 6)
     keys[2, 1] = 1
     values[0, 3] = 2
-    assert (kv.keys[1, 2, 1] == 1).all()
-    assert (kv.values[1, 0, 3] == 2).all()
-    assert kv.keys.sum() == 12
-    assert kv.values.sum() == 24
+    assert (kv.groups[0].keys[1, 2, 1] == 1).all()
+    assert (kv.groups[0].values[1, 0, 3] == 2).all()
+    assert kv.groups[0].keys.sum() == 12
+    assert kv.groups[0].values.sum() == 24
 
 
 def test_it_counts_its_bytes() -> None:

@@ -24,7 +24,15 @@ PARTS = {"kv", "rope", "masks"}
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("max_context", [40, 3000])
-@pytest.mark.parametrize("options", [{}, {"block_size": 32, "max_query_tokens": 5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"block_size": 32, "max_query_tokens": 5},
+        {"block_size": 4, "windows": (8, None, 20), "max_sequences": 1, "max_step_tokens": 4},
+        {"block_size": 4, "windows": (8, 8, 8)},
+    ],
+)
 @pytest.mark.parametrize("decode_rows", [0, 3])
 def test_the_bytes_foretold_are_the_bytes_taken(
     kv_dtype: KvDtype, max_context: int, options: dict[str, Any], decode_rows: int
@@ -40,8 +48,8 @@ def test_the_bytes_foretold_are_the_bytes_taken(
 
 def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:
     cache = UnifiedCache.allocate(SHAPE, 7)
-    assert cache.kv.keys.dtype == cache.kv.values.dtype == torch.bfloat16
-    assert cache.kv.keys.shape == (3, 7, 16, 2, 8)
+    assert cache.kv.groups[0].keys.dtype == cache.kv.groups[0].values.dtype == torch.bfloat16
+    assert cache.kv.groups[0].keys.shape == (3, 7, 16, 2, 8)
     assert cache.rope.cos.shape == (1, 40, 4)
     assert cache.rope.cos.dtype == torch.float32
     assert cache.blocks.total == cache.blocks.free_count == 7
@@ -50,7 +58,17 @@ def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:
 def test_recorded_decode_steps_get_a_block_that_no_sequence_gets() -> None:
     cache = UnifiedCache.allocate(replace(SHAPE, decode_rows=3), 7)
     assert cache.blocks.total == 7
-    assert cache.kv.keys.shape[1] == 8
+    assert cache.kv.groups[0].keys.shape[1] == 8
+
+
+def test_the_layers_of_each_window_have_blocks_for_the_windows_of_all_sequences() -> None:
+    shape = replace(SHAPE, max_context=3000, windows=(1000, None, 30))
+    assert [group.layers for group in shape.groups] == [(1,), (2,), (0,)]
+    assert shape.block_counts(500) == (500, 500, 500)
+    shape = replace(shape, max_sequences=3, max_step_tokens=48)
+    assert shape.block_counts(500) == (500, 2 * (3 * 4 + 3), 2 * (3 * 65 + 3))
+    assert shape.block_counts(20) == (20, 20, 20)
+    assert [group.layers for group in replace(shape, max_context=1000).groups] == [(0, 1), (2,)]
 
 
 def test_foretelling_a_huge_cache_allocates_nothing() -> None:

@@ -126,8 +126,8 @@ def test_a_neighbour_full_of_nan_changes_nothing(open_driver: Open, random_llama
     driver.step({"sick": random_ids(40, seed=1)})
     driver.step({"well": ids[:-1]})
     sick = torch.tensor(driver.tables["sick"])
-    driver.cache.kv.keys[:, sick] = float("nan")
-    driver.cache.kv.values[:, sick] = float("nan")
+    driver.cache.kv.groups[0].keys[:, sick] = float("nan")
+    driver.cache.kv.groups[0].values[:, sick] = float("nan")
     logits = driver.step({"sick": [1], "well": ids[-1:]})
     assert logits[0].isnan().any()
     torch.testing.assert_close(logits[1], expected[-1], atol=1e-5, rtol=1e-5)
@@ -137,8 +137,8 @@ def test_old_contents_of_blocks_change_nothing(open_driver: Open, random_llama: 
     driver = open_driver(random_llama, num_blocks=4)
     ids = random_ids(50)
     first = driver.logits(ids)
-    driver.cache.kv.keys.fill_(float("nan"))
-    driver.cache.kv.values.fill_(float("nan"))
+    driver.cache.kv.groups[0].keys.fill_(float("nan"))
+    driver.cache.kv.groups[0].values.fill_(float("nan"))
     assert torch.equal(driver.logits(ids), first)
     assert driver.cache.blocks.free_count == 4
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from llorch_worker.cache import DecodeBuffers, UnifiedCache
+from llorch_worker.cache import DecodeBuffers, Places, UnifiedCache
 from llorch_worker.kernels import Ops
 from llorch_worker.model import ForwardModel, RaggedBatch
 
@@ -102,8 +102,11 @@ class DecodeGraphs:
             positions=buffers.positions[:size],
             query_lengths=(1,) * size,
             context_lengths=(self._cache.max_context,) * size,
-            block_tables=buffers.block_tables[:size],
-            slots=buffers.slots[:size],
+            block_tables=buffers.places[0].block_tables[:size],
+            slots=buffers.places[0].slots[:size],
+            windowed=tuple(
+                Places(tables[:size], slots[:size]) for tables, slots in buffers.places[1:]
+            ),
             logits_rows=buffers.logits_rows[:size],
             device_contexts=buffers.contexts[:size],
         )
@@ -116,11 +119,12 @@ class DecodeGraphs:
         buffers = self._buffers
         buffers.token_ids[:count].copy_(batch.token_ids)
         buffers.positions[:count].copy_(batch.positions)
-        buffers.slots[:count].copy_(batch.slots)
         torch.add(batch.positions, 1, out=buffers.contexts[:count])
-        # Table columns beyond either width lie after every context and are not read.
-        tables = batch.block_tables[:, : buffers.block_tables.shape[1]]
-        buffers.block_tables[:count, : tables.shape[1]].copy_(tables)
+        for kept, new in zip(buffers.places, batch.places, strict=True):
+            kept.slots[:count].copy_(new.slots)
+            # Table columns beyond either width lie after every context and are not read.
+            tables = new.block_tables[:, : kept.block_tables.shape[1]]
+            kept.block_tables[:count, : tables.shape[1]].copy_(tables)
         if count < self._filled:
             buffers.blank(count, self._filled)
         self._filled = count

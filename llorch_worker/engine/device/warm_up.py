@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.request import MAX_CHOICES
 from llorch_worker.engine.generation import Generation
@@ -112,16 +112,19 @@ def _prompts(tokens: int, max_context: int) -> tuple[int, ...]:
 
 def _batch(lengths: tuple[int, ...], logits: int, cache: UnifiedCache) -> RaggedBatch:
     """Whole prompts of these ``lengths``, with logits of the last ``logits`` tokens."""
-    device = cache.kv.keys.device
+    device = cache.shape.device
     tokens = sum(lengths)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
     width = -(-max(lengths) // cache.block_size)
+    tables = torch.zeros(len(lengths), width, dtype=torch.int64, device=device)
+    slots = positions % cache.block_size
     return RaggedBatch(
         token_ids=torch.zeros_like(positions),
         positions=positions,
         query_lengths=lengths,
         context_lengths=lengths,
-        block_tables=torch.zeros(len(lengths), width, dtype=torch.int64, device=device),
-        slots=positions % cache.block_size,
+        block_tables=tables,
+        slots=slots,
+        windowed=(Places(tables, slots),) * (len(cache.shape.groups) - 1),
         logits_rows=torch.arange(tokens - logits, tokens, device=device),
     )
