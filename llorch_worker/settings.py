@@ -143,6 +143,9 @@ class Settings(BaseSettings):
     result_ttl_s: int = Field(24 * 3600, ge=1)
     """How long a job's result stays."""
 
+    usage_days: int = Field(92, ge=0, le=36_500)
+    """How many days the counts of what each key and tenant used are kept; 0 counts nothing."""
+
     @property
     def served_name(self) -> str:
         """The model's name as jobs and queues use it."""

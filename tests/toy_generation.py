@@ -88,10 +88,17 @@ class ToyGeneration:
         if self.request.prompt == "break after":
             threading.Timer(0.1, self._engine.fall_ill).start()
 
+    def used(self) -> tuple[Usage, Timings]:
+        took = Timings(queue_ms=self.queue_ms, prefill_ms=0, first_token_ms=0, decode_ms=0)
+        return Usage(prompt=1, completion=self.tokens), took
+
     def step(self) -> bool:
         """Emits one token; returns whether the generation goes on."""
         if self.cancelled:
-            self.end(Cancelled("cancelled"), CancelledEvent())
+            cancelled = Cancelled("cancelled")
+            if self.started:
+                cancelled.spent = self.used()
+            self.end(cancelled, CancelledEvent())
             return False
         prompt = self.request.prompt or ""
         if prompt == "hang" and self.attempt == 1:
@@ -125,8 +132,7 @@ class ToyGeneration:
             self.tokens += 1
         if self.tokens < self.request.max_tokens:
             return True
-        timings = Timings(queue_ms=self.queue_ms, prefill_ms=0, first_token_ms=0, decode_ms=0)
-        usage = Usage(prompt=1, completion=self.tokens)
+        usage, timings = self.used()
         choice = Choice(
             index=0,
             text="".join(f"{word} " for word in self.words),

@@ -130,7 +130,7 @@ class Stub:
             self._client,
             "finish",
             [claim.job_id, claim.fence, document, TERMS.result_ttl_s, encode_event(ended),
-             TERMS.stream_ttl_s, "", claim.fence, encode_event(started), encode_event(tokens)],
+             TERMS.stream_ttl_s, "", "", claim.fence, encode_event(started), encode_event(tokens)],
         )  # fmt: skip
         was_full = len(self.held) == self._slots
         del self.held[claim.tag]

@@ -26,11 +26,13 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
+from llorch_worker.broker import usage
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.connection import connect, is_out_of_memory, is_refused_write
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import encode_json, trace_id
+from llorch_worker.broker.message import TENANT, encode_json, trace_id
+from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.results import (
     FAILURE,
@@ -121,11 +123,18 @@ class _OneEnd(Backend):  # type: ignore[misc]
             event = encode_event(terminal_event(end))
         tag = _delivery_tag(task_id, request)
         claim = HELD_CLAIMS.get(tag)
+        settings = self.app.settings
         entries: tuple[Any, ...] = ()
         if claim is not None and event:
             last = HELD_CLAIMS.last_entries(claim)
-            entries = (last.first_entry, *map(encode_event, last.events))
-        settings = self.app.settings
+            used = usage.written(
+                getattr(request, TENANT, None),
+                model_of(claim.list_key),
+                end,
+                last.spent,
+                keep_s=settings.usage_days * 24 * 3600,
+            )
+            entries = (used, last.first_entry, *map(encode_event, last.events))
         follow_ms = round(settings.lease_s * 1e3) if follows(request, state) else ""
         stored = run_script(
             self.client,

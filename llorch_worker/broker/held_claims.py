@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llorch_worker.broker.claims import Claim
-from llorch_worker.contract import Event
+from llorch_worker.contract import Event, Timings, Usage
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class LastEntries:
 
     first_entry: int
     events: Sequence[Event] = ()
+    spent: tuple[Usage, Timings] | None = None
+    """What a job that ends without a result has used."""
 
 
 class HeldClaims:

@@ -48,6 +48,9 @@ DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first: see dead_letters.py."""
 ENDED_JOBS = f"{PREFIX}ended"
 """List of the jobs that ended last, newest first: see ended_jobs.py."""
+usage = Key("usage:{}")
+"""By day, counted from 1970-01-01 in UTC. Hash: ``<tenant>/<model>/<what>`` -> how much the jobs
+that ended that day used: see usage.py. Expires ``usage_days`` after."""
 job = Key("job:{}")
 """By job. Hash, the job's record.
 

@@ -31,7 +31,8 @@ _PARTS = {
     **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
     "release": ("lists", "bells"),
     "reroute": ("lists", "message"),
-    **dict.fromkeys(("cancel", "finish", "reread", "sweep"), ("lists",)),
+    "finish": ("lists", "usage"),
+    **dict.fromkeys(("cancel", "reread", "sweep"), ("lists",)),
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""
@@ -50,6 +51,7 @@ _NAMES: dict[str, str | keys.Key] = {
     "bell_key": keys.bell,
     "load_key": keys.load,
     "tenants_key": keys.tenants,
+    "usage_key": keys.usage,
     "gateway_document_key": keys.gateway_document,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
     "LOW_SUFFIX": queues.LOW_SUFFIX,

@@ -22,6 +22,7 @@ from llorch_worker.cli import (
     submit,
     top,
     up,
+    usage,
     watch,
     worker,
 )
@@ -31,7 +32,7 @@ _COMMANDS = {
     "Start here": (demo.demo, up.up, doctor.doctor),
     "Serve": (worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
-    "Inspect": (status.status, top.top, inspect.inspect),
+    "Inspect": (status.status, top.top, usage.usage, inspect.inspect),
 }
 
 app = command_line(

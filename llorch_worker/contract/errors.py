@@ -7,9 +7,12 @@ package reads ``[message, code, retriable, faults]`` from ``AsyncResult(...).res
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from llorch_worker.contract.result import Timings, Usage
 
 MOST_FAULTS = 50
 
@@ -125,6 +128,9 @@ class DeadlineExceeded(LlorchError):
 
 class Cancelled(LlorchError):
     """The job was cancelled or revoked."""
+
+    spent: tuple[Usage, Timings] | None = None
+    """In its worker: what it had used by then, if it had begun."""
 
     code = "CANCELLED"
 

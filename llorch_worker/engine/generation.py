@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from llorch_worker.contract import (
+    Cancelled,
     CancelledEvent,
     Choice,
     Event,
@@ -205,12 +206,7 @@ class Generation:
             # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.take_tokens(sequence, (), None, now_s)
         choices = tuple(self._choice(sequence) for sequence in self.sequences)
-        usage = Usage(
-            prompt=self.sequences[0].prompt_length,
-            cached=self._cached_tokens,
-            completion=sum(len(choice.token_ids) for choice in choices),
-        )
-        timings = self._timings(now_s)
+        usage, timings = self._usage(), self._timings(now_s)
         self._result = GenerationResult(
             id=self.id,
             model=self._model_name,
@@ -231,8 +227,10 @@ class Generation:
         self._error = error
         self._emit(Failed(error=error.document()))
 
-    def stop_cancelled(self, error: LlorchError) -> None:
+    def stop_cancelled(self, error: Cancelled) -> None:
         """Ends as cancelled."""
+        if self._started_s is not None:
+            error.spent = self._usage(), self._timings(time.monotonic())
         self._error = error
         self._emit(CancelledEvent())
 
@@ -269,6 +267,13 @@ class Generation:
             stop_string=sequence.text.stop_string,
             logprobs=None if logprobs is None else tuple(logprobs),
             tool_calls=calls,
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt=self.sequences[0].prompt_length,
+            cached=self._cached_tokens,
+            completion=sum(len(sequence.generated_ids) for sequence in self.sequences),
         )
 
     def _timings(self, now_s: float) -> Timings:

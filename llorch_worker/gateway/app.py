@@ -35,6 +35,7 @@ from llorch_worker.gateway.routes import (
     models,
     responses,
     tokens,
+    usage,
     webhooks,
 )
 from llorch_worker.gateway.settings import GatewaySettings
@@ -55,6 +56,7 @@ _ROUTERS = (
     batches.router,
     jobs.router,
     tokens.router,
+    usage.router,
     webhooks.router,
     console_routes.router,
     console_files.router,

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ from llorch_worker.contract import (
     Journal,
     LlorchError,
     OutOfMemory,
+    Timings,
+    Usage,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
@@ -116,7 +119,8 @@ class JobRunner:
             except LlorchError as error:
                 broken = isinstance(error, InternalError) and not self._engine.healthy
                 if not broken and not (isinstance(error, Cancelled) and job.handed_back):
-                    self._leave_entries(job, claim)
+                    spent = error.spent if isinstance(error, Cancelled) else None
+                    self._leave_entries(job, claim, spent)
                 elif not self._publisher.flush(claim, self._patience(job)):
                     raise HandedBack from None
                 raise
@@ -259,12 +263,14 @@ class JobRunner:
         else:
             self._publisher.append(claim, event)
 
-    def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
+    def _leave_entries(
+        self, job: ActiveJob, claim: Claim, spent: tuple[Usage, Timings] | None = None
+    ) -> None:
         """Leaves unwritten events to be written with the result."""
         entries = self._publisher.take(claim, self._patience(job))
         if entries is None:
             raise HandedBack
-        HELD_CLAIMS.leave_entries(claim, entries)
+        HELD_CLAIMS.leave_entries(claim, replace(entries, spent=spent))
 
     def _patience(self, job: ActiveJob) -> Callable[[], bool]:
         """Whether to stop waiting for Redis: never for a job that stays, so that no result precedes

@@ -211,7 +211,7 @@ class Workers(Users):
             self.store,
             "finish",
             [job.id, run.claim.fence, document, TERMS.result_ttl_s, LAST_EVENTS[status],
-             TERMS.stream_ttl_s, TERMS.lease_ms if job.part else "", run.next_entry, *events],
+             TERMS.stream_ttl_s, TERMS.lease_ms if job.part else "", "", run.next_entry, *events],
         )  # fmt: skip
         holds = self.seen.holds(run.claim)
         record = self.seen.record(job.id)

@@ -44,7 +44,7 @@ def finish(store: redis.Redis, claim: Claim, first_entry: int, *events: str) -> 
     stored: int = run_script(
         store,
         "finish",
-        ["a", claim.fence, "{}", 60, "end", 60, "", first_entry, *events],
+        ["a", claim.fence, "{}", 60, "end", 60, "", "", first_entry, *events],
     )
     return stored
 

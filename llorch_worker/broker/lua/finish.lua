@@ -16,8 +16,9 @@ local stream_s = ARGV[6] -- for the event stream
 -- How long the caller has for what follows the end, in ms, before a sweep has another worker do it;
 -- '' if nothing follows.
 local follow_ms = ARGV[7]
-local first = ARGV[8] -- number of the first unwritten entry before the end event
-local events = {unpack(ARGV, 9)} -- those entries, JSON documents
+local usage = ARGV[8] or '' -- what the job used: see usage.lua
+local first = ARGV[9] -- number of the first unwritten entry before the end event
+local events = {unpack(ARGV, 10)} -- those entries, JSON documents
 local job = job_key(job_id)
 
 local state, holder, message, idempotency, place = unpack(redis.call('HMGET', job, 'state', 'fence',
@@ -42,6 +43,7 @@ end
 -- worker a call.
 redis.call('ZREM', LEASES, job_id)
 store_result(job_id, document, keep_s)
+count_usage(usage)
 end_stream(job_id, end_event, stream_s, first, events)
 end_record(job_id, keep_s, keep_s, idempotency)
 if fence ~= '' and place and place ~= '' then

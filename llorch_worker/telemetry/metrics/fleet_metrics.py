@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
+from llorch_worker.broker import usage
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.fleet import Fleet, FleetReader, ModelLoad
+from llorch_worker.broker.usage import UsageRow
 
 logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
 MOST_UNSERVED = 20
 """Only the longest unserved queues are shown: producers choose the names, and each is a series."""
+MOST_ROWS = 500
+"""Keys and models whose usage is shown, those with the most tokens: producers choose tenants."""
 
 _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "workers": ("Live workers.", lambda load: load.workers),
@@ -39,9 +43,26 @@ _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
 }
 
 
+_USED: Final = {
+    "jobs": ("Jobs that ended", 1.0, {"done": "jobs", "failed": "failed"}),
+    "tokens": (
+        "Tokens of ended jobs",
+        1.0,
+        {
+            "prompt": "prompt_tokens",
+            "cached": "cached_tokens",
+            "completion": "completion_tokens",
+        },
+    ),
+    "worker_seconds": ("Time of ended jobs in their workers", 1e-3, {"": "worker_ms"}),
+}
+"""Metric -> help, unit, and the field of a UsageRow by the label ``kind``, if it has one."""
+
+
 @dataclass(frozen=True)
 class _Reading:
     fleet: Fleet
+    used: list[UsageRow]
     used_bytes: int
     limit_bytes: int
 
@@ -91,14 +112,16 @@ class FleetCollector(Collector):
             for load in found.fleet.models:
                 gauge.add_metric((load.model,), read(load))
             yield gauge
+        yield from _used(found.used)
 
     def _read(self) -> _Reading | None:
         with self._reading:
             if time.monotonic() - self._read_at_s > FRESH_S:
                 try:
-                    memory = self._redis.info("memory")
+                    memory, day = self._redis.info("memory"), usage.today()
                     self._last = _Reading(
                         fleet=self._reader.read(),
+                        used=usage.read(self._redis, day, day),
                         used_bytes=int(memory["used_memory"]),
                         limit_bytes=int(memory["maxmemory"]),
                     )
@@ -108,6 +131,19 @@ class FleetCollector(Collector):
                     self._last = None
                 self._read_at_s = time.monotonic()
             return self._last
+
+
+def _used(rows: list[UsageRow]) -> Iterable[Metric]:
+    """Counters of this UTC day, which begin at 0 with it, as those of a restarted process do."""
+    largest = heapq.nlargest(MOST_ROWS, rows, key=lambda row: row.prompt_tokens)
+    for name, (help, unit, kinds) in _USED.items():
+        labels = ("key", "model_name", *(["kind"] if len(kinds) > 1 else []))
+        counter = CounterMetricFamily(f"llorch_usage_{name}", f"{help} today.", labels=labels)
+        for row in largest:
+            for kind, field in kinds.items():
+                values = (row.key, row.model, kind)[: len(labels)]
+                counter.add_metric(values, unit * getattr(row, field))
+        yield counter
 
 
 def _queues(fleet: Fleet) -> Iterable[Metric]:

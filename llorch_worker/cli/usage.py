@@ -1,0 +1,61 @@
+"""``llorch usage``: what each key and tenant used, by model and day."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import asdict, fields
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from llorch_worker.cli.options import JsonOption, settings_options
+from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.settings import Settings
+
+DayOption = Annotated[
+    datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The first or last UTC day.")
+]
+
+
+@settings_options("redis_url")
+def usage(
+    key: Annotated[str | None, typer.Option(help="Only this key or tenant.")] = None,
+    since: DayOption = None,
+    until: DayOption = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    *,
+    settings: Settings,
+    as_json: JsonOption = False,
+) -> None:
+    """Show jobs, tokens and worker time by day, key and model, by default of the last 30 days."""
+    from llorch_worker.broker import usage as counts
+    from llorch_worker.broker.connection import broker_errors, connect
+
+    if as_csv and as_json:
+        raise usage_error("give --csv or --json, not both")
+    last = until.date() if until else counts.today()
+    first = since.date() if since else last - timedelta(counts.SHOWN_DAYS - 1)
+    with broker_errors(settings.redis_url), connect(settings.redis_url) as client:
+        rows = [asdict(row) for row in counts.read(client, first, last, key)]
+    names = [each.name for each in fields(counts.UsageRow)]
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.document([row | {"day": row["day"].isoformat()} for row in rows])
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif not rows:
+        screen.note(f"No job ended from {first} to {last}.")
+    else:
+        from rich.table import Table
+
+        table = Table(*(name.replace("_", " ") for name in names), box=None, header_style="dim")
+        for column in table.columns[3:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*(harmless(str(value)) for value in row.values()))
+        screen.wide.print(table)

@@ -1,0 +1,37 @@
+"""``/v1/usage``: what a key used; for operators, what all did."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from llorch_worker.broker import usage
+from llorch_worker.broker.usage import UsageRow
+from llorch_worker.gateway.console.routes import TheConsole
+from llorch_worker.gateway.errors import ERRORS
+from llorch_worker.gateway.gateway import TheCaller
+
+router = APIRouter(tags=["usage"], responses=ERRORS)
+
+
+class UsageList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[UsageRow]
+
+
+@router.get("/v1/usage")
+def list_usage(
+    console: TheConsole,
+    caller: TheCaller,
+    since: Annotated[date | None, Query(description="The first UTC day.")] = None,
+    until: Annotated[date | None, Query(description="The last one; by default today.")] = None,
+    key: Annotated[str | None, Query(description="Only this key; operators see all.")] = None,
+) -> UsageList:
+    """Jobs, tokens and worker time by day, key and model; by default of the last 30 days."""
+    last = until or usage.today()
+    first = since or last - timedelta(usage.SHOWN_DAYS - 1)
+    whose = key if caller.operator else caller.name
+    return UsageList(data=usage.read(console.redis, first, last, whose))
