@@ -92,8 +92,6 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
             )
     for key in ("attention_bias", "mlp_bias"):
         read.refuse_unless(key, (False,), "biases are not supported")
-    if read.value("quantization_config") is not None:
-        raise read.refused("its weights are quantised", "only GGUF files may be quantised")
     read.refuse_unless("tie_word_embeddings", (True, False), "it must be true or false")
     heads = read.integer("num_attention_heads")
     hidden = read.integer("hidden_size")

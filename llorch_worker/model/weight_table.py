@@ -231,6 +231,8 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     for name in checkpoint.tensors:
         if name in known or name in _IGNORED_NAMES or name.endswith(_IGNORED_SUFFIXES):
             continue
+        if checkpoint.adds_nothing(name):
+            continue
         raise ModelLoadFailed(
             f"{checkpoint.path} has a tensor {name} that {config.family}'s graph does not use; "
             "models with experts, adapters or other additions cannot be served."

@@ -74,7 +74,7 @@ class ModelFile:
             for at in range(first, end, rows_per_read):
                 rows_here = min(rows_per_read, end - at)
                 piece = buffer[: rows_here * row_bytes]
-                self._fill(piece, start + at * row_bytes)
+                self.fill(piece, start + at * row_bytes)
                 for row in range(0, rows_here, rows_per_chunk):
                     chunk = piece[row * row_bytes : (row + rows_per_chunk) * row_bytes]
                     take(at + row, chunk.reshape(-1, row_bytes))
@@ -89,7 +89,7 @@ class ModelFile:
             # list() raises the errors of the threads.
             list(pool.map(read, borders[:-1], borders[1:]))
 
-    def _fill(self, out: Bytes, offset: int) -> None:
+    def fill(self, out: Bytes, offset: int) -> None:
         """Read ``out`` from byte ``offset`` on, and ask the disk to read ahead."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
             # Advice only; some file systems refuse it.

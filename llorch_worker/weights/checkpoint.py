@@ -23,6 +23,22 @@ TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
 ``rows[order[i]]``, or ``rows[i]`` without an order. The rows are valid during the call only."""
 
 
+def in_order(
+    take: TakeRows, row_multiple: int, order: RopeOrder | None, rows: int
+) -> tuple[Callable[[int, Bytes], None], int]:
+    """Calls ``take`` with the order of the rows in each piece; and the multiple of its rows.
+
+    Rows move only within a head, so a piece holds whole heads.
+    """
+    if order is None:
+        return lambda first, piece: take(first, piece, None), row_multiple
+    source = order.destination(rows).argsort().numpy()
+    return (
+        lambda first, piece: take(first, piece, source[first : first + len(piece)] - first),
+        math.lcm(row_multiple, order.head_dim),
+    )
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor as it is stored; ``shape`` is row-major, ``[out, in]`` for a matrix."""
@@ -74,6 +90,10 @@ class Checkpoint(ABC):
         threads at once.
         """
         raise NotImplementedError(f"{name} is not quantised")
+
+    def adds_nothing(self, name: str) -> bool:  # noqa: ARG002
+        """Whether a graph that has no such tensor gives the same results without it."""
+        return False
 
     @abstractmethod
     def described_by(self) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from gguf.quants import dequantize
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
-from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo
+from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo, in_order
 from llorch_worker.weights.groups import GroupForm, group_form
 from llorch_worker.weights.rope_order import RopeOrder
 
@@ -154,18 +154,7 @@ class GgufCheckpoint(Checkpoint):
     def each_piece(
         self, name: str, take: TakeRows, *, row_multiple: int, order: RopeOrder | None = None
     ) -> None:
-        source = None
-        if order is not None:
-            # Rows move only within a head, so a piece holds whole heads.
-            row_multiple = math.lcm(row_multiple, order.head_dim)
-            source = order.destination(self.tensors[name].shape[0]).argsort().numpy()
-
-        def take_ordered(first: int, piece: Bytes) -> None:
-            take(
-                first, piece, None if source is None else source[first : first + len(piece)] - first
-            )
-
-        self._each_chunk(name, take_ordered, row_multiple)
+        self._each_chunk(name, *in_order(take, row_multiple, order, self.tensors[name].shape[0]))
 
     def _each_chunk(
         self, name: str, take: Callable[[int, Bytes], None], row_multiple: int = 1

@@ -26,6 +26,7 @@ _MAX_HEADER_BYTES = 100_000_000
 """The format's limit on the JSON header."""
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PACKED = {"I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DESCRIPTIONS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
@@ -86,7 +87,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             start = 8 + header_bytes + begin
             if begin < 0 or end < begin or 8 + header_bytes + end > file.size_bytes:
                 raise _damaged(file, f"tensor {name} runs past the end of the file")
-            dtype = _DTYPES.get(dtype_name)
+            dtype = (_DTYPES | _PACKED).get(dtype_name)
             if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
                 raise _damaged(file, f"tensor {name} does not have the bytes of its shape")
             self._stored[name] = _StoredTensor(file, start)
@@ -118,6 +119,13 @@ class HuggingFaceCheckpoint(Checkpoint):
         )
         if order is not None:
             out.copy_(order.arrange(out))
+
+    def stored_rows(self, name: str, first: int, end: int) -> Bytes:
+        """Rows ``[first, end)`` of a tensor as they are stored: [rows, row bytes]."""
+        info, stored = self.tensors[name], self._stored[name]
+        out = np.empty((end - first, info.stored_bytes // info.shape[0]), np.uint8)
+        stored.file.fill(out.reshape(-1), stored.start + first * out.shape[1])
+        return out
 
     def described_by(self) -> Iterator[bytes]:
         for name in _DESCRIPTIONS:

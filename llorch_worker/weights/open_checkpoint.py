@@ -9,6 +9,7 @@ from llorch_worker.model_files.hub import local_path
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.gguf import GgufCheckpoint
 from llorch_worker.weights.hugging_face import HuggingFaceCheckpoint
+from llorch_worker.weights.quantised_folder import QuantisedFolder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -20,7 +21,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     wanted = "give a .gguf file or a Hugging Face model folder."
     try:
         if path.is_dir():
-            return HuggingFaceCheckpoint(path)
+            folder = HuggingFaceCheckpoint(path)
+            config = folder.metadata.get("quantization_config")
+            return folder if config is None else QuantisedFolder(folder, config)
         if not path.exists():
             raise ModelLoadFailed(f"{path} does not exist; {wanted}")
         if not path.is_file():  # opening a pipe would block forever

@@ -205,7 +205,7 @@ def test_rope_factors_that_make_no_frequency_are_refused(
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but Llama's is silu"),
         ({"attention_bias": True}, "biases are not supported"),
         ({"mlp_bias": True}, "biases are not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method in quantization_config"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "48"}, "hidden_size is '48' but the model needs a positive integer"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is '-1'"),
