@@ -12,6 +12,7 @@ from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
 
 from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
 from llorch_worker.weights import DenseLinears, open_checkpoint
@@ -37,6 +38,7 @@ class Driver:
         num_blocks: int = 64,
         max_query_tokens: int = 1024,
         ops: Ops | None = None,
+        kv_dtype: KvDtype = "auto",
     ) -> Driver:
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
@@ -49,7 +51,7 @@ class Driver:
             linears=DenseLinears(device, dtype),
             ops=ops or TorchOps(),
         )
-        return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens))
+        return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens, kv_dtype))
 
     def batch(self, chunks: dict[str, Sequence[int]], *, all_logits: bool = False) -> RaggedBatch:
         """The next step of each named sequence with its new tokens; allocates blocks as needed."""
@@ -104,6 +106,7 @@ def new_cache(
     dtype: torch.dtype = torch.float32,
     num_blocks: int = 64,
     max_query_tokens: int = 1024,
+    kv_dtype: KvDtype = "auto",
 ) -> UnifiedCache:
     return UnifiedCache.allocate(
         CacheShape(
@@ -116,6 +119,7 @@ def new_cache(
             max_query_tokens=max_query_tokens,
             dtype=dtype,
             device=torch.device("cpu"),
+            kv_dtype=kv_dtype,
         ),
         num_blocks,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -22,7 +23,7 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
-PERMUTED = ("mistral", "granite", "smollm3", "ministral3")
+PERMUTED = ("llama", "mistral", "granite", "smollm3", "ministral3")
 """Their converters make neighbours of RoPE's pairs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from llorch_worker.kernels import TorchOps, native_absence
 from llorch_worker.kernels.native.library import native_kernels
 from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.model import Transformer, resolve_config
+from llorch_worker.model.block import Block
+from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.weights import DenseLinears, open_checkpoint
 from tests.model.gguf_of import write_gguf_of
 
@@ -59,6 +62,7 @@ LONG = {
 }
 """Of heads of 32, of which 24 numbers rotate."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
     "mistral": ("Mistral", {"head_dim": 32, "sliding_window": 21}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": (
@@ -160,6 +164,56 @@ def test_logits_agree_with_transformers(open_driver: Open, reference: Any, path:
     ids = random_ids(200)
     expected = reference(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(open_driver(path).logits(ids), expected, atol=1e-3, rtol=0)
+
+
+@torch.inference_mode()
+def test_each_layer_agrees_with_transformers(open_driver: Open, reference: Any, path: Path) -> None:
+    ids, driver = random_ids(100), open_driver(path)
+    states: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(_: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        states.append(((args or (kwargs["hidden_states"],))[0][0], out[0]))
+
+    hooks = [
+        layer.register_forward_hook(note, with_kwargs=True) for layer in reference.model.layers
+    ]
+    reference(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+
+    def fed(block: Block, given: torch.Tensor, expected: torch.Tensor) -> Callable[..., Any]:
+        """``block`` with the input that it has in transformers."""
+
+        def run(_x: torch.Tensor, _residual: Any, step: ForwardPass) -> Any:
+            x, residual = block(given.clone(), None, step)
+            torch.testing.assert_close(x + residual, expected, atol=1e-4, rtol=0)
+            return x, residual
+
+        return run
+
+    pairs = zip(driver.model.blocks, states, strict=True)
+    blocks = tuple(fed(block, *state) for block, state in pairs)
+    driver.model = dataclasses.replace(driver.model, blocks=blocks)
+    driver.logits(ids)
+
+
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("fp8", 0.45), ("int8", 0.1)])
+@torch.inference_mode()
+def test_a_quantised_cache_moves_probabilities_no_more_than_llamas(
+    open_driver: Open, path: Path, kv_dtype: str, limit: float
+) -> None:
+    """Llama's move by 0.26 and 0.056; random weights this large make any rounding matter."""
+    ids, ends = random_ids(150), [0, 40, 41, 97, *range(98, 151)]
+    exact, got = (
+        torch.cat(
+            [
+                driver.step({"a": ids[first:last]}, all_logits=True)
+                for first, last in itertools.pairwise(ends)
+            ]
+        ).softmax(-1)
+        for driver in (open_driver(path), open_driver(path, kv_dtype=kv_dtype))
+    )
+    assert (got - exact).abs().sum(-1).mean() < limit
 
 
 @torch.inference_mode()
