@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from uuid import UUID, uuid5
 
 from llorch_worker.batches.lines import End, Line, NotRun
@@ -28,8 +28,13 @@ WINDOWS_AHEAD = 4
 """Ends are returned in order; behind a slow line, so many windows of jobs may run ahead."""
 MOST_BYTES_AHEAD = 64 * 2**20
 
-Adapt = Callable[[GenerationRequest], GenerationRequest]
-"""Changes a request before it is sent."""
+Adapt = Callable[[GenerationRequest, str], Awaitable[GenerationRequest]]
+"""Changes a request before it is sent as the job with this id, or refuses it for now."""
+
+
+async def _unchanged(request: GenerationRequest, _: str) -> GenerationRequest:
+    return request
+
 
 _JOBS = UUID("6f3c1d9e-52b0-4a41-9b53-1f6a3c1d8d10")
 
@@ -47,7 +52,7 @@ class Driver:
         batch_id: UUID,
         *,
         window: int,
-        adapt: Adapt = lambda request: request,
+        adapt: Adapt = _unchanged,
         owner: str = "",
         on_wait: Callable[[QueueFull | ModelNotServed | BrokerUnavailable], None] = lambda _: None,
     ) -> None:
@@ -128,15 +133,15 @@ class Driver:
     ) -> GenerationResult | LlorchError:
         if "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": "low"})
-        request = self._adapt(request)
         async with self._places:
             while not self._stopped.done():
                 try:
                     async with self._in_order:
                         if self._stopped.done():
                             break
+                        adapted = await self._adapt(request, job_id)
                         known = True
-                        job = await self._client.submit(request, job_id=job_id, owner=self._owner)
+                        job = await self._client.submit(adapted, job_id=job_id, owner=self._owner)
                     self._served.add(request.model)
                     return await self._result(job)
                 except TimeoutError:

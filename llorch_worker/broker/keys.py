@@ -55,7 +55,8 @@ job = Key("job:{}")
 """By job. Hash, the job's record.
 
 From our client: ``sent``, the Unix time at which it enqueued the job, ``queue``, the model's,
-``idempotency``, its key, and ``owner``, the gateway's key that sent it.
+``idempotency``, its key, and ``owner``, the gateway's key that sent it. From a gateway before that
+``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
@@ -111,6 +112,9 @@ BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
 """Sorted set: batch that has not ended -> when its gateway's lease ends."""
 key_jobs = Key("gateway:key:{}:jobs")
 """By name of a gateway's key. Sorted set: job that it has in flight -> since when."""
+key_rates = Key("gateway:key:{}:rates")
+"""By name of a gateway's key. Hash: ``requests_minute``, ``tokens_day`` and so on -> how much of
+that limit was used ``at`` that time, in ms; it empties evenly. See ``lua/admit.lua``."""
 response = Key("gateway:response:{}")
 """By job. JSON of a ``ResponseRecord``, with a TTL of ``response_ttl_s``. What came of it is the
 job's result."""

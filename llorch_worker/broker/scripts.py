@@ -31,8 +31,9 @@ _PARTS = {
     **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
     "release": ("lists", "bells"),
     "reroute": ("lists", "message"),
-    "finish": ("lists", "usage"),
-    **dict.fromkeys(("cancel", "reread", "sweep"), ("lists",)),
+    **dict.fromkeys(("cancel", "finish"), ("lists", "usage")),
+    "withdraw": ("usage",),
+    **dict.fromkeys(("reread", "sweep"), ("lists",)),
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""
@@ -52,6 +53,7 @@ _NAMES: dict[str, str | keys.Key] = {
     "load_key": keys.load,
     "tenants_key": keys.tenants,
     "usage_key": keys.usage,
+    "rates_key": keys.key_rates,
     "gateway_document_key": keys.gateway_document,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
     "LOW_SUFFIX": queues.LOW_SUFFIX,

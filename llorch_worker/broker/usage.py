@@ -59,9 +59,8 @@ def written(
     spent: tuple[Usage, Timings] | None,
     keep_s: int,
 ) -> str:
-    """What ``lua/parts/usage.lua`` gets. ``spent``: what a job used that ended without a result."""
-    if keep_s == 0:
-        return ""
+    """What ``lua/parts/usage.lua`` gets. ``spent``: what a job used that ended without a result;
+    ``keep_s``: for the day's counts, 0 for none."""
     amounts = {"failed": 1}
     if isinstance(end, GenerationResult):
         spent = end.usage, end.timings

@@ -123,5 +123,6 @@ def gateway_key(
     from llorch_worker.gateway.keys import new_key
 
     key, entry = new_key(name)
-    typer.echo(f'{entry}# max_jobs = 100\n# priority = "low"\n# operator = true')
+    limits = "# max_jobs = 100\n# requests_per_minute = 600\n# tokens_per_day = 1000000\n"
+    typer.echo(f'{entry}{limits}# priority = "low"\n# operator = true')
     typer.echo(f"\nThe key, which is not stored: {key}", err=True)

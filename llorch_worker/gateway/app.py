@@ -19,6 +19,7 @@ from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.limits import saying_limits
 from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
@@ -114,6 +115,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         )
     if own.keys is None:
         app.add_middleware(LoopbackOnly, origins=own.cors_origins)
+    else:
+        app.add_middleware(saying_limits)
     app.add_middleware(requests.middleware)
     app.add_middleware(measuring, metrics=measured, routes=app.routes)
     if is_traced():

@@ -45,6 +45,13 @@ class TooManyJobs(QueueFull):
     """The caller's key has as many jobs in flight as it may."""
 
 
+class RateLimited(QueueFull):
+    """The caller's key has sent as many requests, or used as many tokens, as it may for now."""
+
+    code = "RATE_LIMIT_EXCEEDED"
+    retry_after_s = RETRY_AFTER_S
+
+
 _CODES = {
     400: "INVALID_REQUEST",
     401: "INVALID_API_KEY",
@@ -142,7 +149,8 @@ def install(app: FastAPI) -> None:
 
 
 def error_answer(error: LlorchError) -> JSONResponse:
-    return _answer(status_of(error), body_of(error))
+    after_s = error.retry_after_s if isinstance(error, RateLimited) else RETRY_AFTER_S
+    return _answer(status_of(error), body_of(error), after_s=after_s)
 
 
 def plain_answer(
@@ -165,10 +173,15 @@ def plain_answer(
     return _answer(status, ErrorBody(error=detail), headers)
 
 
-def _answer(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def _answer(
+    status: int,
+    body: ErrorBody,
+    headers: Mapping[str, str] | None = None,
+    after_s: int = RETRY_AFTER_S,
+) -> JSONResponse:
     headers = dict(headers or {})
     if status in (429, 503):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = str(after_s)
     return _ErrorAnswer(body, status, headers)
 
 

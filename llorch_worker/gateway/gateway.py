@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -28,9 +29,9 @@ from llorch_worker.gateway.batches.store import BatchStore
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
-from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
+from llorch_worker.gateway.limits import Limits
 from llorch_worker.gateway.ownership import NOBODY, may
 from llorch_worker.gateway.responses.event import response_event
 from llorch_worker.gateway.responses.store import ResponseStore
@@ -60,7 +61,7 @@ class Gateway:
         self.files = FileRecords(self.redis, settings.redis_url, "file", FileRecord)
         self.batches = BatchStore(self.redis, settings.redis_url, "batch", BatchRecord)
         self._keys = None if own.keys is None else KeyRing(own.keys)
-        self._in_flight = InFlight(self.redis)
+        self._limits = Limits(self.redis)
         events: dict[str, EventOf] = {
             "job": lambda webhook: job_event(self.client, webhook.id),
             "response": lambda webhook: response_event(
@@ -81,11 +82,21 @@ class Gateway:
             self.file_store,
             record,
             token,
-            adapt=lambda request: owned(request, record.owner),
+            adapt=partial(self._of_batch, record.owner),
             window=self.own.batch_window,
             keep_s=self.own.response_ttl_s,
             on_end=self.webhooks.due,
         )
+
+    async def _of_batch(
+        self, owner: str, request: GenerationRequest, job_id: str
+    ) -> GenerationRequest:
+        """A line of a batch. Those in flight are bounded by the batch's window instead."""
+        caller = None if self._keys is None else self._keys.named(owner)
+        if caller is not None:
+            with broker_errors(self.settings.redis_url):
+                request = await self._limits.admit(request, caller, job_id, counts=False)
+        return owned(request, owner)
 
     def responses(self, caller: Caller) -> ResponseStore:
         """The responses that this caller may see."""
@@ -134,7 +145,7 @@ class Gateway:
         ``private``: nobody else is to read it.
 
         Raises:
-            LlorchError: see :meth:`Client.submit`; also NoWorker and TooManyJobs.
+            LlorchError: see :meth:`Client.submit`; also NoWorker, TooManyJobs and RateLimited.
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
@@ -146,7 +157,7 @@ class Gateway:
             await self.require_worker(request.model)
         job_id = job_id or uuid()
         with broker_errors(self.settings.redis_url):
-            await self._in_flight.take(caller, job_id)
+            request = await self._limits.admit(request, caller, job_id)
         enqueued = None
         try:
             owner = NOBODY if private else caller.name
@@ -155,7 +166,7 @@ class Gateway:
         finally:
             # It failed, or an earlier job has the same idempotency key.
             if enqueued is None or enqueued.id != job_id:
-                await self._leave(caller, job_id)
+                await self._leave(caller, job_id, self._limits.withdraw)
 
     async def _earlier(self, request: GenerationRequest) -> AsyncJob | None:
         """The job with this request's idempotency key: its answer is due whatever else holds."""
@@ -203,11 +214,13 @@ class Gateway:
                     what = "cancel" if cancel else "deletion"
                     logger.warning("job %s: Redis did not take its %s", job.id, what)
                 else:
-                    await self._leave(caller, job.id)
+                    await self._leave(caller, job.id, self._limits.leave)
 
-    async def _leave(self, caller: Caller, job_id: str) -> None:
+    async def _leave(
+        self, caller: Caller, job_id: str, how: Callable[[Caller, str], Awaitable[None]]
+    ) -> None:
         try:
-            await self._in_flight.leave(caller, job_id)
+            await how(caller, job_id)
         except RedisError:
             logger.warning("job %s keeps its place in flight until another needs it", job_id)
 
@@ -263,7 +276,8 @@ TheGateway = Annotated[Gateway, Depends(_gateway)]
 
 async def known_caller(request: Request, gateway: TheGateway) -> Caller:
     """Every route but those of health depends on this, which refuses unknown keys."""
-    return gateway.caller(request.headers)
+    request.state.caller = caller = gateway.caller(request.headers)
+    return caller
 
 
 TheCaller = Annotated[Caller, Depends(known_caller)]

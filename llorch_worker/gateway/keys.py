@@ -7,7 +7,8 @@ import hmac
 import logging
 import secrets
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
@@ -20,6 +21,22 @@ logger = logging.getLogger(__name__)
 
 KEY_PREFIX = "llorch-"
 _KEY_BYTES = 32
+WINDOWS_MS = {"minute": 60_000, "day": 86_400_000}
+MOST_A_WINDOW = 10**12
+
+
+@dataclass(frozen=True)
+class Rate:
+    """At most ``limit`` requests or tokens at once, and as many again in each window, evenly."""
+
+    name: str
+    """What Redis calls it: ``tokens_minute``. ``tokens``, before the first mark, is its kind."""
+    limit: int
+    window_ms: int
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -29,10 +46,15 @@ class Caller:
     name: str = ""
     max_jobs: int | None = None
     """The most jobs in flight."""
+    rates: tuple[Rate, ...] = ()
+    soft: bool = False
+    """Whether jobs beyond the limits run with the lowest priority instead of being refused."""
     priority: Priority | None = None
     """The priority of requests that give none."""
     operator: bool = False
     """Whether the console shows it the fleet, everyone's jobs and the dead letters."""
+    standing: dict[str, str] = field(default_factory=dict, compare=False)
+    """Headers of the answer, once its limits were looked at."""
 
 
 class _Key(BaseModel):
@@ -41,6 +63,11 @@ class _Key(BaseModel):
     name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_jobs: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1, le=MOST_A_WINDOW)
+    requests_per_day: int | None = Field(None, ge=1, le=MOST_A_WINDOW)
+    tokens_per_minute: int | None = Field(None, ge=1, le=MOST_A_WINDOW)
+    tokens_per_day: int | None = Field(None, ge=1, le=MOST_A_WINDOW)
+    soft: bool = False
     priority: Priority | None = None
     operator: bool = False
     webhook_secret: SecretStr | None = None
@@ -52,6 +79,18 @@ class _Key(BaseModel):
         if value is not None:
             check_secret(value.get_secret_value())
         return value
+
+    @cached_property
+    def rates(self) -> tuple[Rate, ...]:
+        limits = (
+            (f"{kind}_{window}", getattr(self, f"{kind}_per_{window}"), ms)
+            for kind in ("requests", "tokens")
+            for window, ms in WINDOWS_MS.items()
+        )
+        return tuple(Rate(name, limit, ms) for name, limit, ms in limits if limit is not None)
+
+    def caller(self) -> Caller:
+        return Caller(self.name, self.max_jobs, self.rates, self.soft, self.priority, self.operator)
 
 
 class _File(BaseModel):
@@ -78,8 +117,13 @@ class KeyRing:
         # All of them, so that the time says nothing about a key.
         for each in self._keys:
             if hmac.compare_digest(each.sha256, digest):
-                found = Caller(each.name, each.max_jobs, each.priority, each.operator)
+                found = each.caller()
         return found
+
+    def named(self, name: str) -> Caller | None:
+        """The one whose key has this name."""
+        self._refresh()
+        return next((each.caller() for each in self._keys if each.name == name), None)
 
     def webhook_secret(self, name: str) -> str | None:
         """What signs the webhooks of the key with this name."""

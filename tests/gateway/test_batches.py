@@ -17,6 +17,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import shared_lists
 from llorch_worker.broker.waiting import lengths
 from llorch_worker.client import Client
+from llorch_worker.gateway.keys import new_key
 from llorch_worker.gateway.webhook_secret import new_secret
 from tests.gateway.receiver import running_receiver
 from tests.gateways import GatewayProcess, running_gateway
@@ -331,3 +332,20 @@ def test_nothing_of_a_batch_is_left_but_its_files(
         assert client.zscore(keys.BATCH_LEASES, done.id) is None
         assert 0 < client.ttl(keys.gateway_document(done.id)) <= 24 * 3600
     assert "prompt" not in gateway.log.read_text()
+
+
+def test_the_lines_of_a_batch_count_against_the_rates_of_its_key(
+    own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path
+) -> None:
+    key, entry = new_key("batches")
+    file = tmp_path / "keys.toml"
+    file.write_text(f"{entry}requests_per_day = 10\ntokens_per_day = 1000\n")
+    with (
+        running_gateway(own_server.url, tmp_path, keys=file) as gateway,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as api,
+    ):
+        ended(api, begun(api, [line("a", max_tokens=100), line("b")]))
+        asked = api.completions.with_raw_response.create(model="toy", prompt="x", max_tokens=2)
+        assert asked.headers["x-ratelimit-remaining-requests"] == "7"
+        # Two prompts of a token, with 100 and 1 tokens after them, and the guess for this one.
+        assert int(asked.headers["x-ratelimit-remaining-tokens"]) in (895, 896)

@@ -72,6 +72,45 @@ def test_a_limit_holds_exactly_among_gateways(
     wait_until(lambda: submit(gateways[0], headers, "x").status_code == 202)
 
 
+def test_a_rate_holds_exactly_among_gateways_and_a_soft_one_lowers_the_priority(
+    redis_server: RedisServer, toy_worker: WorkerProcess, client: Client, tmp_path: Path
+) -> None:
+    (hard, one), (soft, two) = new_key("hard"), new_key("soft")
+    file = tmp_path / "keys.toml"
+    # So that nothing becomes free during the test.
+    file.write_text(f"{one}requests_per_day = {LIMIT}\n{two}requests_per_day = 1\nsoft = true\n")
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        running_gateway(redis_server.url, folders[0], keys=file) as first,
+        running_gateway(redis_server.url, folders[1], keys=file) as second,
+    ):
+
+        def send(number: int) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {hard}"}
+            return submit((first, second)[number % 2], headers, "x")
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(send, range(SUBMITS)))
+        assert Counter(a.status_code for a in answers) == {202: LIMIT, 429: SUBMITS - LIMIT}
+        left = [a.headers["x-ratelimit-remaining-requests"] for a in answers if a.is_success]
+        assert sorted(left) == [str(n) for n in range(LIMIT)]
+        refused = next(a for a in answers if not a.is_success)
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        day_s = 24 * 3600
+        assert day_s / LIMIT - 60 < int(refused.headers["retry-after"]) <= day_s / LIMIT
+        assert refused.headers["x-ratelimit-limit-requests"] == str(LIMIT)
+        assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
+        low = tenants_list(route("toy", "low", None).list_key)
+        with toy_worker.paused():
+            before = client.redis.llen(low)
+            for beyond in (0, 1):
+                answer = submit(first, {"Authorization": f"Bearer {soft}"}, "x")
+                assert answer.status_code == 202
+                assert client.redis.llen(low) == before + beyond
+
+
 def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(
     keyed: tuple[list[GatewayProcess], dict[str, Any]],
     toy_worker: WorkerProcess,

@@ -20,7 +20,7 @@ local heard = ARGV[7] == '1' -- whether the job waits although it has no record:
 local channel = ARGV[8] -- of cancels in this database, or '' to end the job only if it waits
 local job, cancel = job_key(job_id), cancel_key(job_id)
 
-local state = redis.call('HGET', job, 'state')
+local state, reserved = unpack(redis.call('HMGET', job, 'state', 'reserved'))
 local revoked = is_revoked_elsewhere(job_id)
 if state == 'ended' or not state and not revoked and redis.call('EXISTS', result_key(job_id)) == 1 then
   if redis.call('GET', result_key(job_id)) == document then
@@ -44,6 +44,7 @@ end
 -- It waits, or its worker has died and no sweep has found it yet.
 redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
+settle(job_id, not state and reserved, 0)
 if not revoked then
   store_state(job_id, document, keep_s)
 end

@@ -21,8 +21,8 @@ local first = ARGV[9] -- number of the first unwritten entry before the end even
 local events = {unpack(ARGV, 10)} -- those entries, JSON documents
 local job = job_key(job_id)
 
-local state, holder, message, idempotency, place = unpack(redis.call('HMGET', job, 'state', 'fence',
-  'message', 'idempotency', 'place'))
+local state, holder, message, idempotency, place, reserved = unpack(redis.call('HMGET', job, 'state',
+  'fence', 'message', 'idempotency', 'place', 'reserved'))
 if fence ~= '' then
   if state ~= 'claimed' or holder ~= fence then
     return state == 'ended' and holder == fence and 1 or 0
@@ -43,7 +43,7 @@ end
 -- worker a call.
 redis.call('ZREM', LEASES, job_id)
 store_result(job_id, document, keep_s)
-count_usage(usage)
+settle(job_id, reserved, count_usage(usage))
 end_stream(job_id, end_event, stream_s, first, events)
 end_record(job_id, keep_s, keep_s, idempotency)
 if fence ~= '' and place and place ~= '' then
