@@ -15,7 +15,7 @@ from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
-from llorch_worker.weights import DenseLinears, open_checkpoint
+from llorch_worker.weights import DenseLinears, Linears, open_checkpoint
 
 BLOCK_SIZE = 16
 
@@ -39,6 +39,7 @@ class Driver:
         max_query_tokens: int = 1024,
         ops: Ops | None = None,
         kv_dtype: KvDtype = "auto",
+        linears: Linears | None = None,
     ) -> Driver:
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
@@ -48,7 +49,7 @@ class Driver:
             config,
             dtype=dtype,
             device=device,
-            linears=DenseLinears(device, dtype),
+            linears=linears or DenseLinears(device, dtype),
             ops=ops or TorchOps(),
         )
         return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens, kv_dtype))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from random_blocks import BLOCK_TYPES, random_blocks
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -27,8 +30,13 @@ PERMUTED = ("llama", "mistral", "granite", "smollm3", "ministral3")
 """Their converters make neighbours of RoPE's pairs."""
 
 
-def write_gguf_of(model: Any, path: Path) -> Path:
-    """``model``: of transformers, in float32."""
+def write_gguf_of(model: Any, path: Path, kinds: Sequence[gguf.GGMLQuantizationType] = ()) -> Path:
+    """``model``: of transformers, in float32.
+
+    With ``kinds``, matrices take them in turn, as far as their rows allow; the model's own weights
+    become what the file then holds.
+    """
+    turn = itertools.cycle(kinds)
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -43,6 +51,15 @@ def write_gguf_of(model: Any, path: Path) -> Path:
         if config.model_type in PERMUTED and key.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             values = _neighbours(values, heads)
+        else:
+            heads = 0
+        if kinds and values.ndim == 2:
+            kind = next(k for k in turn if not values.shape[1] % gguf.GGML_QUANT_SIZES[k][0])
+            stored = _blocks(values, kind)
+            writer.add_tensor(name, stored, raw_dtype=kind)
+            meant = torch.from_numpy(gguf.dequantize(stored, kind)).view(values.shape)
+            model.get_parameter(key).data.copy_(_apart(meant, heads) if heads else meant)
+            continue
         if config.model_type.startswith("gemma") and key.endswith("norm.weight"):
             values = values + 1
         writer.add_tensor(name, np.ascontiguousarray(values.float().numpy()))
@@ -56,6 +73,19 @@ def write_gguf_of(model: Any, path: Path) -> Path:
 def _neighbours(matrix: torch.Tensor, heads: int) -> torch.Tensor:
     """Each head's rows i and i + head_dim / 2 become its rows 2i and 2i + 1."""
     return matrix.view(heads, 2, -1, matrix.shape[-1]).transpose(1, 2).reshape(matrix.shape)
+
+
+def _apart(matrix: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undoes ``_neighbours``."""
+    return matrix.view(heads, -1, 2, matrix.shape[-1]).transpose(1, 2).reshape(matrix.shape)
+
+
+def _blocks(values: torch.Tensor, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """``values`` in blocks; where gguf writes none, random ones of the same spread."""
+    if kind not in BLOCK_TYPES:
+        return gguf.quantize(values.numpy(), kind)
+    random = np.random.default_rng(values.numel())
+    return random_blocks(kind).rows(random, tuple(values.shape), float(values.std()))
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:

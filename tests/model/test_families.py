@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import safetensors.torch
 import torch
@@ -18,13 +20,17 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels import TorchOps, native_absence
 from llorch_worker.kernels.native.library import native_kernels
 from llorch_worker.kernels.native.native_ops import NativeOps
+from llorch_worker.kernels.quantised_matrix import quantised_linear
 from llorch_worker.model import Transformer, resolve_config
 from llorch_worker.model.block import Block
 from llorch_worker.model.forward_pass import ForwardPass
-from llorch_worker.weights import DenseLinears, open_checkpoint
+from llorch_worker.weights import DenseLinears, Linears, open_checkpoint
+from llorch_worker.weights.native_linear import NativeLinears
+from llorch_worker.weights.quantised_linear import QuantisedLinears
 from tests.model.gguf_of import write_gguf_of
 
 Open = Callable[..., Any]
+CPU = torch.device("cpu")
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -125,13 +131,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """transformers' model with random weights; ``folder``: where it is saved."""
-    name, options = FAMILIES[request.param]
+KINDS = tuple(
+    gguf.GGMLQuantizationType[name]
+    for name in (
+        *("Q4_K", "Q6_K", "Q5_0", "Q8_0", "Q4_0", "Q5_K", "Q4_1", "Q3_K", "Q5_1", "Q2_K"),
+        *("IQ4_XS", "IQ4_NL", "BF16", "F16"),
+    )
+)
+"""The block types of the families' files on the hub."""
+
+
+def make_reference(family: str, **others: Any) -> Any:
+    """transformers' model with random weights."""
+    name, options = FAMILIES[family]
     torch.manual_seed(7)
     kind = {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
-    config = getattr(transformers, kind)(**SHAPE | options)
+    config = getattr(transformers, kind)(**SHAPE | others | options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -141,9 +156,15 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
                 parameter -= 1.0 * name.startswith("Gemma")  # it adds 1 itself
             elif key.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)
-    folder = tmp_path_factory.mktemp("family")
-    model.save_pretrained(folder)
-    model.folder = folder
+    return model
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``folder``: where it is saved."""
+    model = make_reference(request.param)
+    model.folder = tmp_path_factory.mktemp("family")
+    model.save_pretrained(model.folder)
     return model
 
 
@@ -259,8 +280,30 @@ def test_the_native_kernels_agree_with_torch_in_bfloat16(open_driver: Open, path
     assert (natives - exact).abs().mean() < 1.5 * (torchs - exact).abs().mean()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_the_block_types_of_real_files_give_the_logits_of_their_weights(
+    open_driver: Open, family: str, tmp_path: Path
+) -> None:
+    reference = make_reference(
+        family, hidden_size=256, intermediate_size=512, num_attention_heads=8
+    )
+    path, ids = write_gguf_of(reference, tmp_path / "m.gguf", KINDS), random_ids(100)
+    expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(open_driver(path).logits(ids), expected, atol=1e-3, rtol=0)
+    quantised: list[Linears] = [QuantisedLinears(CPU, torch.bfloat16, quantised_linear)]
+    if native_absence() is None:
+        quantised.append(NativeLinears(native_kernels()))
+    probabilities = [
+        open_driver(path, dtype=torch.bfloat16, linears=linears).logits(ids).softmax(-1)
+        for linears in (None, *quantised)
+    ]
+    dense, *others = ((each - expected.softmax(-1)).abs().mean() for each in probabilities)
+    assert max(others) < 2 * dense  # native products round activations to 8 bits
+
+
 def test_the_planned_bytes_are_those_that_are_loaded(path: Path) -> None:
-    checkpoint, device = open_checkpoint(path), torch.device("cpu")
+    checkpoint, device = open_checkpoint(path), CPU
     told: list[tuple[int, int]] = []
     model = Transformer.load(
         checkpoint,
@@ -272,6 +315,25 @@ def test_the_planned_bytes_are_those_that_are_loaded(path: Path) -> None:
         progress=lambda done, total: told.append((done, total)),
     )
     assert told[-1] == (model.weight_bytes, model.weight_bytes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "unknown"},
+        {"hidden_activation": "unknown"},
+        {"rope_parameters": {"rope_type": "unknown", "factor": 2.0}},
+        {"rope_parameters": None, "rope_scaling": {"type": "unknown", "factor": 2.0}},
+    ],
+)
+def test_an_unknown_activation_or_rope_type_is_named(
+    reference: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    shutil.copy(reference.folder / "model.safetensors", tmp_path)
+    config = json.loads((reference.folder / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadFailed, match="'unknown'"):
+        resolve_config(open_checkpoint(tmp_path))
 
 
 def test_a_tensor_that_is_missing_extra_or_of_another_shape_is_named(

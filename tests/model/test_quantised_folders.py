@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import transformers
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels import TorchOps, native_absence
@@ -22,9 +21,8 @@ from llorch_worker.weights import DenseLinears, Linears, fingerprint, open_check
 from llorch_worker.weights.native_linear import NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
 from tests.model.quantised_folder_of import LAYOUTS, write_quantised
-from tests.model.test_families import FAMILIES, SHAPE, random_ids
+from tests.model.test_families import CPU, make_reference, random_ids
 
-CPU = torch.device("cpu")
 FORMS = {"gptq": "Q4_0", "gptq-v2-symmetric": "Q4_0"} | dict.fromkeys(
     ("awq-32", "awq-64", "awq-128", "awq-row", "gptq-asymmetric", "gptq-v2"), "Q5_0"
 )
@@ -38,16 +36,7 @@ CASES = [("llama", layout) for layout in LAYOUTS] + [
 
 def write(family: str, layout: str, folder: Path) -> Any:
     """The reference, whose ``folder`` is quantised."""
-    name, options = FAMILIES.get(family, ("Llama", {}))
-    torch.manual_seed(5)
-    kind = {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
-    config = getattr(transformers, kind)(**SHAPE | {"intermediate_size": 256} | options)
-    config._attn_implementation = "eager"
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if key.endswith("bias"):
-                parameter.uniform_(-0.5, 0.5)
+    model = make_reference(family, intermediate_size=256)
     folder.mkdir(exist_ok=True)
     model.folder = write_quantised(model, folder, *LAYOUTS[layout])
     return model
