@@ -24,7 +24,7 @@ from tests.gateway.talking import (
 )
 from tests.services import RedisServer, WorkerProcess, wait_until
 
-MISNAMED = {"type": "function_call", "call_id": "c", "name": "a b", "arguments": "{}"}
+MISNAMED = {"type": "function_call", "call_id": "c", "name": "a" * 257, "arguments": "{}"}
 
 
 def test_a_response_has_every_field_of_openai(wire: httpx.Client) -> None:
