@@ -242,6 +242,7 @@ class _NoText:
     """Replaces a choice's text, whose cost is not the device's."""
 
     released = thought = ""
+    stop_string = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:  # noqa: ARG002
         return False
