@@ -27,9 +27,12 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
 RUN useradd --create-home --uid 10001 llorch \
     && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices \
     && install --directory --owner llorch /var/lib/llorch/kernels \
+    && install --directory --owner llorch /var/lib/llorch/hub \
     && install --directory --owner llorch /var/lib/llorch/files \
     && install --directory --owner llorch /var/lib/llorch/flower
 ENV TRITON_CACHE_DIR=/var/lib/llorch/kernels
+# Where the models of hf:OWNER/NAME are kept.
+ENV HF_HOME=/var/lib/llorch/hub
 # The kernels for all CPUs of this architecture, so that no container compiles them.
 ENV XDG_CACHE_HOME=/var/cache/llorch
 RUN python -m llorch_worker.kernels.native && chown --recursive llorch /var/cache/llorch

@@ -29,6 +29,8 @@ TRACES = {
     *("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"),
 }
 
+HUB = {"HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"}
+
 
 def compose_command() -> list[str] | None:
     for command in (["docker", "compose"], ["docker-compose"]):
@@ -63,7 +65,7 @@ def test_a_worker_has_the_time_to_drain(services: Any) -> None:
 @pytest.mark.parametrize(
     ("service", "variable"),
     [
-        ("worker", "LLORCH_DEVICE_LOCKS"), ("worker", "TRITON_CACHE_DIR"),
+        ("worker", "LLORCH_DEVICE_LOCKS"), ("worker", "TRITON_CACHE_DIR"), ("worker", "HF_HOME"),
         ("gateway", "LLORCH_GATEWAY_FILES"), ("flower", "FLOWER_DB"),
     ],
 )  # fmt: skip
@@ -82,7 +84,7 @@ def test_what_must_outlive_a_container_lies_in_a_volume_of_the_images_user(
 
 def test_every_setting_reaches_its_service(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
-    assert set(services["worker"]["environment"]) == settings | TRACES
+    assert set(services["worker"]["environment"]) == settings | TRACES | HUB
     fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
     assert fields | TRACES <= set(services["gateway"]["environment"])
     flower = services["flower"]["environment"]

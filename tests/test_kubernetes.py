@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_worker_is_probed_by_the_age_of_its_file(
         *_, command = container[probe]["exec"]["command"]
         assert_tells_age(command, file, tmp_path)
     start = container["startupProbe"]
-    assert start["periodSeconds"] * start["failureThreshold"] >= 1800
+    assert start["periodSeconds"] * start["failureThreshold"] >= 3600
 
 
 def test_what_a_pod_writes_lies_in_volumes(documents: list[Document]) -> None:
@@ -140,12 +141,9 @@ def test_what_a_pod_writes_lies_in_volumes(documents: list[Document]) -> None:
         assert "/tmp" in writable
     _, worker, _ = pod(documents, "worker")
     image = (MANIFESTS.parents[1] / "Dockerfile").read_text()
-    (folder,) = [
-        line.partition("=")[2]
-        for line in image.splitlines()
-        if line.startswith("ENV TRITON_CACHE_DIR=")
-    ]
-    assert any(v["mountPath"] == folder for v in worker["volumeMounts"])
+    folders = re.findall(r"^ENV (?:TRITON_CACHE_DIR|HF_HOME)=(.*)$", image, re.MULTILINE)
+    assert len(folders) == 2
+    assert {*folders} <= {v["mountPath"] for v in worker["volumeMounts"] if not v.get("readOnly")}
 
 
 def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
