@@ -76,8 +76,6 @@ class OutputConfig(Loose):
 class CountTokensRequest(Body):
     """Anthropic's request, with our own fields beside it. What it does not know is ignored."""
 
-    model_config = ConfigDict(extra="allow")
-
     messages: list[Turn]
     system: Texts | None = None
     stop_sequences: SkipValidation[list[str] | None] = None
@@ -87,9 +85,6 @@ class CountTokensRequest(Body):
     """Without it the template is asked for no thoughts, and none are shown."""
     output_config: OutputConfig | None = None
 
-    metadata: dict[str, Any] | None = None
-    """Accepted and without effect."""
-    service_tier: Any = None
     n: Unsupported = None
     mcp_servers: Unsupported = None
     container: Unsupported = None
@@ -98,7 +93,7 @@ class CountTokensRequest(Body):
     def ignored(self) -> list[str]:
         """What of the request changes nothing, though it may have been meant to."""
         tools = [tool.type for tool in self.tools or () if tool.type and not tool.is_function]
-        return [*(self.model_extra or {}), *tools, *elsewhere(self.messages)]
+        return [*super().ignored, *tools, *elsewhere(self.messages)]
 
     @property
     def shows_thoughts(self) -> bool:

@@ -21,9 +21,9 @@ from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.responses import new_record, response_of
 from llorch_worker.openai_api.responses_request import ResponseRequest
-from llorch_worker.openai_api.shape import faults_of
+from llorch_worker.openai_api.shape import WholeBody, faults_of
 
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
+AnyBody = TypeVar("AnyBody", bound=WholeBody)
 
 
 class _Completion:
@@ -74,11 +74,14 @@ def _refuse_unlike(body: BaseModel, **allowed: tuple[object, ...]) -> None:
 
 
 def _endpoint(kind: type[AnyBody], call: Callable[[AnyBody], Call]) -> Endpoint:
-    def understand(body: dict[str, Any]) -> Call:
+    def understand(body: dict[str, Any], refuse_unknown: bool) -> Call:
         try:
-            return call(kind.model_validate(body))
+            read = kind.model_validate(body)
         except ValidationError as error:
             raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+        if refuse_unknown:
+            read.refuse_unknown()
+        return call(read)
 
     return understand
 

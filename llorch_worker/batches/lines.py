@@ -36,8 +36,9 @@ class Call(Protocol):
         """What the endpoint answers."""
 
 
-Endpoint = Callable[[dict[str, Any]], Call]
-"""Understands the body of a request. Raises ``InvalidRequest``."""
+Endpoint = Callable[[dict[str, Any], bool], Call]
+"""Understands the body of a request, and refuses fields that nobody here knows if the second
+argument says so. Raises ``InvalidRequest``."""
 
 
 class NotRun(LlorchError):
@@ -118,9 +119,16 @@ class OpenAILine(Line):
 class OpenAIRules:
     """``endpoints``: those that lines may name, by url. ``repeated``: see :class:`Survey`."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], repeated: frozenset[int]) -> None:
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        repeated: frozenset[int],
+        *,
+        refuse_unknown: bool = False,
+    ) -> None:
         self._endpoints = endpoints
         self._repeated = repeated
+        self._refuse_unknown = refuse_unknown
 
     def call(self, number: int, fields: dict[str, Any]) -> Call:
         """Raises ``InvalidRequest``."""
@@ -133,7 +141,7 @@ class OpenAIRules:
         endpoint = self._endpoints.get(line.url)
         if endpoint is None:
             raise _fault("url", f"must be {' or '.join(self._endpoints)}", line.url)
-        return endpoint(line.body)
+        return endpoint(line.body, self._refuse_unknown)
 
 
 class BareLine(Line):

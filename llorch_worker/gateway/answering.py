@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from itertools import islice
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 IGNORED = "x-llorch-ignored"
 """The header that names what of a request changed nothing."""
 MOST_NAMED = 20
+PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 IdempotencyKey = Annotated[str | None, Header()]
 
@@ -53,10 +56,13 @@ def answers(document: type[Mapping[str, Any]]) -> dict[int | str, dict[str, Any]
 
 def say_ignored(answer: Response, names: Iterable[str]) -> None:
     """Names in a header what of a request changed nothing."""
-    shown_names = [shown(name) for name in islice(dict.fromkeys(names), MOST_NAMED)]
+    # Quoted where HTTP, or whoever reads the list, could not bear a name.
+    shown_names = [
+        name if PLAIN.fullmatch(name) else json.dumps(shown(name))
+        for name in islice(dict.fromkeys(names), MOST_NAMED)
+    ]
     if shown_names:
-        line = ", ".join(shown_names)
-        answer.headers[IGNORED] = line.encode("ascii", "backslashreplace").decode()
+        answer.headers[IGNORED] = ", ".join(shown_names)
 
 
 class Answering:
@@ -66,6 +72,7 @@ class Answering:
         """Raises ``InvalidRequest``."""
         self._path = request.url.path
         self._body = body
+        gateway.check(body)
         self._requests = body.to_requests()
         comes_back = body.idempotency_key is not None
         self._waiting = Waiting(request, gateway, caller, comes_back=comes_back)

@@ -39,6 +39,7 @@ from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
 from llorch_worker.openai_api.errors import NoWorker
+from llorch_worker.openai_api.shape import WholeBody
 from llorch_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Gateway:
         self.file_store = FileStore(own.files)
         self.files = FileRecords(self.redis, settings.redis_url, "file", FileRecord)
         self.batches = BatchStore(self.redis, settings.redis_url, "batch", BatchRecord)
+        self._refuse_unknown = own.unknown_fields == "refuse"
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._limits = Limits(self.redis)
         events: dict[str, EventOf] = {
@@ -84,6 +86,7 @@ class Gateway:
             token,
             adapt=partial(self._of_batch, record.owner),
             window=self.own.batch_window,
+            refuse_unknown=self._refuse_unknown,
             keep_s=self.own.response_ttl_s,
             on_end=self.webhooks.due,
         )
@@ -122,6 +125,11 @@ class Gateway:
                 message = "this key is unknown here, or was revoked"
             raise HttpError(401, "INVALID_API_KEY", message)
         return found
+
+    def check(self, body: WholeBody) -> None:
+        """Raises ``InvalidRequest`` for fields that nobody here knows, if the settings say so."""
+        if self._refuse_unknown:
+            body.refuse_unknown()
 
     def webhook_secret(self, name: str) -> str | None:
         """What signs the webhooks of the key with this name."""

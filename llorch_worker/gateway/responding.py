@@ -71,6 +71,7 @@ class Creation:
 
     async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
         """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
+        self.gateway.check(self.body)
         conversation = [*await self._earlier(), *self.body.input]
         generation = self.body.to_generation(conversation)
         if generation.model is None:

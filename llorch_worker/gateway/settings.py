@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -36,6 +36,9 @@ class GatewaySettings(BaseSettings):
     """The largest body of a request, files excepted."""
     max_file_bytes: Bytes = 512 * 2**20
     """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What happens to fields of a request that nobody here knows. Ignored ones are named in the
+    header ``x-llorch-ignored``."""
     body_timeout_s: float = Field(30.0, gt=0)
     """How long a client may pause while it sends a body, which must come at 16 KiB/s on average."""
     header_timeout_s: float = Field(20.0, gt=0)

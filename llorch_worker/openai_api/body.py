@@ -58,8 +58,3 @@ class Body(Sampling):
     def failure(self, error: LlorchError) -> Mapping[str, Any]:
         """What ends a stream that has begun."""
         return body_of(error).model_dump(mode="json")
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """What of the request changes nothing, though it may have been meant to."""
-        return ()

@@ -49,11 +49,13 @@ class ChatRequest(Body):
     add_generation_prompt: SkipValidation[bool | None] = None
     continue_final_message: SkipValidation[bool | None] = None
     """Whether the answer goes on in the last message, which is an assistant's."""
-    modalities: list[Literal["text"]] | None = None
-    """Accepted and without effect."""
+    add_special_tokens: Literal[False] | None = None
+    """The template writes them."""
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
 
     def to_requests(self) -> list[GenerationRequest]:
-        faults = list(self._faults())
+        faults = [*self.refusals(), *self._faults()]
         fields = self.passed_on() | {name: getattr(self, name) for name in TEMPLATE_FIELDS}
         fields |= {
             "chat_template_kwargs": with_effort(self.chat_template_kwargs, self.reasoning_effort),
@@ -62,7 +64,8 @@ class ChatRequest(Body):
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "response_format": self.response_format,
             "tools": self.tools,
-            "tool_choice": self.tool_choice,
+            # Clients send OpenAI's default without tools too.
+            "tool_choice": self.tool_choice if self.tools or self.tool_choice != "auto" else None,
             "parallel_tool_calls": self.parallel_tool_calls,
         }
         names = {"logprobs": "top_logprobs"}
@@ -87,10 +90,11 @@ class ChatRequest(Body):
 
     def _faults(self) -> list[Fault]:
         faults = []
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             got = describe(self.top_logprobs)
             faults.append(Fault(field="top_logprobs", rule="needs logprobs: true", got=got))
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            rule = "at most one of them may be given"
+        both = None not in (self.max_tokens, self.max_completion_tokens)
+        if both and self.max_tokens != self.max_completion_tokens:
+            rule = "must be the same, if both are given"
             faults.append(Fault(field="max_tokens | max_completion_tokens", rule=rule, got="both"))
         return faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, SkipValidation
 from pydantic_core import PydanticCustomError
@@ -65,9 +65,10 @@ class CompletionRequest(Body):
     """Log probabilities of the tokens, and of so many alternatives each."""
     best_of: int | None = None
     """Only as many as n: every choice is returned."""
+    add_special_tokens: Literal[True] | None = None
 
     def to_requests(self) -> list[GenerationRequest]:
-        faults = list(self._faults())
+        faults = [*self.refusals(), *self._faults()]
         requests = []
         for number in range(len(self.prompt)):
             try:

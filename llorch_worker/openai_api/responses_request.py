@@ -135,7 +135,9 @@ class ResponseRequest(Sampling):
     truncation: Literal["disabled"] | None = None
     reasoning: Reasoning | None = None
     metadata: Metadata | None = None
-    """Returned with the response."""
+    """Returned with the response, like the fields below."""
+    user: Label | None = None
+    safety_identifier: Label | None = None
     max_tool_calls: int | None = None
     """Accepted and without effect: it limits built-in tools, of which there are none."""
 
@@ -159,7 +161,7 @@ class ResponseRequest(Sampling):
         Raises:
             InvalidRequest: with the client's names.
         """
-        faults = list(self._faults())
+        faults = [*self.refusals(), *self._faults()]
         turns, firsts = turns_of(conversation)
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
-from pydantic import SkipValidation
+from pydantic import ConfigDict, SkipValidation
 
 from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
 from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
@@ -12,12 +13,12 @@ from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
 
 class StreamOptions(Shape):
+    model_config = ConfigDict(extra="ignore")
+
     include_usage: bool = False
     """End the stream with a chunk that has the usage and no choices."""
     continuous_usage_stats: bool = False
     """Give the usage so far in every chunk."""
-    include_obfuscation: bool | None = None
-    """Accepted and without effect."""
 
 
 class Sampling(WholeBody):
@@ -61,13 +62,10 @@ class Sampling(WholeBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    user: Label | None = None
-    """Accepted and without effect, like the fields below."""
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_retention: Label | None = None
+    @property
+    def ignored(self) -> Sequence[str]:
+        """What of the request changes nothing, though it may have been meant to."""
+        return self.unknown
 
     def keyed(self, idempotency_key: str | None) -> Self:
         """With this key, from a header; one in the body goes before it."""
@@ -78,13 +76,11 @@ class Sampling(WholeBody):
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""
         passed_on = {name: getattr(self, name) for name in _PASSED_ON}
+        if self.stop == "":
+            passed_on["stop"] = None
         if self.affinity_key is None and self.prompt_cache_key:
             passed_on["affinity_key"] = self.prompt_cache_key[:MAX_AFFINITY_KEY_CHARS]
         return passed_on
 
 
-_PASSED_ON = tuple(
-    name
-    for name in Sampling.model_fields
-    if name in GenerationRequest.model_fields and name != "metadata"
-)
+_PASSED_ON = tuple(name for name in Sampling.model_fields if name in GenerationRequest.model_fields)

@@ -18,10 +18,12 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
 from llorch_worker.contract.values import few_values
+from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
 
 
 class Shape(BaseModel):
-    """A document from a client. A field that is not declared is refused, never ignored.
+    """A document from a client. A field that is not declared is refused, and null is as good as
+    not given.
 
     Types are strict; ranges are left to :class:`GenerationRequest`, which has the only copy.
     """
@@ -33,6 +35,13 @@ class Shape(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        return {name: value for name, value in document.items() if value is not None}
 
 
 def _encodable(text: str) -> str:
@@ -69,23 +78,36 @@ CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 
 class WholeBody(Shape):
-    """What is not only a part of a document."""
+    """What is not only a part of a document. A field that is not declared changes nothing, unless
+    :data:`KNOWN_FIELDS` says that it would."""
+
+    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
     def _has_few_values(cls, document: Any) -> Any:
         return few_values(document)
 
+    @property
+    def unknown(self) -> list[str]:
+        """The fields that say something, but nothing is done about them here."""
+        return [fault.field for fault in self._undone()]
 
-_INSTEAD = {
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "functions": "tools",
-    "function_call": "tool_choice",
-}
-"""What to send in place of older names of a field."""
+    def refuse_unknown(self) -> None:
+        """Raises ``InvalidRequest`` if there are any."""
+        if faults := self._undone():
+            raise InvalidRequest.from_faults(faults)
+
+    def refusals(self) -> list[Fault]:
+        """Those that would change the answer."""
+        return [fault for fault in self._undone() if fault.field in KNOWN_FIELDS]
+
+    def _undone(self) -> list[Fault]:
+        return [
+            Fault(field=shown(name), rule=known.rule, got=describe(value))
+            for name, value in (self.model_extra or {}).items()
+            if not (known := KNOWN_FIELDS.get(name, UNKNOWN)).changes_nothing(value)
+        ]
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:
@@ -125,13 +147,8 @@ def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]
     return [
         Fault(
             field=".".join(shown(str(part)) for part in error["loc"]) or "body",
-            rule=_unknown(error["loc"][-1]) if error["type"] == "extra_forbidden" else error["msg"],
+            rule=UNKNOWN.rule if error["type"] == "extra_forbidden" else error["msg"],
             got=describe(error["input"]),
         )
         for error in errors
     ]
-
-
-def _unknown(field: int | str) -> str:
-    instead = _INSTEAD.get(str(field))
-    return f"unsupported; send {instead}" if instead else "unknown or unsupported field"

@@ -43,6 +43,8 @@ class TokenizeRequest(WholeBody):
 
     def question(self) -> TokenizeText | TokenizeChat:
         """Raises InvalidRequest for messages that break a rule."""
+        if faults := self.refusals():
+            raise InvalidRequest.from_faults(faults)
         if self.messages is None:
             if self.tools:
                 raise _refusal("tools", "need messages", describe(self.tools))

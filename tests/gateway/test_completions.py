@@ -146,6 +146,27 @@ def test_a_refusal_names_the_field(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_what_nobody_knows_is_ignored_and_named_in_a_header(
+    toy: httpx.Client, stream: bool
+) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "stream": stream, "user": "u"}
+    answer = toy.post(PATH, json={**body, "temprature": 1, " ü\n,": "x", "none": None})
+    assert answer.status_code == 200
+    assert answer.headers["x-llorch-ignored"] == r'temprature, " \u00fc\\n,"'
+    assert "x-llorch-ignored" not in toy.post(PATH, json=body).headers
+
+
+def test_a_gateway_may_refuse_what_nobody_knows(
+    toy: httpx.Client, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with running_gateway(redis_server.url, tmp_path, unknown_fields="refuse") as gateway:
+        answer = httpx.post(f"{gateway.url}{PATH}", json={"prompt": "x", "temprature": 1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temprature")
+        body = {"prompt": "x", "max_tokens": 1, "user": "u"}
+        assert httpx.post(f"{gateway.url}{PATH}", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_job_that_fails_before_its_first_token_is_a_status(
     toy: httpx.Client, stream: bool
 ) -> None:

@@ -65,7 +65,6 @@ def test_what_is_wrong_with_an_upload_is_named(http: httpx.Client) -> None:
 
     assert refused(purpose="fine-tune") == "purpose"
     assert refused() == "purpose"
-    assert refused(purpose="batch", expires_after="1") == "expires_after"
     missing = http.post("/v1/files", data={"purpose": "batch"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "file")
 

@@ -256,7 +256,8 @@ def test_no_text_is_in_any_log(
     post(api, "/tokenize", prompt=SECRET)
     ids = post(api, "/tokenize", messages=chat)["tokens"]
     post(api, "/detokenize", tokens=ids)
-    refused(api, "/tokenize", {"prompt": SECRET, "unknown": SECRET})
+    refused(api, "/tokenize", {"prompt": SECRET, "guided_json": SECRET})
+    post(api, "/tokenize", prompt=SECRET, unknown=SECRET)
     for log in (answering.log.read_text(), worker.text()):
         assert SECRET not in log
         assert str(ids[1:4])[1:-1] not in log

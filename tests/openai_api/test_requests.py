@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from pydantic import ValidationError
 from llorch_worker.contract import InvalidRequest
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
+from llorch_worker.openai_api.known_fields import KNOWN_FIELDS
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import faults_of
 
@@ -101,17 +104,61 @@ def test_openais_cache_key_is_our_affinity_key(fields: dict[str, str], key: str 
 
 def test_fields_that_change_nothing_are_accepted() -> None:
     nothing = {
-        "user": "u",
-        "store": True,
-        "metadata": {"a": "b"},
-        "service_tier": "auto",
+        **{name: {"a": ["b"]} for name, known in KNOWN_FIELDS.items() if known.harmless},
+        **{name: known.no_ops[0] for name, known in KNOWN_FIELDS.items() if known.no_ops},
+        **dict.fromkeys(("temperature", "audio", "guided_json", "nobody", "stream_options")),
         "stream": True,
-        "stream_options": {"include_usage": True, "include_obfuscation": False},
-        "temperature": None,
-        "stop": None,
+        "stop": "",
+        "seed": -1,
+        "top_k": -1,
+        "n": 1,
+        "best_of": 1,
+        "add_generation_prompt": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "logit_bias": {},
+        "top_logprobs": 0,
+        "response_format": {"type": "text", "json_schema": None},
+        "structured_outputs": None,
     }
-    assert chat(**nothing) == chat()
-    assert completion(**nothing) == completion()
+    of_chats = {"add_generation_prompt", "tool_choice", "tools", "top_logprobs", "response_format"}
+    wire = chat(**nothing)
+    assert wire.pop("add_generation_prompt")
+    assert wire.pop("response_format") == {"type": "text"}
+    assert wire == {**chat(), "logit_bias": {}}
+    of_completions = completion(**{n: v for n, v in nothing.items() if n not in of_chats})
+    assert of_completions == [{**completion()[0], "logit_bias": {}}]
+
+
+def test_options_of_a_stream_that_nobody_knows_are_ignored() -> None:
+    given = {"include_usage": None, "include_obfuscation": False, "unknown": 1}
+    body = ChatRequest.model_validate({"messages": [USER], "stream_options": given})
+    assert body.stream_options is not None
+    assert not body.stream_options.include_usage
+
+
+def test_what_nobody_knows_is_named_and_refused_where_that_is_asked_for() -> None:
+    body = ChatRequest.model_validate(
+        {"messages": [USER], "user": "u", "temprature": 1, "nothing": None}
+    )
+    body.to_requests()
+    assert body.ignored == ["temprature"]
+    with pytest.raises(InvalidRequest) as caught:
+        body.refuse_unknown()
+    assert [fault.field for fault in caught.value.faults] == ["temprature"]
+
+
+def test_the_page_about_http_has_the_table_of_fields() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/HTTP.md").read_text()
+
+    def names(row: str) -> set[str]:
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {row}")]
+        return set(re.findall(r"`(\w+)`", line))
+
+    assert names("accepted, without effect") == {n for n, k in KNOWN_FIELDS.items() if k.harmless}
+    assert names("refused") == {n for n, known in KNOWN_FIELDS.items() if not known.harmless}
+    done = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+    assert done <= names("OpenAI's, with effect") | names("ours and vLLM's, with effect")
 
 
 def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
@@ -235,24 +282,25 @@ def test_either_name_of_the_length_is_taken() -> None:
         ({"temperature": "1"}, "temperature"),
         ({"stop": 3}, "stop"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens | max_completion_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens | max_completion_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "b" * 17_000}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"functions": []}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
         ({"guided_json": {}}, "guided_json"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"prompt": "a"}, "prompt"),
     ],
 )
 def test_a_chat_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) -> None:
@@ -278,7 +326,6 @@ def test_a_chat_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) 
         ({"echo": True, "prompt": [1]}, "echo"),
         ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"),
         ({"guided_regex": "a"}, "guided_regex"),
-        ({"messages": [USER]}, "messages"),
     ],
 )
 def test_a_completion_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) -> None:
@@ -286,14 +333,14 @@ def test_a_completion_refuses_what_it_cannot_do(fields: dict[str, Any], refused:
 
 
 def test_the_faults_of_one_request_are_reported_together() -> None:
-    fields = {"prompt": "a", "temperature": 3, "n": 0, "best_of": 7}
-    assert faults(CompletionRequest, fields) == {"temperature", "n", "best_of"}
+    fields = {"prompt": "a", "temperature": 3, "n": 0, "best_of": 7, "suffix": "b"}
+    assert faults(CompletionRequest, fields) == {"temperature", "n", "best_of", "suffix"}
 
 
 def test_a_refused_name_of_an_older_field_comes_with_the_new_one() -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatRequest.model_validate({"messages": [USER], "guided_json": {}})
-    (fault,) = faults_of(caught.value.errors())
+    with pytest.raises(InvalidRequest) as caught:
+        chat(guided_json={})
+    (fault,) = caught.value.faults
     assert fault.rule == "unsupported; send structured_outputs.json"
 
 

@@ -52,6 +52,7 @@ class BatchRun:
         *,
         adapt: Adapt,
         window: int,
+        refuse_unknown: bool,
         keep_s: int,
         on_end: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -62,6 +63,7 @@ class BatchRun:
         self._shown = record.batch.request_counts
         self._token = token
         self._keep_s = keep_s
+        self._refuse_unknown = refuse_unknown
         self._on_end = on_end
         self._done = _sum(part.counts for part in record.parts)
         self._parts = PartWriter(files, record.folder, token, self._note_part)
@@ -160,7 +162,11 @@ class BatchRun:
 
     async def _lines(self, found: Survey) -> AsyncIterator[Line]:
         """Those that are in no part yet."""
-        rules = OpenAIRules({self._batch.endpoint: ENDPOINTS[self._batch.endpoint]}, found.repeated)
+        rules = OpenAIRules(
+            {self._batch.endpoint: ENDPOINTS[self._batch.endpoint]},
+            found.repeated,
+            refuse_unknown=self._refuse_unknown,
+        )
         skip = self._done.total
         file = await asyncio.to_thread(self._files.open, self._record.input_path)
         try:

@@ -7,12 +7,13 @@ import time
 import uuid
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.contract import Fault, InvalidRequest, describe
+from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
@@ -46,8 +47,12 @@ class BatchList(BaseModel):
 
 
 @router.post("/v1/batches")
-async def create_batch(gateway: TheGateway, caller: TheCaller, new: NewBatch) -> Batch:
+async def create_batch(
+    gateway: TheGateway, caller: TheCaller, new: NewBatch, answer: Response
+) -> Batch:
     """Runs the lines of a file, with low priority unless a line says otherwise."""
+    gateway.check(new)
+    say_ignored(answer, new.unknown)
     window_s = _window_s(new.completion_window)
     if new.endpoint not in ENDPOINTS:
         raise _refused("endpoint", f"must be {', '.join(ENDPOINTS)}", new.endpoint)

@@ -20,7 +20,7 @@ router = APIRouter(tags=["files"], responses=ERRORS)
 
 
 class FileUpload(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
     file: UploadFile
     purpose: Literal["batch", "user_data"]

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from llorch_worker.anthropic_api.answer import Message
 from llorch_worker.anthropic_api.messages import CountTokensRequest, MessagesRequest
-from llorch_worker.gateway.answering import Answering, IdempotencyKey, answers
+from llorch_worker.gateway.answering import Answering, IdempotencyKey, answers, say_ignored
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 
@@ -44,8 +44,12 @@ async def create_message(
 
 
 @router.post("/v1/messages/count_tokens", responses=_ERRORS)
-async def count_tokens(body: CountTokensRequest, gateway: TheGateway, _: TheCaller) -> InputTokens:
+async def count_tokens(
+    body: CountTokensRequest, gateway: TheGateway, _: TheCaller, answer: Response
+) -> InputTokens:
     """The length of the prompt that a message would get."""
+    gateway.check(body)
+    say_ignored(answer, body.ignored)
     question = body.question()
     card = await gateway.client.model_card(body.model)
     return {"input_tokens": len((await gateway.ask(card, question))["tokens"])}

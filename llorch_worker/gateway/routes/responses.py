@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
-from llorch_worker.gateway.answering import IdempotencyKey
+from llorch_worker.gateway.answering import IdempotencyKey, say_ignored
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import encoded, event_source
@@ -65,10 +66,14 @@ async def create(
     gateway: TheGateway,
     caller: TheCaller,
     store: TheStore,
+    head: PlainResponse,
     idempotency_key: IdempotencyKey = None,
 ) -> Response | EventSourceResponse:
     """The next turn of a conversation. With background, come back for it."""
-    return await Creation(request, gateway, caller, store, body.keyed(idempotency_key)).respond()
+    creation = Creation(request, gateway, caller, store, body.keyed(idempotency_key))
+    answer = await creation.respond()
+    say_ignored(answer if isinstance(answer, EventSourceResponse) else head, body.ignored)
+    return answer
 
 
 @router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)

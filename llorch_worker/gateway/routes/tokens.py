@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.contract.token_questions import DescribeTokenizer
+from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheGateway, known_caller
 from llorch_worker.openai_api.tokens import DetokenizeRequest, ModelName, TokenizeRequest
@@ -38,18 +39,25 @@ class TokenizerInfo(BaseModel):
 @router.post("/tokenize", response_model=Tokenized)
 async def tokenize(request: TokenizeRequest, gateway: TheGateway) -> Response:
     """The ids that a job with this prompt or these messages would get."""
+    gateway.check(request)
     question = request.question()
     card = await gateway.client.model_card(request.model)
     answer = await gateway.ask(card, question)
     count = len(answer["tokens"])
     document = Tokenized.model_construct(count=count, max_model_len=card.max_context, **answer)
     # FastAPI's encoder would stop the event loop for a second, for a million ids.
-    return Response(document.model_dump_json(), media_type="application/json")
+    whole = Response(document.model_dump_json(), media_type="application/json")
+    say_ignored(whole, request.unknown)
+    return whole
 
 
 @router.post("/detokenize")
-async def detokenize(request: DetokenizeRequest, gateway: TheGateway) -> Detokenized:
+async def detokenize(
+    request: DetokenizeRequest, gateway: TheGateway, whole: Response
+) -> Detokenized:
     """The text of ids, without that of control tokens."""
+    gateway.check(request)
+    say_ignored(whole, request.unknown)
     card = await gateway.client.model_card(request.model)
     return Detokenized(**await gateway.ask(card, request.question()))
 
