@@ -116,13 +116,7 @@ class CountTokensRequest(Body):
     def question(self) -> TokenizeChat:
         """Raises ``InvalidRequest``."""
         (chat,) = self.to_requests()
-        return TokenizeChat(
-            messages=chat.messages or (),
-            tools=chat.tools,
-            chat_template_kwargs=chat.chat_template_kwargs,
-            add_generation_prompt=chat.begins_answer,
-            continue_final_message=chat.continue_final_message,
-        )
+        return TokenizeChat.of(chat)
 
     def answer(self, results: Sequence[GenerationResult], created: int) -> Message:
         (result,) = results

@@ -20,6 +20,7 @@ from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.responses import new_record, response_of
+from llorch_worker.openai_api.responses_items import ItemReference
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import WholeBody, faults_of
 
@@ -50,12 +51,16 @@ class _Response:
             previous_response_id=(None,),
         )
         self._body = body.model_copy(update={"store": False})
-        self.requests: Sequence[GenerationRequest] = (body.to_generation(body.input),)
+        self._items = [item for item in body.input if not isinstance(item, ItemReference)]
+        if len(self._items) < len(body.input):
+            fault = Fault(field="input", rule="not in a batch", got="item_reference")
+            raise InvalidRequest.from_faults([fault])
+        self.requests: Sequence[GenerationRequest] = (body.to_generation(self._items),)
 
     def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         record = new_record(
             self._body,
-            self._body.input,
+            self._items,
             self.requests[0],
             job_id=results[0].id,
             created_at=int(time.time()),

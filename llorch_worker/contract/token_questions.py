@@ -7,7 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
-from llorch_worker.contract.request import MAX_MESSAGES, MAX_PROMPT_TOKENS, TokenId
+from llorch_worker.contract.request import (
+    MAX_MESSAGES,
+    MAX_PROMPT_TOKENS,
+    GenerationRequest,
+    TokenId,
+)
 from llorch_worker.contract.tools import MAX_TOOLS, Tool
 
 
@@ -38,6 +43,18 @@ class TokenizeChat(_Question):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     strings: bool = False
+
+    @classmethod
+    def of(cls, chat: GenerationRequest, *, strings: bool = False) -> TokenizeChat:
+        """The question for the prompt of a job whose request has messages."""
+        return cls(
+            messages=chat.messages or (),
+            tools=chat.tools,
+            chat_template_kwargs=chat.chat_template_kwargs,
+            add_generation_prompt=chat.begins_answer,
+            continue_final_message=chat.continue_final_message,
+            strings=strings,
+        )
 
 
 class Detokenize(_Question):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from celery.utils import uuid
@@ -11,7 +11,14 @@ from fastapi import Request
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Restarted, Started
+from llorch_worker.contract import (
+    TERMINAL_EVENTS,
+    GenerationRequest,
+    LlorchError,
+    Restarted,
+    Started,
+)
+from llorch_worker.contract.token_questions import TokenizeChat
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
@@ -26,6 +33,7 @@ from llorch_worker.gateway.responses.progress import (
 from llorch_worker.gateway.responses.store import NotKept, ResponseStore
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.responses import (
+    PREFIX,
     End,
     Response,
     ResponseRecord,
@@ -34,8 +42,10 @@ from llorch_worker.openai_api.responses import (
     output_of,
     response_of,
 )
-from llorch_worker.openai_api.responses_items import Item
+from llorch_worker.openai_api.responses_items import Item, ItemReference, Read, job_of
 from llorch_worker.openai_api.responses_request import ResponseRequest
+
+SYSTEM = ("system", "developer")
 
 
 @dataclass
@@ -72,11 +82,13 @@ class Creation:
     async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
         """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
         self.gateway.check(self.body)
-        conversation = [*await self._earlier(), *self.body.input]
+        conversation = await self._conversation()
         generation = self.body.to_generation(conversation)
         if generation.model is None:
             card = await self.gateway.client.model_card()
             generation = generation.model_copy(update={"model": card.name})
+        if self.body.truncation == "auto":
+            generation = await self._fitted(conversation, generation)
         self._clock = OwnClock([generation])
         created_at = int(time.time())
 
@@ -116,13 +128,25 @@ class Creation:
         if self.body.stored:
             await self.store.delete(record)
 
-    async def _earlier(self) -> list[Item]:
-        """The conversation that the request continues."""
-        earlier_id = self.body.previous_response_id
-        if earlier_id is None:
-            return []
+    async def _conversation(self) -> list[Read]:
+        """What the request continues, then its own items."""
+        earlier: list[Item] = []
+        if self.body.previous_response_id is not None:
+            earlier = await self._kept(self.body.previous_response_id)
+        return [
+            *earlier,
+            *[
+                await self._found(item, earlier, f"input.{number}.id")
+                if isinstance(item, ItemReference)
+                else item
+                for number, item in enumerate(self.body.input)
+            ],
+        ]
+
+    async def _kept(self, response_id: str) -> list[Item]:
+        """The conversation of a response, with its output."""
         try:
-            record = await self.store.get(earlier_id)
+            record = await self.store.get(response_id)
             end = await end_if_ended(self.gateway.client.job(record.job_id, known=True))
         except NotKept as error:
             raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
@@ -131,6 +155,45 @@ class Creation:
         if isinstance(end, LlorchError) or failure_of(end):
             raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
         return [*record.conversation, *output_of(record, end)]
+
+    async def _found(self, reference: ItemReference, earlier: Sequence[Item], field: str) -> Item:
+        items = earlier
+        if all(item.id != reference.id for item in items):
+            try:
+                items = await self._kept(f"{PREFIX}{job_of(reference.id)}")
+            except HttpError:
+                items = []
+        for item in items:
+            if item.id == reference.id:
+                return item
+        message = "no such item; those of responses with store: false are not kept"
+        raise HttpError(404, "NOT_FOUND", message, param=field)
+
+    async def _fitted(
+        self, conversation: Sequence[Read], generation: GenerationRequest
+    ) -> GenerationRequest:
+        """Without as many of the oldest turns as the context has no room for. What is left begins
+        with a user's message, behind the system's that come first."""
+        card = await self.gateway.client.model_card(generation.model)
+        roles = [getattr(item, "role", None) for item in conversation]
+        head = next((i for i, role in enumerate(roles) if role not in SYSTEM), len(roles))
+        begins = [head, *(i for i, role in enumerate(roles) if role == "user" and i > head)]
+
+        def cut(begin: int) -> GenerationRequest:
+            kept = [*conversation[:head], *conversation[begin:]]
+            return self.body.to_generation(kept).model_copy(update={"model": generation.model})
+
+        # The last turn stays in any case: the worker refuses it if it is too long alone.
+        low, high, middle = 0, len(begins) - 1, 0
+        while low < high:
+            request = cut(begins[middle])
+            prompt = await self.gateway.ask(card, TokenizeChat.of(request))
+            if len(prompt["tokens"]) + request.max_tokens <= card.max_context:
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return cut(begins[low])
 
     async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
         """Raises ``LlorchError`` if the job fails."""

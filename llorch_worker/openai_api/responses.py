@@ -26,12 +26,14 @@ from llorch_worker.openai_api.responses_items import (
     MessageItem,
     OutputItem,
     OutputText,
+    Read,
     ReasoningItem,
     ReasoningText,
     item_id,
+    sealed,
     with_ids,
 )
-from llorch_worker.openai_api.responses_request import ResponseRequest
+from llorch_worker.openai_api.responses_request import ENCRYPTED, ResponseRequest
 
 PREFIX = "resp_"
 
@@ -101,7 +103,9 @@ class Response(_Part):
     metadata: dict[str, str]
     model: str
     output: list[OutputItem] = []
+    frequency_penalty: float
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
@@ -114,7 +118,7 @@ class Response(_Part):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -140,11 +144,13 @@ class ResponseRecord(_Part):
     """The fields of the job's request, without its messages."""
     owner: str = ""
     """The name of the key that made it."""
+    seals_thoughts: bool = False
+    """Whether its thought is also given as an ``encrypted_content``."""
 
 
 def new_record(
     request: ResponseRequest,
-    conversation: Sequence[Item],
+    conversation: Sequence[Read],
     generation: GenerationRequest,
     *,
     job_id: str,
@@ -163,7 +169,9 @@ def new_record(
         max_tool_calls=request.max_tool_calls,
         metadata=request.metadata or {},
         model=generation.model or "",
+        frequency_penalty=generation.frequency_penalty,
         parallel_tool_calls=generation.parallel_tool_calls,
+        presence_penalty=generation.presence_penalty,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
         reasoning={"effort": request.reasoning and request.reasoning.effort, "summary": None},
@@ -171,19 +179,21 @@ def new_record(
         store=request.stored,
         temperature=generation.temperature,
         text={
-            "format": request.format.model_dump(exclude_none=True, by_alias=True),
+            "format": request.format.document(),
             "verbosity": "medium",
         },
         tool_choice=tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
-        tools=[tool.model_dump() for tool in request.tools or ()],
+        tools=[tool.model_dump() for tool in request.functions],
         top_logprobs=request.top_logprobs or 0,
         top_p=generation.top_p,
+        truncation=request.truncation or "disabled",
         user=request.user,
     )
     return ResponseRecord(
         job_id=job_id,
         response=response,
         conversation=with_ids(conversation, job_id),
+        seals_thoughts=ENCRYPTED in (request.include or ()),
         generation={k: v for k, v in generation.wire().items() if k != "messages"},
     )
 
@@ -262,6 +272,7 @@ def reasoning(record: ResponseRecord, status: ItemStatus, thought: str) -> Reaso
         id=_id(record, "reasoning", 0),
         type="reasoning",
         content=[ReasoningText(text=thought)] if thought else [],
+        encrypted_content=sealed(thought) if thought and record.seals_thoughts else None,
         status=status,
     )
 

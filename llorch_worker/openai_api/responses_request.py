@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     SkipValidation,
@@ -15,7 +16,13 @@ from pydantic import (
 )
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
-from llorch_worker.openai_api.responses_items import Item, turns_of
+from llorch_worker.openai_api.responses_items import (
+    ElsewhereItem,
+    InputItem,
+    Read,
+    turns_of,
+    type_of,
+)
 from llorch_worker.openai_api.sampling import Sampling
 from llorch_worker.openai_api.shape import (
     CallbackUrl,
@@ -29,17 +36,9 @@ from llorch_worker.openai_api.shape import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-Includable = Literal[
-    "message.output_text.logprobs",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-"""Only the first is ever there."""
+ENCRYPTED = "reasoning.encrypted_content"
+_INCLUDED = (LOGPROBS, ENCRYPTED)
+"""What of ``include`` is ever there."""
 
 _NAMES = {
     "max_tokens": "max_output_tokens",
@@ -62,13 +61,26 @@ class TextFormat(Shape):
         schema = self.model_dump(exclude={"type"}, exclude_none=True, by_alias=True, warnings=False)
         return {"type": self.type, "json_schema": schema or None}
 
+    def document(self) -> dict[str, Any]:
+        """As answers have it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return self.model_dump(by_alias=True) | {"strict": bool(self.strict)}
 
-class TextConfig(Shape):
+
+class _Read(Shape):
+    """What is not declared changes nothing here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextConfig(_Read):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Label | None = None
+    """Accepted and without effect."""
 
 
-class FunctionTool(Shape):
+class FunctionTool(_Read):
     """A function with its fields beside its type."""
 
     type: Literal["function"]
@@ -82,24 +94,57 @@ class FunctionTool(Shape):
         return {"type": "function", "function": function}
 
 
-class ChosenFunction(Shape):
+class OtherTool(_Read):
+    """What only another service could run. The model hears nothing of it."""
+
+    type: Label
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(lambda value: "function" if type_of(value) == "function" else "other"),
+]
+
+
+class ChosenFunction(_Read):
     """The one function that the model must call."""
 
     type: Literal["function"]
     name: SkipValidation[str]
 
 
+class AllowedTool(_Read):
+    type: Label
+    name: Label | None = None
+
+
+class AllowedTools(_Read):
+    """Those of the tools that may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+def _choice(value: Any) -> str:
+    if isinstance(value, str):
+        return "mode"
+    return "allowed_tools" if type_of(value) == "allowed_tools" else "function"
+
+
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[ChosenFunction, Tag("function")],
-    Discriminator(lambda value: "mode" if isinstance(value, str) else "function"),
+    | Annotated[ChosenFunction, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(_choice),
 ]
 
 
-class Reasoning(Shape):
+class Reasoning(_Read):
     effort: ReasoningEffort | None = None
     """For the chat template, as in chats."""
-    summary: Unsupported = None
+    summary: Label | None = None
+    """Accepted and without effect: answers have the whole thought."""
 
 
 def _as_items(value: Any) -> Any:
@@ -110,7 +155,7 @@ class ResponseRequest(Sampling):
     """OpenAI's request, with our own fields beside it."""
 
     input: Annotated[
-        list[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])
+        list[InputItem], BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem])
     ]
     """A text is a user's message."""
     instructions: SkipValidation[str | None] = None
@@ -126,13 +171,14 @@ class ResponseRequest(Sampling):
     max_output_tokens: SkipValidation[int | None] = None
     """By default 256; prompt and answer must fit into the context."""
     text: TextConfig | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
+    """Functions. Other tools are passed over, because nobody here runs them."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: SkipValidation[bool | None] = None
-    include: list[Includable] | None = None
+    include: list[Label] | None = None
     top_logprobs: SkipValidation[int | None] = None
     """How many alternatives of each token; also asks for log probabilities, like include."""
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
     metadata: Metadata | None = None
     """Returned with the response, like the fields below."""
@@ -155,7 +201,24 @@ class ResponseRequest(Sampling):
     def stored(self) -> bool:
         return self.store is not False
 
-    def to_generation(self, conversation: Sequence[Item]) -> GenerationRequest:
+    @property
+    def functions(self) -> list[FunctionTool]:
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
+    @property
+    def ignored(self) -> list[str]:
+        """What of the request changes nothing, though it may have been meant to."""
+        others = [tool.type for tool in self.tools or () if not isinstance(tool, FunctionTool)]
+        items = [item.type for item in self.input if isinstance(item, ElsewhereItem)]
+        fields = {
+            "text.verbosity": self.text and self.text.verbosity,
+            "reasoning.summary": self.reasoning and self.reasoning.summary,
+        }
+        included = [name for name in self.include or () if name not in _INCLUDED]
+        named = [name for name, value in fields.items() if value]
+        return [*super().ignored, *named, *others, *items, *included]
+
+    def to_generation(self, conversation: Sequence[Read]) -> GenerationRequest:
         """The request for the next turn of ``conversation``, which ends with ``input``.
 
         Raises:
@@ -170,7 +233,7 @@ class ResponseRequest(Sampling):
             "max_tokens": self.max_output_tokens,
             "logprobs": self._logprobs(),
             "response_format": self.format.to_contract(),
-            "tools": [tool.to_contract() for tool in self.tools or ()],
+            "tools": [tool.to_contract() for tool in self._allowed()],
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "chat_template_kwargs": with_effort(
@@ -199,11 +262,20 @@ class ResponseRequest(Sampling):
         asked_for = LOGPROBS in (self.include or ())
         return 0 if asked_for and self.top_logprobs is None else self.top_logprobs
 
+    def _allowed(self) -> list[FunctionTool]:
+        choice = self.tool_choice
+        if not isinstance(choice, AllowedTools):
+            return self.functions
+        names = {tool.name for tool in choice.tools if tool.type == "function"}
+        return [tool for tool in self.functions if tool.name in names]
+
     def _tool_choice(self) -> str | dict[str, Any] | None:
-        if isinstance(self.tool_choice, ChosenFunction):
-            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        choice = self.tool_choice
+        if isinstance(choice, ChosenFunction):
+            return {"type": "function", "function": {"name": choice.name}}
+        mode = choice.mode if isinstance(choice, AllowedTools) else choice
         # Clients send OpenAI's default without tools too.
-        return self.tool_choice if self.tools or self.tool_choice != "auto" else None
+        return mode if self._allowed() or mode not in ("auto", "none") else None
 
     def _faults(self) -> list[Fault]:
         faults = []

@@ -61,14 +61,7 @@ class TokenizeRequest(WholeBody):
         # The contract has the only copy of the rules for turns and tools.
         fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}
         chat = generation_request({"messages": turns, **fields}, {})
-        return TokenizeChat(
-            messages=chat.messages or (),
-            tools=chat.tools,
-            chat_template_kwargs=chat.chat_template_kwargs,
-            add_generation_prompt=chat.begins_answer,
-            continue_final_message=chat.continue_final_message,
-            strings=self.return_token_strs,
-        )
+        return TokenizeChat.of(chat, strings=self.return_token_strs)
 
 
 class DetokenizeRequest(WholeBody):

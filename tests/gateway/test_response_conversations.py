@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 from openai import OpenAI
 
 from llorch_worker.broker import keys
@@ -37,6 +38,51 @@ def test_a_conversation_goes_on_as_if_it_were_sent_whole(api: OpenAI) -> None:
     assert [items[1], items[3]] == [first.output[0], second.output[0]]
 
 
+def test_items_are_referred_to_by_their_ids(api: OpenAI) -> None:
+    first = api.responses.create(**ASK)
+    (mine,) = api.responses.input_items.list(first.id).data
+    more = {"role": "user", "content": "And then?"}
+    references = [{"type": "item_reference", "id": mine.id}, {"id": first.output[0].id}]
+    second = api.responses.create(**{**ASK, "input": [*references, more]})
+    again = api.responses.create(**{**ASK, "input": [more]}, previous_response_id=first.id)
+    assert second.output_text == again.output_text
+    assert second.usage.input_tokens == again.usage.input_tokens
+    kept = api.responses.input_items.list(second.id, order="asc").data
+    assert [item.id for item in kept[:2]] == [mine.id, first.output[0].id]
+
+
+@pytest.mark.parametrize("wrong", ["msg_x", "msg_1_0", "resp_", "rs_"])
+def test_an_item_that_is_not_kept_is_named(api: OpenAI, wrong: str) -> None:
+    reference = {"type": "item_reference", "id": wrong}
+    error = refused(lambda: api.responses.create(**{**ASK, "input": [reference]}), 404)
+    assert error["param"] == "input.0.id"
+    gone = api.responses.create(**ASK, store=False).output
+    refused(lambda: api.responses.create(**{**ASK, "input": [{"id": gone[0].id}]}), 404)
+
+
+def test_the_oldest_turns_make_room_if_the_request_says_so(api: OpenAI) -> None:
+    turn = {"role": "user", "content": "Lily went to the park. " * 10}
+    answer = {"role": "assistant", "content": "She did. " * 10}
+    system = {"role": "system", "content": "Be kind."}
+    long = [system, *[turn, answer] * 20, {"role": "user", "content": "And then?"}]
+    refused(lambda: api.responses.create(**{**ASK, "input": long}))
+    response = api.responses.create(**{**ASK, "input": long}, truncation="auto")
+    assert response.truncation == "auto"
+    used = response.usage.input_tokens
+
+    def of(turns: int) -> int:
+        kept = [system, *long[-1 - 2 * turns :]]
+        return api.responses.create(**{**ASK, "input": kept}).usage.input_tokens
+
+    kept = next(n for n in range(20) if of(n) == used)
+    error = refused(lambda: of(kept + 1))
+    assert error["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
+    whole = api.responses.input_items.list(response.id, order="asc", limit=100).data
+    assert len(whole) == len(long)
+    alone = {"role": "user", "content": "Lily went to the park. " * 200}
+    refused(lambda: api.responses.create(**{**ASK, "input": [alone]}, truncation="auto"))
+
+
 def test_input_items_come_in_pages(api: OpenAI) -> None:
     turns = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "user")]
     response = api.responses.create(**{**ASK, "input": turns})
@@ -51,16 +97,19 @@ def test_items_have_every_field_of_openai(api: OpenAI, wire: httpx.Client) -> No
     call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"}
     done = {"type": "function_call_output", "call_id": "c", "output": "there"}
     first = {"role": "user", "content": "Go", "status": None}
-    whole = [first, call, done, {"role": "assistant", "content": "Yes"}, first]
+    said = {"role": "assistant", "content": "Yes", "phase": "final_answer"}
+    whole = [first, call, done, said, first]
     answer = wire.post(PATH, json={**ASK, "input": whole}).json()
     page = wire.get(f"{PATH}/{answer['id']}/input_items", params={"order": "asc"}).json()
-    assert [check_item(item).type for item in page.pop("data")] == [
+    items = page.pop("data")
+    assert [check_item(item).type for item in items] == [
         "message",
         "function_call",
         "function_call_output",
         "message",
         "message",
     ]
+    assert items[3]["phase"] == "final_answer"
     assert page.keys() == {"object", "first_id", "last_id", "has_more"}
     wrong = wire.get(f"{PATH}/{answer['id']}/input_items", params={"after": "msg_x"})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")

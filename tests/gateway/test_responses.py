@@ -62,11 +62,11 @@ def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client)
     ("fields", "param"),
     [
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [{"name": "no type"}]}, "tools.0"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"truncation": "most"}, "truncation"),
         ({"n": 2}, "n"),
         ({"callback_url": "https://example.com/hook"}, "callback_url"),
         ({"guided_json": {}}, "guided_json"),
@@ -78,6 +78,10 @@ def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client)
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
         ({"input": [{"type": "reasoning", "content": [{"text": 1}]}]}, "input.0"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"type": "reasoning", "summary": [{"text": 1}]}]}, "input.0"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input.0"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input"),
+        ({"input": [{"type": 5}]}, "input.0"),
         ({"instructions": 5}, "instructions"),
         (
             {"instructions": "x", "input": [{"role": "user", "content": "x"}, MISNAMED]},
@@ -112,7 +116,51 @@ def test_fields_that_change_nothing_are_accepted(wire: httpx.Client) -> None:
         "tools": [],
         "stream_options": {"include_obfuscation": False},
     }
-    assert wire.post(PATH, json={**ASK, **fields}).status_code == 200
+    answer = wire.post(PATH, json={**ASK, **fields})
+    assert answer.status_code == 200
+    assert "x-llorch-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_nobody_here_runs_or_reads_is_passed_over_and_named(
+    wire: httpx.Client, stream: bool
+) -> None:
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
+    fields = {
+        "input": [{"role": "user", "content": ASK["input"]}, searched],
+        "tools": [TOOL, {"type": "web_search", "filters": None}, {"type": "custom", "name": "x"}],
+        "tool_choice": "none",
+        "text": {"verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto", "context": "all_turns"},
+        "include": ["web_search_call.results", "reasoning.encrypted_content"],
+        "stream": stream,
+    }
+    answer = wire.post(PATH, json={**ASK, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-llorch-ignored"].split(", ") == [
+        "text.verbosity",
+        "reasoning.summary",
+        "web_search",
+        "custom",
+        "web_search_call",
+        "web_search_call.results",
+    ]
+    document = events_of(answer)[-1]["response"] if stream else answer.json()
+    assert [tool["name"] for tool in document["tools"]] == ["go"]
+    plain = wire.post(PATH, json={**ASK, "tools": [TOOL], "tool_choice": "none"}).json()
+    assert document["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+
+
+def test_only_allowed_tools_are_called(wire: httpx.Client) -> None:
+    home = {**TOOL, "name": "go_home"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function"}]}
+    choice["tools"][0]["name"] = "go_home"
+    fields = {"tools": [TOOL, home], "tool_choice": choice, "max_output_tokens": 60}
+    document = wire.post(PATH, json={**ASK, **fields, "parallel_tool_calls": False}).json()
+    (call,) = check_response(document).output
+    assert call.name == "go_home"
+    assert document["tool_choice"] == choice
+    assert [tool["name"] for tool in document["tools"]] == ["go", "go_home"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -118,6 +118,41 @@ def test_a_thought_of_an_earlier_response_belongs_to_the_turn_behind_it() -> Non
     ]
 
 
+@pytest.mark.parametrize("kept", ["content", "encrypted_content", "summary", None])
+def test_a_thought_comes_back_in_whatever_a_client_keeps_of_it(kept: str | None) -> None:
+    asked = record(include=["reasoning.encrypted_content"])
+    answer = response_of(asked, result("It rains.", reasoning_content="Hm.")).output
+    check_response(
+        response_of(asked, result("It rains.", reasoning_content="Hm.")).model_dump(mode="json")
+    )
+    thought, text = (item.model_dump(mode="json", by_alias=True) for item in answer)
+    assert "Hm" not in thought["encrypted_content"]
+    thought["summary"] = [{"type": "summary_text", "text": "Hm."}]
+    for name in {"content", "encrypted_content", "summary"} - {kept}:
+        thought[name] = [] if name == "summary" else None
+    if kept is None:
+        thought["encrypted_content"] = "gAAAAnother service's"
+    request = ResponseRequest.model_validate({"input": [thought, text, MESSAGE]})
+    messages = request.to_generation(request.input).messages
+    assert messages is not None
+    assert messages[0].reasoning_content == ("Hm." if kept else None)
+    assert messages[0].content == "It rains."
+
+
+def test_calls_of_tools_with_a_text_become_calls_of_functions() -> None:
+    call = {"type": "custom_tool_call", "call_id": "1", "name": "run", "input": "print(1)"}
+    done = {"type": "custom_tool_call_output", "call_id": "1", "output": "1"}
+    request = ResponseRequest.model_validate({"input": [MESSAGE, call, done]})
+    messages = request.to_generation(request.input).messages
+    assert messages is not None
+    (made,) = messages[1].tool_calls or ()
+    assert (made.function.name, json.loads(made.function.arguments)) == (
+        "run",
+        {"input": "print(1)"},
+    )
+    assert (messages[2].role, messages[2].content) == ("tool", "1")
+
+
 def test_a_call_is_no_text() -> None:
     text = '{"name": "go", "parameters": {"to": "park"}}'
     call = ToolCall(id="c", function=FunctionCall(name="go", arguments='{"to": "park"}'))
