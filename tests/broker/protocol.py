@@ -15,6 +15,8 @@ from llorch_worker.broker import keys, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.held_claims import HeldClaims
 from llorch_worker.broker.unheard_claims import UnheardClaims
+from llorch_worker.client.lost import GRACE_S, Trace
+from llorch_worker.contract import JobLost
 
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=2, max_deaths=4, result_ttl_s=60, stream_ttl_s=60)
 HALVINGS = 4
@@ -25,6 +27,8 @@ LAST_EVENTS = ("finished", "failed", "cancelled")
 REGISTRY = {keys.DEAD, keys.MODELS, keys.live("toy"), keys.load(queues.normal_queue("toy"))}
 """Keys that stay when all jobs have ended."""
 
+_STORED = json.dumps({"status": "PENDING", "result": None})
+"""In the place of the results, which are not what workers store."""
 _DUMP = """
 local read = {
   string = function(key) return redis.call('GET', key) end,
@@ -54,6 +58,10 @@ class Job:
     key: str | None = None
     """The idempotency key that it holds, or that its worker will reserve."""
     keyed: bool = False
+    owner: str = ""
+    """The gateway's key that sent it."""
+    watched: bool = False
+    """Whether its reader knows that it was enqueued: our client does."""
     part: bool = False
     """Whether Celery has more to do after its end, whatever that is."""
     tokens: int = 0
@@ -74,7 +82,9 @@ class Job:
     end: str | None = None
     """The result, once it is visible."""
     forgotten: bool = False
-    """Its end is so long ago that Redis forgot it."""
+    """Its end is so long ago that Redis forgot it, or Redis lost its data."""
+    lost: bool = False
+    """Redis lost it, and no worker put it back."""
 
 
 @dataclass
@@ -182,6 +192,7 @@ def check(jobs: dict[str, Job], processes: Sequence[Process], seen: Snapshot) ->
         _check_end(job, seen)
         _check_stream(job, seen)
         _check_expiry(job, seen)
+        _check_reader(job, seen)
     _check_suspects(jobs, seen)
     for job_id in known:
         holders = [
@@ -228,6 +239,21 @@ def _check_stream(job: Job, seen: Snapshot) -> None:
     assert len({event["text"] for event in tokens}) <= 1, f"{job.id} is of two models"
     lasts = [n for n, event in enumerate(events) if event["type"] in LAST_EVENTS]
     assert lasts == ([] if job.end is None else [len(events) - 1]), (job.id, events)
+
+
+def _check_reader(job: Job, seen: Snapshot) -> None:
+    """Its owner is the only one that may read it, and whoever waits for a lost job is told."""
+    record = seen.record(job.id)
+    if seen.state(job.id) is not None and not job.forgotten:
+        assert record.get("owner", "") == job.owner, job.id
+    trace = Trace(job.id, -GRACE_S, known=job.watched)
+    stored = seen.value(keys.result(job.id)) and _STORED
+    try:
+        trace.state((stored, (seen.state(job.id), record.get("sent"))))
+    except JobLost:
+        assert job.forgotten, f"{job.id} is not lost"
+    else:
+        assert not (job.lost and job.watched), f"nobody is told that {job.id} is lost"
 
 
 def _check_expiry(job: Job, seen: Snapshot) -> None:

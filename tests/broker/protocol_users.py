@@ -129,6 +129,7 @@ class Users(RuleBasedStateMachine):
         to=st.sampled_from([None, WORKERS[0]]),
         key=st.sampled_from([None, "k"]),
         tenant=st.sampled_from([None, None, "a", "b"]),
+        sender=st.sampled_from(["", "alice", "bob"]),
         placed=st.booleans(),
         twice=st.booleans(),
     )
@@ -138,6 +139,7 @@ class Users(RuleBasedStateMachine):
         to: str | None,
         key: str | None,
         tenant: str | None,
+        sender: str,
         placed: bool,
         twice: bool,
     ) -> None:
@@ -151,14 +153,17 @@ class Users(RuleBasedStateMachine):
         places = PLACES if placed and to is None else ()
         for _ in range(1 + twice):
             found = enqueue(
-                self.store, self.app, request, model=card(), job_id=job_id, worker=to, places=places
-            )
+                self.store, self.app, request, model=card(), job_id=job_id, worker=to,
+                places=places, owner=sender,
+            )  # fmt: skip
         if found == job_id:
             assert full_key is None or owner is None or owner.forgotten, "two jobs have one key"
             if owner is not None and full_key is not None:
                 owner.keyed = False
             message = self.pushed(job_id, route("toy", priority, to).list_key, tenant)
-            self.accept(Job(job_id, message, key=full_key, keyed=key is not None))
+            keyed = key is not None
+            job = Job(job_id, message, key=full_key, keyed=keyed, owner=sender, watched=True)
+            self.accept(job)
         else:
             assert found in self.jobs
             assert owner is None or owner.forgotten or found == owner.id
@@ -205,7 +210,7 @@ class Users(RuleBasedStateMachine):
         letter, call = letters[which % len(letters)], uuid4().hex
         job = self.jobs[letter.id]
         for _ in range(1 + twice):
-            outcome = run_script(self.store, "retry", [letter.raw, call, ""])
+            outcome = run_script(self.store, "retry", [letter.raw, call, job.owner])
         under_way = self.seen.state(job.id) in ("claimed", "queued", "scheduled")
         assert outcome == "under way" if under_way else outcome in ("retried", "ended")
         if outcome == "retried":
@@ -213,7 +218,7 @@ class Users(RuleBasedStateMachine):
                 self.ends_owed.discard((job.id, job.end))
             if job.forgotten:
                 job.keyed = False
-            job.forgotten, job.end = False, None
+            job.forgotten, job.lost, job.end = False, False, None
             job.deaths, job.streak, job.progress = 0, 0, False
 
     @has_letters

@@ -18,7 +18,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from llorch_worker.broker import claims, follow_ups, keys, queues, registry, scripts
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
-from tests.broker.jobs import DAYS_S, note_seen
+from tests.broker.jobs import DAYS_S, announce, note_seen
 from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
 from tests.broker.protocol_users import PLACES
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
@@ -54,6 +54,25 @@ class Protocol(Workers):
         for process in self.processes:
             claims.renew(self.store, process.held.all(), lease_ms=TERMS.lease_ms)
         self.sweep()
+
+    @precondition(lambda self: self.seen.leases)
+    @rule(restored=st.booleans())
+    def lose(self, restored: bool) -> None:
+        """Redis comes back without its data. Workers put back what they run, or are gone, too."""
+        before = self.look()
+        self.store.flushall()
+        announce(self.store)
+        self.ends_owed.clear()
+        for job in self.jobs.values():
+            job.forgotten, job.lost = True, job.end is None
+            job.end, job.keyed, job.cancelled, job.tokens = None, False, False, 0
+        for process in self.processes:
+            for run in process.runs:
+                job = self.jobs[run.claim.job_id]
+                if restored and before.holds(run.claim):
+                    assert claims.restore(self.store, run.claim)
+                    job.forgotten, job.lost = False, False
+                    job.deaths, job.streak, job.progress = 0, 0, False
 
     @precondition(lambda self: self.seen.leases)
     @rule()
@@ -149,7 +168,7 @@ class Protocol(Workers):
             assert times == 1 or (times > 1 and end[0] in self.disturbed), (end, times)
 
 
-@pytest.mark.timeout(3600 if FULL_SIZE else 180)
+@pytest.mark.timeout(3600 if FULL_SIZE else 600)
 def test_every_promise_holds_under_every_schedule(
     redis_server: RedisServer, store: redis.Redis
 ) -> None:
