@@ -15,6 +15,8 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
+Speculation = Literal["off", "lookup"]
+"""What drafts tokens: nothing, or each sequence's own prompt and text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +35,5 @@ class EngineOptions:
     kv_dtype: KvDtype = "auto"
     cuda_graphs: bool = True
     batch_invariant: bool | None = None
+    speculation: Speculation = "off"
     low_waits_at_most_s: float = 60.0

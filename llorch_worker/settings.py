@@ -13,7 +13,13 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from llorch_worker.demo_model import DEMO, demo_model, model_path
-from llorch_worker.engine_options import Dtype, EngineOptions, KernelChoice, KvDtype
+from llorch_worker.engine_options import (
+    Dtype,
+    EngineOptions,
+    KernelChoice,
+    KvDtype,
+    Speculation,
+)
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
@@ -86,6 +92,9 @@ class Settings(BaseSettings):
     """Record decode steps as CUDA graphs and replay them."""
     batch_invariant: bool | None = None
     """Give a request the same tokens whatever else runs; by default in float32 only."""
+    speculation: Speculation = _ENGINE.speculation
+    """Draft tokens and check several in one step: ``off``, or ``lookup`` in the sequence's own
+    prompt and text. The tokens stay the same."""
     max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)
     """Most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)

@@ -159,6 +159,8 @@ class GenerationRequest(BaseModel):
     continue_final_message: bool = False
     """Whether the answer goes on in the last turn, which is an assistant's."""
 
+    speculation: Literal["auto", "off"] = "auto"
+    """``auto``: as the worker is set. The tokens are the same with and without."""
     priority: Priority = "normal"
     deadline_s: float | None = Field(None, gt=0, le=LONGEST_DEADLINE_S)
     idempotency_key: str | None = Field(None, min_length=1, max_length=200)

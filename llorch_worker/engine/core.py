@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
+from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs, ScoredTokens
@@ -191,23 +192,65 @@ class EngineCore:
         for sequence, scored in output.scored:
             if sequence.state is not SequenceState.FINISHED:
                 self._take_scored(sequence, scored, now_s)
-        for row, sequence in enumerate(output.sequences):
-            if sequence.state is SequenceState.FINISHED:
-                # Another choice of its generation failed in this loop, or the sequence ended with
-                # the previous step.
-                continue
-            generation = self._generations[sequence]
-            if row in output.sampled.damaged:
-                self._fail_damaged(sequence)
-                continue
+        sequences, sampled = output.sequences, output.sampled
+        while True:
+            going = [
+                sequence
+                for row, sequence in enumerate(sequences)
+                if self._deliver_row(sequence, sampled, row, output.drafts, now_s)
+            ]
+            if output.drafts is None or not going:
+                return
             try:
-                self._take_token(generation, sequence, output.sampled, row, now_s)
-            except InvalidRequest as error:
-                self._fail(generation, error)
-            except Exception:
-                # A defect in one job's text must not affect the other jobs.
-                logger.exception("job %s failed while its token was delivered", generation.id)
-                self._fail(generation, InternalError("the engine could not deliver a token"))
+                sequences, sampled = tuple(going), output.drafts.sample(going)
+            except Exception as error:
+                if is_device_lost(error):
+                    raise
+                # What is not sampled here, the next step samples.
+                logger.exception("the drafts of %d sequences were not checked", len(going))
+                self._runner.forget()
+                for sequence in going:
+                    self._generations[sequence].tell(sequence, now_s)
+                return
+
+    def _deliver_row(
+        self,
+        sequence: Sequence,
+        sampled: Sampled,
+        row: int,
+        drafts: DraftLogits | None,
+        now_s: float,
+    ) -> bool:
+        """Whether the step has computed the sequence's next token too, because a draft held."""
+        if sequence.state is SequenceState.FINISHED:
+            # Another choice of its generation failed in this step, or the sequence ended with the
+            # previous step.
+            return False
+        generation = self._generations[sequence]
+        if row in sampled.damaged:
+            generation.tell(sequence, now_s)
+            self._fail_damaged(sequence)
+            return False
+        try:
+            taken = self._take_token(sequence, sampled, row)
+            if drafts is not None and sequence.finish_reason is None:
+                held, goes_on = drafts.take(sequence, taken)
+                self.scheduler.accept(sequence, held)
+                self._counters.accepted_draft_tokens_total += held
+                if goes_on:
+                    self._count_more(1)
+                    return True
+            generation.tell(sequence, now_s)
+            if sequence.finish_reason is not None:
+                self._finish_if_complete(generation, now_s)
+        except InvalidRequest as error:
+            generation.tell(sequence, now_s)
+            self._fail(generation, error)
+        except Exception:
+            # A defect in one job's text must not affect the other jobs.
+            logger.exception("job %s failed while its token was delivered", generation.id)
+            self._fail(generation, InternalError("the engine could not deliver a token"))
+        return False
 
     def _take_scored(self, sequence: Sequence, scored: ScoredTokens, now_s: float) -> None:
         """Takes the log probabilities of the next tokens of a prompt."""
@@ -224,25 +267,24 @@ class EngineCore:
                 sequence.close("length")
             self._finish_if_complete(self._generations[sequence], now_s)
 
-    def _take_token(
-        self, generation: Generation, sequence: Sequence, sampled: Sampled, row: int, now_s: float
-    ) -> None:
+    def _take_token(self, sequence: Sequence, sampled: Sampled, row: int) -> tuple[int, ...]:
+        """The tokens that ``sequence`` gets: the sampled one, and those that it forces."""
         token_id = sampled.token_ids[row]
-        logprobs = None
-        if sequence.logprobs is not None:
-            logprobs = (self._token_logprobs(token_id, sampled.logprobs[row]),)
-            sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
+        if sequence.logprobs is not None:
+            sequence.logprobs.append(self._token_logprobs(token_id, sampled.logprobs[row]))
         forced = sequence.append_forced()
-        self._counters.count_forced(len(forced))
-        if forced and self.observer is not None:
-            self.observer.forced(len(forced))
+        self._count_more(len(forced))
         if sequence.finish_reason is not None:
             # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)
-        generation.take_tokens(sequence, (token_id, *forced), logprobs, now_s)
-        if sequence.finish_reason is not None:
-            self._finish_if_complete(generation, now_s)
+        return (token_id, *forced)
+
+    def _count_more(self, tokens: int) -> None:
+        """``tokens`` beyond one for each sequence of the step."""
+        self._counters.count_more(tokens)
+        if tokens and self.observer is not None:
+            self.observer.more(tokens)
 
     def _token_logprobs(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
         def entry(token_id: int, logprob: float) -> TokenLogprob:
@@ -300,6 +342,11 @@ class EngineCore:
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        if any(chunk.drafts for chunk in chunks):
+            # The same batch may fit without them.
+            logger.warning("out of memory in a step with drafts; there will be none from now on")
+            self.scheduler.draft_rows = 0
+            return
         if len(chunks) < len(plan.chunks):
             return  # Some sequences have ended since: the next step is smaller anyway.
         largest = max(chunks, key=lambda chunk: (chunk.count, chunk.start)).sequence

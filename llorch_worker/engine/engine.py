@@ -22,13 +22,15 @@ from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
+from llorch_worker.engine.drafting.drafter import Drafter
+from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
-from llorch_worker.engine.memory.workspace import scored_rows
+from llorch_worker.engine.memory.workspace import draft_rows, scored_rows
 from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
@@ -101,12 +103,16 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._max_step_tokens = options.max_step_tokens
+        self._make_drafter: Callable[[], Drafter] | None = None
+        if options.speculation == "lookup":
+            self._make_drafter = PromptLookup
         self._scheduler = Scheduler(
             cache.blocks,
             block_size=cache.block_size,
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
+            draft_rows=draft_rows(options.speculation),
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)
@@ -255,6 +261,7 @@ class Engine:
             arrival=next(self._arrivals),
             eos_ids=self._eos_ids,
             matcher=matcher,
+            make_drafter=self._make_drafter if request.speculation == "auto" else None,
         )
         if journal:
             resume(sequences, journal, vocab_size=self.config.vocab_size)
@@ -311,6 +318,8 @@ class Engine:
             finished_total=counters.finished_total,
             preempted_total=self._scheduler.preempted_total,
             steps_total=counters.steps_total,
+            draft_tokens_total=counters.draft_tokens_total,
+            accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
         )
 
     def observe(self, observer: StepObserver | None) -> None:

@@ -166,14 +166,12 @@ class Generation:
             )
         )
 
-    def take_tokens(
-        self,
-        sequence: Sequence,
-        ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs, ...] | None,
-        now_s: float,
-    ) -> None:
-        """Emits the ``ids`` that ``sequence`` has just taken and the text that became final."""
+    def tell(self, sequence: Sequence, now_s: float) -> None:
+        """Emits the tokens that ``sequence`` has taken since the last call and the text that became
+        final."""
+        told, sequence.told_count = sequence.told_count, sequence.generated_count
+        ids = tuple(sequence.token_ids[sequence.prompt_length + told :])
+        scored = sequence.logprobs
         if ids and self._first_token_s is None:
             self._first_token_s = now_s
         text, thought = sequence.text.take(), sequence.text.take_thought()
@@ -181,11 +179,11 @@ class Generation:
             self._emit(
                 Tokens(
                     choice=sequence.choice,
-                    index=sequence.generated_count - len(ids),
+                    index=told,
                     ids=ids,
                     text=text,
                     reasoning_content=thought or None,
-                    logprobs=logprobs,
+                    logprobs=tuple(scored[told:]) if scored is not None and ids else None,
                 )
             )
 
@@ -204,7 +202,7 @@ class Generation:
         self._prompt_entries = prompt_logprobs
         for sequence in self.sequences:
             # Text that a deadline has just released, or that a replay produced beyond its journal.
-            self.take_tokens(sequence, (), None, now_s)
+            self.tell(sequence, now_s)
         choices = tuple(self._choice(sequence) for sequence in self.sequences)
         usage, timings = self._usage(), self._timings(now_s)
         self._result = GenerationResult(

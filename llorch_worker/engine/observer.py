@@ -16,8 +16,8 @@ class StepObserver(Protocol):
         """A step was computed, and each of ``sequences`` has a new token at ``now_s``, monotonic
         seconds. The observer keeps ``token_s`` of the sequences."""
 
-    def forced(self, tokens: int) -> None:
-        """A grammar added ``tokens`` to a text, with a token of this step."""
+    def more(self, tokens: int) -> None:
+        """A text got ``tokens`` more in this step: a grammar forced them, or drafts held."""
 
     def prefilled(self, sequence: Sequence) -> None:
         """The prompt of a sequence that generates nothing was computed."""

@@ -61,7 +61,7 @@ class PromptScorer:
                 rows += range(offset + due.start - chunk.start, offset + due.stop - chunk.start)
                 targets += prompt.targets(due)
                 shares.append((chunk.sequence, len(due)))
-            offset += chunk.count
+            offset += chunk.rows
         if not rows:
             return None
         arrays = np.array(rows, np.int64), np.array(targets, np.int64)

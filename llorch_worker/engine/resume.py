@@ -63,6 +63,7 @@ def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> No
             sequence.append(token_id)
         except InvalidRequest as error:
             raise InternalError(f"{whose} has a token that does not fit the grammar") from error
+    sequence.told_count = count
     _take_logprobs(sequence, choice, whose)
     beyond = len(choice.text) > len(sequence.text.ready) or (
         len(choice.thought) > len(sequence.text.ready_thought)

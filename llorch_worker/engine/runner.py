@@ -15,6 +15,7 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
+from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.prompt_scorer import PromptScorer
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
@@ -36,6 +37,7 @@ class StepOutput:
     sequences: tuple[Sequence, ...]
     sampled: Sampled
     scored: list[tuple[Sequence, ScoredTokens]]
+    drafts: DraftLogits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class Launch:
     sequences: tuple[Sequence, ...]
     pending: Pending
     scorer: PromptScorer | None
+    drafts: DraftLogits | None
 
     def read(self) -> StepOutput:
         """Waits until the step is done. Raises what it raised."""
         sampled = self.pending.read()
         scored = [] if self.scorer is None else self.scorer.read()
-        return StepOutput(self.sequences, sampled, scored)
+        return StepOutput(self.sequences, sampled, scored, self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Runner:
 
         With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """
-        chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
+        chunks = sorted(chunks, key=lambda chunk: chunk.rows > 1)
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
         draw = None
@@ -110,10 +113,11 @@ class Runner:
             draw = self._sampler.prepare(sequences, places)
         vocab_size = self._cache.shape.vocab_size
         scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
+        drafts = DraftLogits.of(due, self._sampler)
         layout = self._layout(chunks, after)
         before = None if after is None else after.pending
-        work = partial(self._compute, layout, before, draw, scorer)
-        return Launch(sequences, self._queue.launch(work), scorer)
+        work = partial(self._compute, layout, before, draw, scorer, drafts)
+        return Launch(sequences, self._queue.launch(work), scorer, drafts)
 
     def forget(self) -> None:
         """Drops all references to sequences: after a failed step, or when idle."""
@@ -125,6 +129,7 @@ class Runner:
         before: Pending | None,
         draw: Draw | None,
         scorer: PromptScorer | None,
+        drafts: DraftLogits | None,
     ) -> Chosen | None:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
         ids, positions, tables, slots, rows = upload(
@@ -142,6 +147,8 @@ class Runner:
             read_logits=None if scorer is None else partial(self._score, scorer),
         )
         logits = self._model.forward(batch, self._cache)
+        if drafts is not None:
+            logits = drafts.keep(logits)
         return None if draw is None else self._sampler.choose(logits, draw)
 
     def _score(
@@ -153,7 +160,7 @@ class Runner:
 
     def _layout(self, chunks: Items[Chunk], after: Launch | None) -> _Layout:
         count = len(chunks)
-        lengths = tuple(chunk.count for chunk in chunks)
+        lengths = tuple(chunk.rows for chunk in chunks)
         starts = np.array([chunk.start for chunk in chunks])
         query = np.array(lengths)
         ends = query.cumsum()
@@ -167,19 +174,26 @@ class Runner:
                 ids = np.array([row_of[chunk.sequence] for chunk in chunks])
             owners, positions = np.arange(count), starts
         else:
-            pieces = [c.sequence.token_ids[c.start : c.start + c.count] for c in chunks]
+            pieces = [
+                [*c.sequence.token_ids[c.start : c.start + c.count], *c.drafts] for c in chunks
+            ]
             ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
             owners = np.repeat(np.arange(count), query)
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
         size = self._cache.block_size
         slots = tables[owners, positions // size] * size + positions % size
         due = np.array([chunk.samples for chunk in chunks])
+        # First a row for each sequence, then the rows of the drafts.
+        drafts = np.array([len(chunk.drafts) for chunk in chunks])
+        rows = (ends - 1 - drafts)[due]
+        if drafts.any():
+            rows = np.concatenate([rows, *map(np.arange, ends - drafts, ends)])
         return _Layout(
             ids=ids,
             positions=positions,
             tables=tables,
             slots=slots,
-            logits_rows=(ends - 1)[due],
+            logits_rows=rows,
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )

@@ -24,6 +24,7 @@ arrival, choice). The rules:
   that outranks the others computes it. A prefill waits for no other work: if that chunk is
   cancelled, preempted or fails, the next step does not contain it. The first running sequence
   never sits out, because no chunk precedes its own.
+- Drafts take what rows and blocks are free in a step without a prefill.
 - A step may be planned while the one before it is still on the device and its tokens are unknown,
   if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).
 - A launched step may still write to the blocks of a sequence that has ended. They become free when
@@ -36,7 +37,7 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import attrgetter
 
@@ -46,15 +47,24 @@ from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
 from llorch_worker.engine_options import EngineOptions
 
 _ORDER = attrgetter("order")
+MOST_DRAFTS = 7
+"""Drafts of one sequence in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``count`` pending tokens of one sequence, from position ``start``."""
+    """``count`` pending tokens of one sequence, from position ``start``, and the ``drafts`` that
+    may follow them."""
 
     sequence: Sequence
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the step computes."""
+        return self.count + len(self.drafts)
 
     @property
     def samples(self) -> bool:
@@ -68,7 +78,7 @@ class Chunk:
 class StepPlan:
     """The work of one step: first ``decodes`` chunks of sampled tokens, then prefill chunks.
 
-    A decode has one token, and those that a grammar forced after it.
+    A decode has one token, those that a grammar forced after it, and drafts.
     """
 
     chunks: tuple[Chunk, ...]
@@ -91,10 +101,12 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_caching: bool = True,
+        draft_rows: int = 0,
         low_waits_at_most_s: float = EngineOptions.low_waits_at_most_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens.
+        """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens, of which at
+        most ``draft_rows`` are drafts.
 
         Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once. A
         sequence that has waited ``low_waits_at_most_s`` in all, by ``clock``, ranks as high.
@@ -103,6 +115,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
+        self.draft_rows = draft_rows
         self._low_waits_at_most_s = low_waits_at_most_s
         self._clock = clock
         self._waiting: list[Sequence] = []
@@ -159,6 +172,8 @@ class Scheduler:
                 completed.add(key)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget -= count
+        if len(chunks) == decodes:
+            chunks = self._with_drafts(chunks, budget)
         return self._launch(StepPlan(tuple(chunks), decodes))
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
@@ -173,12 +188,20 @@ class Scheduler:
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
             return None
+        if any(chunk.drafts or self._propose(chunk.sequence, 1) for chunk in plan.chunks):
+            # How many tokens the step gives is unknown, or the next one shall have drafts.
+            return None
         going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
         if not going or self._admissible(None) is not None or self._next_high() is not None:
             return None
         if not all(self.blocks.allocate(s, len(s.token_ids) + 1) for s in going):
             return None
         return self._launch(StepPlan(tuple(Chunk(s, s.computed + 1, 1) for s in going), len(going)))
+
+    def accept(self, sequence: Sequence, drafts: int) -> None:
+        """Notes that the step has computed the next ``drafts`` tokens of ``sequence`` as drafts."""
+        sequence.computed += drafts
+        self.blocks.publish(sequence)
 
     def advance(self, plan: StepPlan) -> None:
         """Notes that the device has computed the step."""
@@ -296,6 +319,27 @@ class Scheduler:
                         spare -= count - 1
                 chunks.append(Chunk(sequence, sequence.computed, count))
         return chunks
+
+    def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
+        """The decodes of a step without a prefill, with what drafts fit."""
+        rows = min(budget, self.draft_rows)
+        drafted = []
+        for chunk in chunks:
+            drafts = self._propose(chunk.sequence, rows) if chunk.samples else ()
+            known = len(chunk.sequence.token_ids)
+            if drafts and self.blocks.allocate(chunk.sequence, known + len(drafts)):
+                chunk = replace(chunk, drafts=drafts)
+                rows -= len(drafts)
+            drafted.append(chunk)
+        return drafted
+
+    def _propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Up to ``most`` drafts after the known tokens of ``sequence``."""
+        left = sequence.request.max_tokens - sequence.generated_count - 1
+        most = min(most, left, MOST_DRAFTS)
+        if sequence.drafter is None or most <= 0:
+            return ()
+        return tuple(sequence.drafter.propose(sequence.token_ids, most))
 
     def _prefill_rank(self) -> float:
         """The rank of the most urgent prefill of the next step; infinite if there is none."""

@@ -10,6 +10,7 @@ from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
+from llorch_worker.engine.drafting.drafter import Drafter
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 
 HIGH_RANK = 0
@@ -68,9 +69,11 @@ class Sequence:
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
         matcher: Matcher | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """``arrival`` counts submissions and breaks ties; ``seed`` is the choice's own. ``matcher``
-        stands at the beginning of the grammar that the text must fit."""
+        stands at the beginning of the grammar that the text must fit. Without ``drafter`` each
+        token has a step of its own."""
         self.request = request
         self.seed = seed
         self.choice = choice
@@ -78,6 +81,7 @@ class Sequence:
         self.rank = PRIORITY_RANKS[request.priority]
         self.plain = matcher is None and samples_plainly(request)
         self._matcher = matcher
+        self.drafter = drafter
         self.stop_ids = frozenset(request.stop_token_ids) | (
             frozenset() if request.ignore_eos else eos_ids
         )
@@ -109,6 +113,8 @@ class Sequence:
         """When its last token came, in monotonic seconds. Only an observer of steps keeps it."""
         self.most_computed = 0
         """The most tokens that had keys and values before a preemption."""
+        self.told_count = 0
+        """Generated tokens that an event has told."""
         self._forced_count = 0
         """How many of the last tokens the grammar forced, without a step of their own."""
         if self.ended:
@@ -196,19 +202,18 @@ class Sequence:
         InvalidRequest if the token does not fit the grammar.
         """
         matcher = self.matcher
-        self.token_ids.append(token_id)
-        count = self.generated_count
+        count = self.generated_count + 1
         may_stop = count > self.request.min_tokens
         ended = (may_stop and token_id in self.stop_ids) or (
             matcher is not None and token_id in matcher.eos_ids
         )
-        if ended and matcher is not None:
-            matcher.end(token_id)
-        elif not ended:
+        # Before anything else changes: a token that the grammar refuses is no part of the text.
+        if matcher is not None:
+            matcher.end(token_id) if ended else matcher.push(token_id)
+        self.token_ids.append(token_id)
+        if not ended:
             ended = self.text.push(token_id, may_stop=may_stop)
-            if matcher is not None:
-                matcher.push(token_id)
-                ended |= matcher.complete
+            ended |= matcher is not None and matcher.complete
         if ended:
             self.close("stop")
         elif count >= self.request.max_tokens:

@@ -23,7 +23,8 @@ class EngineStats:
     ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
     blocks whose contents later prompts may find. ``prefix_hits_total``: prefills that found their
     beginning. ``cached_tokens_total``: tokens that did not have to be computed, including those of
-    preempted sequences and resumed jobs.
+    preempted sequences and resumed jobs. ``draft_tokens_total`` were computed as drafts, and
+    ``accepted_draft_tokens_total`` of them became tokens of a text.
     """
 
     model: str
@@ -47,6 +48,8 @@ class EngineStats:
     finished_total: int
     preempted_total: int
     steps_total: int
+    draft_tokens_total: int
+    accepted_draft_tokens_total: int
 
 
 @dataclass(slots=True)
@@ -57,6 +60,8 @@ class Counters:
     completion_tokens_total: int = 0
     finished_total: int = 0
     steps_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_draft_tokens_total: int = 0
     _seconds: deque[tuple[int, int]] = field(default_factory=deque)
 
     def count_step(self, plan: StepPlan, tokens: int) -> None:
@@ -65,6 +70,7 @@ class Counters:
         self.steps_total += 1
         self.completion_tokens_total += tokens
         for chunk in plan.chunks:
+            self.draft_tokens_total += len(chunk.drafts)
             prompt_left = chunk.sequence.prompt_length - chunk.start
             if prompt_left > 0:
                 self.prompt_tokens_total += min(chunk.count, prompt_left)
@@ -76,8 +82,8 @@ class Counters:
         while self._seconds[0][0] < second - RATE_WINDOW_S:
             self._seconds.popleft()
 
-    def count_forced(self, tokens: int) -> None:
-        """``tokens`` more than the step sampled were generated: a grammar forced them."""
+    def count_more(self, tokens: int) -> None:
+        """``tokens`` more than one for each sequence of the step were generated."""
         if tokens:
             self.completion_tokens_total += tokens
             second, counted = self._seconds[-1]

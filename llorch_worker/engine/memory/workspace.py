@@ -8,6 +8,7 @@ import torch
 
 from llorch_worker.cache import CacheShape
 from llorch_worker.contract.request import MAX_LOGPROBS
+from llorch_worker.engine_options import Speculation
 from llorch_worker.model import ModelConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
@@ -18,6 +19,8 @@ Logits, log softmax, three tables of penalties, and weights take 24 bytes as flo
 rows the random ones are a copy, and beside untruncated rows the truncated ones are two: 12.
 Truncation adds at most 25, for its sort with int64 indices and the sorted rows' masses. That is 61,
 rounded up."""
+DRAFT_ROWS: Final = 32
+"""The most drafts in a step. Each has a row of logits."""
 SCORED_LOGITS_BYTES: Final = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """The most float32 logits that exist at once while prompts are scored. Their log softmax takes as
 much again, and the output matrix's product before it is widened at most that too. A card reads the
@@ -25,7 +28,12 @@ whole output matrix for each piece, so its pieces are larger; on the CPU that ga
 
 
 def workspace_bytes(
-    config: ModelConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
+    config: ModelConfig,
+    shape: CacheShape,
+    *,
+    max_sequences: int,
+    max_step_tokens: int,
+    draft_rows: int = 0,
 ) -> int:
     """Bytes that a full step needs at once besides weights and cache.
 
@@ -40,7 +48,7 @@ def workspace_bytes(
     logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
     recorded_row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)
     libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
-    step = _step_bytes(config, shape, max_sequences, max_step_tokens)
+    step = _step_bytes(config, shape, max_sequences, max_step_tokens, draft_rows)
     return step + slots + shape.decode_rows * recorded_row + libraries
 
 
@@ -62,8 +70,17 @@ def scored_rows(
     return 1 << (max(1, min(room // row, most)).bit_length() - 1)
 
 
+def draft_rows(speculation: Speculation) -> int:
+    """The most drafts in a step."""
+    return 0 if speculation == "off" else DRAFT_ROWS
+
+
 def _step_bytes(
-    config: ModelConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+    config: ModelConfig,
+    shape: CacheShape,
+    max_sequences: int,
+    max_step_tokens: int,
+    draft_rows: int = 0,
 ) -> int:
     item = shape.dtype.itemsize
     gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
@@ -72,7 +89,9 @@ def _step_bytes(
     return max(
         max_step_tokens * _mlp_row(config, shape),
         max_step_tokens * _qkv_row(config, shape) + gathered,
-        max_sequences * sampled_row,
+        # The logits after drafts, and a copy of those that are sampled.
+        max_sequences * sampled_row
+        + draft_rows * config.vocab_size * (item + 2 * torch.float32.itemsize),
     )
 
 

@@ -33,7 +33,7 @@ class StepFigures:
         self._step_s = 0.0
 
     def step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
-        self.step_tokens.add(sum([chunk.count for chunk in plan.chunks]))
+        self.step_tokens.add(sum([chunk.rows for chunk in plan.chunks]))
         last_s, self._step_s = self._step_s, now_s
         together = 0
         for sequence in sequences:
@@ -49,7 +49,7 @@ class StepFigures:
             self.token_gaps.add(now_s - last_s, together)
         self.generated_tokens += len(sequences)
 
-    def forced(self, tokens: int) -> None:
+    def more(self, tokens: int) -> None:
         self.token_gaps.add(0.0, tokens)
         self.generated_tokens += tokens
 

@@ -1,0 +1,76 @@
+"""Drafts from the sequence's own prompt and text."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Final
+
+ID_BYTES: Final = 4
+NEEDLE_TOKENS: Final = 2
+"""How many of the last tokens an earlier place must share to be found."""
+MOST_PLACES: Final = 16
+"""How many of the latest such places are compared."""
+LONGEST_MATCH: Final = 32
+"""Tokens up to which places are compared; a longer match is no better."""
+
+
+class PromptLookup:
+    """Goes on where the last tokens stood before, as in prompt lookup decoding (Saxena 2023).
+
+    While the text repeats what follows an earlier place, it stays at that place. It looks for
+    another only when a token differs, at the place with the longest match, the latest of equals.
+    """
+
+    def __init__(self) -> None:
+        # A search in bytes is one call of memmem; an index in Python would cost each token of a
+        # prompt more than the search costs each step.
+        self._bytes = bytearray()
+        self._next: int | None = None
+        """The place whose token is expected next."""
+
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        """See ``Drafter``."""
+        self._follow(token_ids)
+        if self._next is None:
+            return []
+        draft = token_ids[self._next : self._next + most]
+        # A text that repeats itself goes on with what the draft has just repeated.
+        period = len(token_ids) - self._next
+        while len(draft) < most:
+            draft.append(draft[len(draft) - period])
+        return draft
+
+    def _follow(self, token_ids: list[int]) -> None:
+        known = len(self._bytes) // ID_BYTES
+        fresh = token_ids[known:]
+        self._bytes += pack(f"<{len(fresh)}i", *fresh)
+        for token_id in fresh:
+            if self._next is None or token_ids[self._next] != token_id:
+                self._next = self._search(token_ids)
+                return
+            self._next += 1
+
+    def _search(self, token_ids: list[int]) -> int | None:
+        """The place after the longest earlier match of the last tokens."""
+        size = len(token_ids)
+        needle = bytes(self._bytes[-NEEDLE_TOKENS * ID_BYTES :])
+        best, longest = None, 0
+        # Overlapping places count: "a a a" goes on with "a".
+        end = len(self._bytes) - 1
+        for _ in range(MOST_PLACES):
+            at = self._bytes.rfind(needle, 0, end)
+            if at < 0 or size <= NEEDLE_TOKENS:
+                break
+            end = at + len(needle) - 1
+            if at % ID_BYTES:
+                continue
+            place = at // ID_BYTES + NEEDLE_TOKENS
+            length = NEEDLE_TOKENS
+            while (
+                length < min(place, LONGEST_MATCH)
+                and token_ids[place - length - 1] == token_ids[size - length - 1]
+            ):
+                length += 1
+            if length > longest:
+                best, longest = place, length
+        return best

@@ -1,0 +1,188 @@
+"""With drafts each job gets the tokens, the text and the bits of the log probabilities that it gets
+without: alone, in company, preempted, cancelled beside others, and resumed.
+
+``LLORCH_FULL_SIZE=1`` runs 1,500 jobs for each kind of kernels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.kernels import native_absence
+from tests.engine.conftest import WatchedModel
+from tests.engine.random_company import Job, other_bits, other_tokens, run_alone, run_in_company
+from tests.engine.structured import AS_RECORD
+from tests.sizes import sized
+
+JOBS = sized(usual=25, full=1_500)
+PHRASES = [
+    "Once upon a time, there was a little girl named Lily.",
+    "She liked to play with her red ball.",
+    "The dog ran to the park.",
+    "Tom said, I want to play with you.",
+]
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "float32": ("f32.gguf", {"dtype": "float32"}),
+    "float32, int8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "int8"}),
+    "float32, fp8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "fp8"}),
+    "native products, torch's attention": (
+        "q8_0.gguf",
+        {"dtype": "bfloat16", "batch_invariant": True},
+    ),
+    "native": ("demo", {"dtype": "bfloat16"}),
+    "native, int8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "int8"}),
+    "native, fp8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "fp8"}),
+}
+
+
+def repeating_requests(count: int, seed: int) -> Iterator[GenerationRequest]:
+    """Every kind of parameter, with prompts that the text is likely to repeat."""
+    rng = random.Random(seed)
+    endings: list[dict[str, Any]] = [
+        {},
+        {},
+        {"stop": ["park", "She liked"]},
+        {"stop": [" the", "\n"], "min_tokens": 9},
+        {"stop_token_ids": [300, 310, 320]},
+        AS_RECORD,
+        {"structured_outputs": {"regex": "(She liked to play with her (red|big) ball\\. ){1,4}"}},
+        {"structured_outputs": {"choice": ["The dog ran to the park.", "The dog ran home."]}},
+    ]
+    for _ in range(count):
+        phrases = rng.choices(PHRASES, k=rng.randint(1, 8))
+        yield GenerationRequest(
+            prompt=" ".join(phrases),
+            max_tokens=rng.randint(1, 60),
+            temperature=rng.choice([0, 0, 0.3, 0.8, 1.2]),
+            top_p=rng.choice([1.0, 1.0, 0.9]),
+            top_k=rng.choice([0, 0, 5]),
+            min_p=rng.choice([0.0, 0.0, 0.1]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.0, 1.1]),
+            presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.4]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.0, -0.3]),
+            logit_bias=rng.choice([None, None, {300: -4.0, 310: 3.0}]),
+            seed=rng.randrange(2**31),
+            n=rng.choice([1, 1, 1, 2]),
+            logprobs=rng.choice([None, 0, 3]),
+            ignore_eos=rng.random() < 0.5,
+            **rng.choice(endings),
+        )
+
+
+class RightAndWrong:
+    """Drafts what a job answered without drafts, each token wrong with a chance of one in six."""
+
+    def __init__(self, texts: list[list[int]], seed: int) -> None:
+        self._texts = texts
+        self._rng = random.Random(seed)
+
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        size = len(token_ids)
+        right = next((t for t in self._texts if t[:size] == token_ids), token_ids)
+        drafts = right[size : size + most] or [5] * most
+        return [7 if self._rng.random() < 1 / 6 else token_id for token_id in drafts]
+
+
+def texts_of(engine: Engine, jobs: list[Job]) -> list[list[int]]:
+    return [
+        [*engine.tokenizer.encode(job.request.prompt or ""), *choice.token_ids]
+        for job in jobs
+        for choice in job.answer
+    ]
+
+
+@pytest.mark.timeout(300 if JOBS < 1_000 else 7_200)
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, way: str) -> None:
+    name, options = WAYS[way]
+    if "native" in way and (absence := native_absence()) is not None:
+        pytest.skip(absence)
+    path = demo_model if name == "demo" else trained_model / name
+    with Engine.load(path, device="cpu", **options) as engine:
+        jobs = run_alone(engine, repeating_requests(JOBS, seed=1))
+        texts = texts_of(engine, jobs)
+        block_bytes = engine.stats().bytes["kv"] // engine.stats().kv_blocks_total
+    # Few blocks, so that sequences are preempted; small steps, so that drafts yield to prefills.
+    small = Engine.load(
+        path,
+        device="cpu",
+        max_sequences=8,
+        max_step_tokens=48,
+        max_context=256,
+        kv_cache_bytes=18 * block_bytes,
+        speculation="lookup",
+        **options,
+    )
+    with small as engine:
+        for company in ("looked up", "right and wrong"):
+            if company == "right and wrong":
+                engine._make_drafter = lambda: RightAndWrong(texts, seed=3)
+            answers = run_in_company(engine, jobs, seed=2)
+            engine.check_integrity()
+            assert other_tokens(jobs, answers) == [], company
+            assert other_bits(jobs, answers) == [], company
+        stats = engine.stats()
+    assert stats.kv_blocks_free == stats.kv_blocks_total
+    assert 0 < stats.accepted_draft_tokens_total < stats.draft_tokens_total
+    assert stats.preempted_total > 0
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps(
+    make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
+) -> None:
+    steps = {}
+    for speculation in ("off", "lookup"):
+        model = watched()
+        engine = make_engine(model=model, speculation=speculation)
+        request = GenerationRequest(
+            prompt=PHRASES[0], max_tokens=60, temperature=0, logit_bias={300: 100.0}
+        )
+        engine.submit(request).result(60)
+        steps[speculation] = len(model.steps)
+    assert steps["off"] == 60
+    # Two tokens, eight for each step, and what is left.
+    assert steps["lookup"] <= 12
+
+
+def test_a_request_can_turn_drafts_off(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(speculation="lookup")
+    begun = PHRASES[0].removesuffix(" girl named Lily.")
+    fields = {"prompt": f"{PHRASES[0]} {begun}", "max_tokens": 30, "temperature": 0}
+    engine.submit(GenerationRequest(**fields, speculation="off")).result(60)
+    assert engine.stats().draft_tokens_total == 0
+    engine.submit(GenerationRequest(**fields)).result(60)
+    assert engine.stats().draft_tokens_total > 0
+
+
+def test_drafts_leave_nothing_in_the_prefix_cache(make_engine: Callable[..., Engine]) -> None:
+    """The blocks that are kept hold accepted tokens only, as many as without drafts."""
+    request = GenerationRequest(prompt=PHRASES[1] * 3, max_tokens=50, temperature=0.5, seed=1)
+    kept = []
+    for speculation in ("off", "lookup"):
+        engine = make_engine(speculation=speculation)
+        answer = engine.submit(request).result(60).choices[0]
+        ids = [*engine.tokenizer.encode(request.prompt or ""), *answer.token_ids]
+        again = GenerationRequest(prompt_token_ids=ids, max_tokens=1, temperature=0)
+        kept.append((engine.stats().kv_blocks_kept, engine.submit(again).result(60).usage.cached))
+    assert kept[0] == kept[1]
+
+
+class OnlyWrong:
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        return [3] * most
+
+
+def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]) -> None:
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.9, seed=4, n=2)
+    expected = make_engine().submit(request).result(60).choices
+    engine = make_engine(speculation="lookup")
+    engine._make_drafter = OnlyWrong
+    assert engine.submit(request).result(60).choices == expected
+    assert engine.stats().accepted_draft_tokens_total == 0
