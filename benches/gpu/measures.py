@@ -91,6 +91,7 @@ class Bench:
         self._steps = _Switch(model)
         self._scheduler = Scheduler(
             cache.blocks,
+            cache.windows,
             block_size=cache.block_size,
             max_sequences=most,
             # Every case must begin in one step.

@@ -9,6 +9,7 @@ from llorch_worker.cache.prefix import Prefix
 from llorch_worker.cache.rope_tables import Rope, RopeScaling, RopeTables
 from llorch_worker.cache.shape import BLOCK_SIZE_TOKENS, MAX_QUERY_TOKENS, CacheShape
 from llorch_worker.cache.unified import UnifiedCache
+from llorch_worker.cache.window_pool import WindowPool
 
 __all__ = [
     "BLOCK_SIZE_TOKENS",
@@ -26,4 +27,5 @@ __all__ = [
     "RopeScaling",
     "RopeTables",
     "UnifiedCache",
+    "WindowPool",
 ]

@@ -89,10 +89,11 @@ class BlockPool:
         prefix = parent.children.get(token_ids)
         if prefix is None:
             prefix = parent.children[token_ids] = Prefix(parent, token_ids)
-        prefix.copies.append(block)
+        # First, because its windowed layers still have all of it: see WindowPool.
+        prefix.copies.insert(0, block)
         self._contents[block] = prefix
-        if not self._holders[prefix.copies[0]]:
-            self._forget(prefix.copies[0])
+        if not self._holders[prefix.copies[-1]]:
+            self._forget(prefix.copies[-1])
         return prefix
 
     def free(self, ids: Ids[int]) -> None:

@@ -28,10 +28,6 @@ class LayerGroup:
     """A query sees so many tokens, itself included, and no others are kept; None: all are."""
     layers: tuple[int, ...]
 
-    def first_block(self, computed: int, block_size: int) -> int:
-        """The first block that a sequence needs with ``computed`` tokens in the cache."""
-        return 0 if self.window is None else max(0, computed + 1 - self.window) // block_size
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:

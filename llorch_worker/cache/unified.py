@@ -13,6 +13,7 @@ from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.rope_tables import RopeTables
 from llorch_worker.cache.shape import CacheShape
+from llorch_worker.cache.window_pool import WindowPool
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class UnifiedCache:
     rope: RopeTables
     masks: CausalMasks
     blocks: BlockPool
+    windows: tuple[WindowPool, ...] = ()
+    """For each group of windowed layers, in the order of ``CacheShape.groups``."""
     decode: DecodeBuffers | None = None
     """Buffers of recorded decode steps, if any are recorded."""
 
@@ -31,6 +34,7 @@ class UnifiedCache:
     def allocate(cls, shape: CacheShape, num_blocks: int) -> UnifiedCache:
         """Allocates all parts, with ``num_blocks`` KV blocks for sequences."""
         counts = shape.block_counts(num_blocks)
+        blocks = BlockPool(num_blocks)
         return cls(
             shape=shape,
             kv=PagedKV(shape, _with_scratch(shape, counts)),
@@ -45,7 +49,12 @@ class UnifiedCache:
                 max_context=shape.max_context,
                 device=shape.device,
             ),
-            blocks=BlockPool(num_blocks),
+            blocks=blocks,
+            windows=tuple(
+                WindowPool(blocks, count, window=group.window, block_size=shape.block_size)
+                for group, count in zip(shape.groups, counts, strict=True)
+                if group.window is not None
+            ),
             decode=DecodeBuffers(shape, scratch_blocks=counts) if shape.decode_rows else None,
         )
 

@@ -108,6 +108,7 @@ class Engine:
             self._make_drafter = PromptLookup
         self._scheduler = Scheduler(
             cache.blocks,
+            cache.windows,
             block_size=cache.block_size,
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,

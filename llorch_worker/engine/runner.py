@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
@@ -65,9 +65,9 @@ class _Layout:
 
     ids: Integers
     positions: Integers
-    tables: Integers
-    slots: Integers
     logits_rows: Integers
+    places: tuple[tuple[Integers, Integers], ...]
+    """Block tables and slots of each group of layers."""
     query_lengths: tuple[int, ...]
     context_lengths: tuple[int, ...]
 
@@ -132,10 +132,8 @@ class Runner:
         drafts: DraftLogits | None,
     ) -> Chosen | None:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
-        ids, positions, tables, slots, rows = upload(
-            (layout.ids, layout.positions, layout.tables, layout.slots, layout.logits_rows),
-            self._device,
-        )
+        numbers = (layout.ids, layout.positions, layout.logits_rows, *chain(*layout.places))
+        ids, positions, rows, tables, slots, *windowed = upload(numbers, self._device)
         batch = RaggedBatch(
             token_ids=ids if before is None else before.token_ids.index_select(0, ids),
             positions=positions,
@@ -143,6 +141,7 @@ class Runner:
             context_lengths=layout.context_lengths,
             block_tables=tables,
             slots=slots,
+            windowed=tuple(map(Places, windowed[::2], windowed[1::2])),
             logits_rows=rows,
             read_logits=None if scorer is None else partial(self._score, scorer),
         )
@@ -181,7 +180,8 @@ class Runner:
             owners = np.repeat(np.arange(count), query)
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
         size = self._cache.block_size
-        slots = tables[owners, positions // size] * size + positions % size
+        columns, offsets = positions // size, positions % size
+        of_groups = [tables, *(window.partners[tables] for window in self._cache.windows)]
         due = np.array([chunk.samples for chunk in chunks])
         # First a row for each sequence, then the rows of the drafts.
         drafts = np.array([len(chunk.drafts) for chunk in chunks])
@@ -191,9 +191,8 @@ class Runner:
         return _Layout(
             ids=ids,
             positions=positions,
-            tables=tables,
-            slots=slots,
             logits_rows=rows,
+            places=tuple((t, t[owners, columns] * size + offsets) for t in of_groups),
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )

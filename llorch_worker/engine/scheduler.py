@@ -37,11 +37,12 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import attrgetter
 
-from llorch_worker.cache import BlockPool
+from llorch_worker.cache import BlockPool, WindowPool
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
 from llorch_worker.engine_options import EngineOptions
@@ -96,6 +97,7 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        windows: Items[WindowPool] = (),
         *,
         block_size: int,
         max_sequences: int,
@@ -111,7 +113,9 @@ class Scheduler:
         Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once. A
         sequence that has waited ``low_waits_at_most_s`` in all, by ``clock``, ranks as high.
         """
-        self.blocks = SequenceBlocks(pool, block_size=block_size, prefix_caching=prefix_caching)
+        self.blocks = SequenceBlocks(
+            pool, windows, block_size=block_size, prefix_caching=prefix_caching
+        )
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
@@ -200,15 +204,13 @@ class Scheduler:
 
     def accept(self, sequence: Sequence, drafts: int) -> None:
         """Notes that the step has computed the next ``drafts`` tokens of ``sequence`` as drafts."""
-        sequence.computed += drafts
-        self.blocks.publish(sequence)
+        self.blocks.advance(sequence, drafts)
 
     def advance(self, plan: StepPlan) -> None:
         """Notes that the device has computed the step."""
         for chunk in plan.chunks:
             if chunk.sequence.state is SequenceState.RUNNING:
-                chunk.sequence.computed += chunk.count
-                self.blocks.publish(chunk.sequence)
+                self.blocks.advance(chunk.sequence, chunk.count)
         self.drop(plan)
 
     def drop(self, plan: StepPlan) -> None:

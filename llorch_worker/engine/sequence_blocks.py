@@ -3,14 +3,19 @@
 Sequences share only full blocks, and only to read them: a sequence writes to blocks that it alone
 holds and that no other can find yet. Finding and publishing cost work for each new block, not for
 each token, because a sequence remembers its place in the prefix tree, even while it waits.
+
+Of layers with a window, a sequence holds only the blocks that its next token may see, and those
+that its next step writes (see ``WindowPool``). It finds a prefix only if these layers still have
+the window before its end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 
-from llorch_worker.cache import BlockPool, Prefix
+from llorch_worker.cache import BlockPool, Prefix, WindowPool
 from llorch_worker.engine.sequence import Sequence
 
 BlockKey = tuple[Prefix, tuple[int, ...]]
@@ -20,9 +25,17 @@ BlockKey = tuple[Prefix, tuple[int, ...]]
 class SequenceBlocks:
     """Gives the blocks of one pool to sequences. Only the engine thread may call it."""
 
-    def __init__(self, pool: BlockPool, *, block_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        windows: Items[WindowPool],
+        *,
+        block_size: int,
+        prefix_caching: bool,
+    ) -> None:
         """``block_size`` in tokens. Without ``prefix_caching`` no block is published or found."""
         self._pool = pool
+        self._windows = windows
         self._block_size = block_size
         self._prefix_caching = prefix_caching
         self._reserved = 0
@@ -52,8 +65,8 @@ class SequenceBlocks:
     ) -> bool:
         """Whether a waiting sequence surely fits once ``victims`` have given up their blocks."""
         # Giving up blocks never takes room: what a victim shares with the sequence then costs a
-        # block, and is free.
-        if self.fits(sequence, spare=spare):
+        # block, and is free. With windows, what is found now may be gone once the sequence starts.
+        if not self._windows and self.fits(sequence, spare=spare):
             return True
         listed = Counter(block for victim in victims for block in victim.blocks)
         freed = sum(count == self._pool.holders(block) for block, count in listed.items())
@@ -82,7 +95,11 @@ class SequenceBlocks:
             self.hits_total += 1
         self.found_tokens_total += len(found) * self._block_size
         self._add(sequence, found, reserved=len(found))
+        before = sequence.computed
         sequence.skip_to(len(sequence.blocks) * self._block_size)
+        for window in self._windows:
+            window.share(sequence.blocks[max(have, window.first(sequence.computed)) :])
+        self._slide(sequence, before, have)
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Gives ``sequence`` the blocks it lacks for its first ``tokens`` tokens.
@@ -94,11 +111,21 @@ class SequenceBlocks:
         if missing - reserved > self._unreserved:
             return False
         if missing > 0:
-            self._add(sequence, self._pool.allocate(missing), reserved)
+            blocks = self._pool.allocate(missing)
+            self._add(sequence, blocks, reserved)
+            for window in self._windows:
+                window.allocate(blocks)
         return True
 
-    def publish(self, sequence: Sequence) -> None:
-        """Lets other sequences find the full, computed blocks. Their step must have succeeded."""
+    def advance(self, sequence: Sequence, tokens: int) -> None:
+        """Notes that a step has computed the next ``tokens``: lets other sequences find the blocks
+        that are full now, and gives up those that the windows have left behind."""
+        before = sequence.computed
+        sequence.computed += tokens
+        self._publish(sequence)
+        self._slide(sequence, before, len(sequence.blocks))
+
+    def _publish(self, sequence: Sequence) -> None:
         prefix, size = sequence.prefix, self._block_size
         if sequence.computed < (prefix.depth + 1) * size or not self._in_tree(sequence):
             return
@@ -109,6 +136,8 @@ class SequenceBlocks:
     def release(self, sequence: Sequence) -> None:
         """Takes back all blocks and reservations. Free blocks keep their published contents."""
         self._pool.free(sequence.blocks)
+        for window in self._windows:
+            window.free(sequence.blocks[window.first(sequence.computed) :])
         self._reserved -= sequence.reserved_blocks
         sequence.lose_blocks()
 
@@ -133,6 +162,7 @@ class SequenceBlocks:
         """Raises ``RuntimeError`` unless the holders and the reservations add up."""
         self._pool.check_integrity()
         holders = [0] * self._pool.total
+        partners = [[0] * self._pool.total for _ in self._windows]
         reserved = 0
         for sequence in holding:
             reserved += sequence.reserved_blocks
@@ -140,9 +170,14 @@ class SequenceBlocks:
                 raise RuntimeError("a sequence holds a KV block twice")
             for block in sequence.blocks:
                 holders[block] += 1
+            for window, held in zip(self._windows, partners, strict=True):
+                for block in sequence.blocks[window.first(sequence.computed) :]:
+                    held[block] += 1
             self._check_contents(sequence)
         if any(holders[block] != self._pool.holders(block) for block in range(self._pool.total)):
             raise RuntimeError("a KV block has more or fewer holders than sequences that list it")
+        for window, held in zip(self._windows, partners, strict=True):
+            window.check_integrity(held)
         if not reserved == self._reserved <= self._pool.free_count:
             raise RuntimeError(
                 f"{self._reserved} KV blocks are reserved, {reserved} of them by running "
@@ -178,6 +213,14 @@ class SequenceBlocks:
         sequence.reserved_blocks -= reserved
         self._reserved -= reserved
 
+    def _slide(self, sequence: Sequence, before: int, held: int) -> None:
+        """Gives up what the windows needed of the first ``held`` blocks with ``before`` tokens
+        computed, and need no more."""
+        for window in self._windows:
+            end = min(held, window.first(sequence.computed))
+            if (first := window.first(before)) < end:
+                window.free(sequence.blocks[first:end])
+
     def _in_tree(self, sequence: Sequence) -> bool:
         """Whether the sequence may find and publish: not while it holds withdrawn blocks."""
         return self._prefix_caching and (sequence.prefix.known or not sequence.blocks)
@@ -192,7 +235,27 @@ class SequenceBlocks:
             if child is None:
                 break
             prefix = child
-        sequence.prefix = prefix
+        sequence.prefix = self._usable(sequence, prefix) if self._windows else prefix
+
+    def _usable(self, sequence: Sequence, prefix: Prefix) -> Prefix:
+        """``prefix`` or the end of the longest part of it before which no window lacks a block."""
+        path = prefix.path(len(sequence.blocks))
+        if not path:
+            return prefix
+        assert path[0].parent is not None
+        usable = path[0].parent
+        # For each window the first block from which on all have a partner.
+        complete_from = [0] * len(self._windows)
+        for node in path:
+            usable_here = True
+            for index, window in enumerate(self._windows):
+                if not window.has(node.copies[0]):
+                    complete_from[index] = node.depth
+                first = window.first(node.depth * self._block_size)
+                usable_here &= complete_from[index] <= first
+            if usable_here:
+                usable = node
+        return usable
 
     def _key(self, sequence: Sequence, index: int) -> BlockKey:
         return sequence.prefix, self._ids(sequence, index)

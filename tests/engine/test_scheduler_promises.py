@@ -1,14 +1,16 @@
 """What the scheduler must keep under random arrivals, priorities, cancels and tiny pools.
 
 Most prompts begin alike. A model of the KV memory notes for every slot the text up to the token
-written there; every reader must find its own text. A step launched ahead writes when it ends, after
-all that happened meanwhile.
+written there, in the layers that keep all tokens and in those of each window; every reader must
+find its own text. A step launched ahead writes when it ends, after all that happened meanwhile.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,13 +21,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from llorch_worker.cache import BlockPool
+from llorch_worker.cache import BlockPool, CacheShape, WindowPool
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.scheduler import Chunk, Scheduler, StepPlan
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 
 BLOCK_SIZE = 4
 GARBAGE = (-1,)
+
+Slot = tuple[int, int, int]
+"""Group of layers, block, offset."""
 
 
 class NoText:
@@ -43,29 +48,38 @@ class SchedulerPromises(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.ended_early: set[Sequence] = set()
-        self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
-        """What each (block, offset) holds: all token ids up to the one whose keys lie there."""
+        self.memory: dict[Slot, tuple[int, ...]] = {}
+        """What each slot holds: all token ids up to the one whose keys lie there."""
         self.ahead: StepPlan | None = None
-        self.written: dict[Sequence, tuple[int, int]] = {}
-        """The slot that ``ahead`` writes to for each sequence."""
+        self.written: dict[Sequence, list[Slot]] = {}
+        """The slots that ``ahead`` writes to for each sequence."""
 
     @initialize(
-        blocks=st.integers(2, 12),
-        max_sequences=st.integers(1, 5),
+        blocks=st.integers(2, 12) | st.integers(13, 50),
+        max_sequences=st.integers(1, 2) | st.integers(3, 5),
         step=st.integers(1, 24),
         prefix_caching=st.sampled_from([True, True, True, False]),
         overlaps=st.booleans(),
+        windows=st.sets(st.integers(1, 12), max_size=2),
     )
     def open(
-        self, blocks: int, max_sequences: int, step: int, prefix_caching: bool, overlaps: bool
+        self,
+        blocks: int,
+        max_sequences: int,
+        step: int,
+        prefix_caching: bool,
+        overlaps: bool,
+        windows: set[int],
     ) -> None:
         self.overlaps = overlaps
         self.pool = BlockPool(blocks)
+        self.windows = self.window_pools(sorted(windows), max_sequences, step)
         self.now_s = 0.0
         self.max_sequences, self.step_tokens = max_sequences, step
         self.prefix_caching = prefix_caching
         self.scheduler = Scheduler(
             self.pool,
+            self.windows,
             block_size=BLOCK_SIZE,
             max_sequences=max_sequences,
             max_step_tokens=step,
@@ -73,6 +87,27 @@ class SchedulerPromises(RuleBasedStateMachine):
             low_waits_at_most_s=10,
             clock=lambda: self.now_s,
         )
+
+    def window_pools(self, windows: list[int], sequences: int, step: int) -> list[WindowPool]:
+        """As small as those of a cache may be."""
+        shape = CacheShape(
+            num_layers=len(windows),
+            num_kv_heads=1,
+            head_dim=2,
+            ropes=(),
+            max_context=1000,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            block_size=BLOCK_SIZE,
+            windows=tuple(windows),
+            max_sequences=sequences,
+            max_step_tokens=step,
+        )
+        _, *counts = shape.block_counts(self.pool.total)
+        return [
+            WindowPool(self.pool, count, window=window, block_size=BLOCK_SIZE)
+            for window, count in zip(windows, counts, strict=True)
+        ]
 
     @rule(seconds=st.integers(1, 12))
     def time_passes(self, seconds: int) -> None:
@@ -89,7 +124,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         self, share: float, prompt_share: float, alike_share: float, family: int, priority: Any
     ) -> None:
         # Anything that the pool as a whole can hold is accepted.
-        size = max(2, int(share * self.pool.total * BLOCK_SIZE))
+        size = max(2, int(share * min(self.pool.total, 12) * BLOCK_SIZE))
         prompt = min(size - 1, max(1, int(prompt_share * size)))
         alike = int(alike_share * prompt)
         sequence = Sequence(
@@ -135,7 +170,8 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.check_memory(plan)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
-                self.memory[self.slot(chunk.sequence, position)] = GARBAGE
+                for slot in self.slots_of(chunk.sequence, position):
+                    self.memory[slot] = GARBAGE
         self.scheduler.drop(plan)
         if out_of_memory and len(plan.chunks) > 1:
             self.scheduler.relieve(max(plan.chunks, key=lambda chunk: chunk.count).sequence)
@@ -149,7 +185,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         """And with it all whose tokens it was to give."""
         plan, self.ahead = self.ahead, None
         assert plan is not None
-        for slot in self.written.values():
+        for slot in chain(*self.written.values()):
             self.memory[slot] = GARBAGE
         self.scheduler.drop(plan)
         for chunk in plan.chunks:
@@ -163,7 +199,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         if self.ahead is not None:
             self.check_ahead(plan, self.ahead)
             self.written = {
-                chunk.sequence: self.slot(chunk.sequence, chunk.start)
+                chunk.sequence: self.slots_of(chunk.sequence, chunk.start)
                 for chunk in self.ahead.chunks
             }
         self.land(plan, slots)
@@ -173,9 +209,9 @@ class SchedulerPromises(RuleBasedStateMachine):
         if plan is not None:
             self.land(plan, self.written)
 
-    def slots(self, plan: StepPlan) -> dict[Sequence, tuple[int, int]]:
+    def slots(self, plan: StepPlan) -> dict[Sequence, list[Slot]]:
         """Where a step writes the first token of each chunk."""
-        return {chunk.sequence: self.slot(chunk.sequence, chunk.start) for chunk in plan.chunks}
+        return {chunk.sequence: self.slots_of(chunk.sequence, chunk.start) for chunk in plan.chunks}
 
     def check_ahead(self, plan: StepPlan, ahead: StepPlan) -> None:
         """Those of ``plan`` that go on, each a token further; nobody else could start."""
@@ -197,22 +233,24 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.check_plan(plan, waiting, before)
         return plan
 
-    def land(self, plan: StepPlan, slots: dict[Sequence, tuple[int, int]]) -> None:
+    def land(self, plan: StepPlan, slots: dict[Sequence, list[Slot]]) -> None:
         alive = [c for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         for chunk in plan.chunks:
             if chunk not in alive:
                 # A token that nobody wants: its block must have been kept from others.
-                block, _ = slots[chunk.sequence]
+                _, block, _ = slots[chunk.sequence][0]
                 assert self.pool.holders(block) == 1
                 assert self.pool.contents(block) is None
                 assert not any(block in s.blocks for s in self.scheduler.running)
-                self.memory[slots[chunk.sequence]] = GARBAGE
+                for slot in slots[chunk.sequence]:
+                    self.memory[slot] = GARBAGE
         self.check_memory(StepPlan(tuple(alive), plan.decodes))
         for chunk in alive:
-            assert self.slot(chunk.sequence, chunk.start) == slots[chunk.sequence]
+            assert self.slots_of(chunk.sequence, chunk.start) == slots[chunk.sequence]
             for position in range(chunk.start, chunk.start + chunk.count):
                 text = tuple(chunk.sequence.token_ids[: position + 1])
-                self.memory[self.slot(chunk.sequence, position)] = text
+                for slot in self.slots_of(chunk.sequence, position):
+                    self.memory[slot] = text
         self.scheduler.advance(plan)
         for chunk in alive:
             sequence = chunk.sequence
@@ -228,23 +266,32 @@ class SchedulerPromises(RuleBasedStateMachine):
         still_written = self.ahead is not None and sequence in self.written
         assert still_written or not sequence.blocks
 
-    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        return sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+    def slots_of(self, sequence: Sequence, position: int) -> list[Slot]:
+        block, offset = sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+        partners = [int(window.partners[block]) for window in self.windows]
+        return [(group, each, offset) for group, each in enumerate([block, *partners])]
+
+    def seen_from(self, start: int) -> list[int]:
+        """The first position that the token at ``start`` sees in each group of layers."""
+        return [0, *(max(0, start + 1 - window.window) for window in self.windows)]
 
     def check_memory(self, plan: StepPlan) -> None:
         """Everyone reads its own text, and writes where nobody else reads."""
-        written: set[int] = set()
+        written: set[Slot] = set()
         for chunk in plan.chunks:
             sequence = chunk.sequence
             for position in range(chunk.start):
-                held = self.memory[self.slot(sequence, position)]
-                assert held == tuple(sequence.token_ids[: position + 1])
+                slots = self.slots_of(sequence, position)
+                for first, slot in zip(self.seen_from(chunk.start), slots, strict=True):
+                    if position >= first:
+                        assert self.memory[slot] == tuple(sequence.token_ids[: position + 1])
             for index in range(chunk.start // BLOCK_SIZE, self.blocks_of(chunk)):
                 block = sequence.blocks[index]
                 assert self.pool.holders(block) == 1
                 assert self.pool.contents(block) is None
-                assert block not in written
-                written.add(block)
+                slots = self.slots_of(sequence, index * BLOCK_SIZE)
+                assert written.isdisjoint(slots)
+                written.update(slots)
 
     @staticmethod
     def blocks_of(chunk: Chunk) -> int:
