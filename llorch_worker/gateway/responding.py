@@ -10,6 +10,7 @@ from celery.utils import uuid
 from fastapi import Request
 from sse_starlette import EventSourceResponse
 
+from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
@@ -34,9 +35,12 @@ from llorch_worker.gateway.responses.store import NotKept, ResponseStore
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.responses import (
     PREFIX,
+    Compacted,
     End,
+    InputTokens,
     Response,
     ResponseRecord,
+    compacted,
     failure_of,
     new_record,
     output_of,
@@ -79,14 +83,34 @@ class Creation:
             return await self._waiting.answer(self._result(record, job))
         return await self._waiting.stream(self._stream(record, job))
 
-    async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
-        """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
+    async def count(self) -> InputTokens:
+        """How long its prompt would be. Raises ``LlorchError``."""
+        _, generation = await self._understood()
+        card = await self.gateway.client.model_card(generation.model)
+        return InputTokens(input_tokens=await self._length(card, generation))
+
+    async def compact(self) -> Compacted:
+        """``body`` is :func:`summarising`. Raises ``LlorchError`` if there is no summary."""
+        record, job = await self._begin()
+        return compacted(record, await self._waiting.answer(self._result(record, job)))
+
+    async def _understood(self) -> tuple[list[Read], GenerationRequest]:
+        """The conversation, and the request for its next turn, with a model."""
         self.gateway.check(self.body)
         conversation = await self._conversation()
         generation = self.body.to_generation(conversation)
         if generation.model is None:
             card = await self.gateway.client.model_card()
             generation = generation.model_copy(update={"model": card.name})
+        return conversation, generation
+
+    async def _length(self, card: ModelCard, request: GenerationRequest) -> int:
+        prompt = await self.gateway.ask(card, TokenizeChat.of(request))
+        return len(prompt["tokens"])
+
+    async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
+        """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
+        conversation, generation = await self._understood()
         if self.body.truncation == "auto":
             generation = await self._fitted(conversation, generation)
         self._clock = OwnClock([generation])
@@ -187,8 +211,7 @@ class Creation:
         low, high, middle = 0, len(begins) - 1, 0
         while low < high:
             request = cut(begins[middle])
-            prompt = await self.gateway.ask(card, TokenizeChat.of(request))
-            if len(prompt["tokens"]) + request.max_tokens <= card.max_context:
+            if await self._length(card, request) + request.max_tokens <= card.max_context:
                 high = middle
             else:
                 low = middle + 1

@@ -156,7 +156,7 @@ class ResponseRequest(Sampling):
 
     input: Annotated[
         list[InputItem], BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem])
-    ]
+    ] = Field(default_factory=list)
     """A text is a user's message."""
     instructions: SkipValidation[str | None] = None
     """A system's message before the conversation; not carried over to the next response."""

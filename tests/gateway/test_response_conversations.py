@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
+import openresponses_types
 import pytest
 from openai import OpenAI
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
+from llorch_worker.openai_api.responses_items import SUMMARY, unsealed
 from tests.gateway.openai_types import check_item
 from tests.gateway.talking import (
     ASK,
+    MODEL,
     PATH,
+    TOOL,
     refused,
 )
 from tests.gateways import running_gateway
@@ -81,6 +86,42 @@ def test_the_oldest_turns_make_room_if_the_request_says_so(api: OpenAI) -> None:
     assert len(whole) == len(long)
     alone = {"role": "user", "content": "Lily went to the park. " * 200}
     refused(lambda: api.responses.create(**{**ASK, "input": [alone]}, truncation="auto"))
+
+
+def test_a_prompt_is_counted_before_it_is_sent(api: OpenAI) -> None:
+    first = api.responses.create(**ASK)
+    fields: dict[str, Any] = {"model": MODEL, "input": "And then?", "tools": [TOOL]}
+    fields |= {"previous_response_id": first.id, "instructions": "Be kind."}
+    counted = api.responses.input_tokens.count(**fields)
+    assert counted.object == "response.input_tokens"
+    answered = api.responses.create(**ASK | fields)
+    assert answered.usage is not None
+    assert counted.input_tokens == answered.usage.input_tokens
+    refused(lambda: api.responses.input_tokens.count(model=MODEL))
+
+
+def test_a_compacted_conversation_goes_on(api: OpenAI, wire: httpx.Client) -> None:
+    first = api.responses.create(**ASK)
+    fields = {"model": MODEL, "previous_response_id": first.id, "input": "And then?"}
+    document = wire.post(f"{PATH}/compact", json={**fields, "max_output_tokens": 8}).json()
+    openresponses_types.CompactResource.model_validate(document)
+    assert document["usage"]["output_tokens"] == 8
+    *spoken, rest = document["output"]
+    assert [item["content"][0]["text"] for item in spoken] == [ASK["input"], "And then?"]
+    assert (rest["type"], len({item["id"] for item in document["output"]})) == ("compaction", 3)
+    for item in document["output"]:
+        check_item(item)
+    more = {"role": "user", "content": "So?"}
+    second = api.responses.create(**{**ASK, "input": [*document["output"], more]})
+    summary = {"role": "assistant", "content": f"{SUMMARY}{unsealed(rest['encrypted_content'])}"}
+    again = api.responses.create(**{**ASK, "input": [*spoken, summary, more]})
+    assert second.output_text == again.output_text
+    assert second.usage.input_tokens == again.usage.input_tokens
+    third = api.responses.create(**{**ASK, "input": "Why?"}, previous_response_id=second.id)
+    kept = api.responses.input_items.list(third.id, order="asc").data
+    assert "compaction" in [item.type for item in kept]
+    assert api.responses.compact(**fields).object == "response.compaction"
+    refused(lambda: api.responses.retrieve(document["id"]), 404)
 
 
 def test_input_items_come_in_pages(api: OpenAI) -> None:

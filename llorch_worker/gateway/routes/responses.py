@@ -20,7 +20,7 @@ from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
 from llorch_worker.gateway.responses.store import ResponseStore
-from llorch_worker.openai_api.responses import Response
+from llorch_worker.openai_api.responses import Compacted, InputTokens, Response, summarising
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
@@ -74,6 +74,35 @@ async def create(
     answer = await creation.respond()
     say_ignored(answer if isinstance(answer, EventSourceResponse) else head, body.ignored)
     return answer
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(
+    body: ResponseRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    store: TheStore,
+    head: PlainResponse,
+) -> InputTokens:
+    """The length of the prompt that a response to this would get."""
+    say_ignored(head, body.ignored)
+    return await Creation(request, gateway, caller, store, body).count()
+
+
+@router.post("/v1/responses/compact")
+async def compact(
+    body: ResponseRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    store: TheStore,
+    head: PlainResponse,
+) -> Compacted:
+    """Items to send in place of a conversation: the user's messages, and the model's summary of
+    all of it."""
+    say_ignored(head, body.ignored)
+    return await Creation(request, gateway, caller, store, summarising(body)).compact()
 
 
 @router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)
