@@ -47,7 +47,7 @@ def message(document: ChatCompletion, stop_string: str | None, *, thoughts: bool
         content.append({**_NO_TEXT, "text": answer["content"]})
     for call in answer.get("tool_calls", ()):
         function = call["function"]
-        content.append(_tool_use(call["id"], function["name"], json.loads(function["arguments"])))
+        content.append(_tool_use(call["id"], function["name"], _input(function["arguments"])))
     content = content or [_NO_TEXT]
     thought = answer.get("reasoning_content")
     if thought and thoughts:
@@ -164,6 +164,15 @@ def _end(reason: str | None, stop_string: str | None) -> Any:
 
 def _tool_use(call_id: str, name: str, arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A model that nothing holds to it may write what is no JSON."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _usage(usage: UsageDocument) -> MessageUsage:

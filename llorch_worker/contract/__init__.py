@@ -45,6 +45,7 @@ from llorch_worker.contract.result import (
 )
 from llorch_worker.contract.shown import describe, printable, shown
 from llorch_worker.contract.tools import (
+    CallPart,
     Function,
     FunctionCall,
     NamedToolChoice,
@@ -60,6 +61,7 @@ __all__ = [
     "TASK_NAME",
     "TERMINAL_EVENTS",
     "AttemptsExhausted",
+    "CallPart",
     "Cancelled",
     "CancelledEvent",
     "Choice",

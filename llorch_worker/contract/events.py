@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from llorch_worker.contract.errors import ErrorDocument
+from llorch_worker.contract.output_format import as_tuple
 from llorch_worker.contract.result import FinishReason, Timings, TokenLogprobs, Usage
+from llorch_worker.contract.tools import CallPart
 
 
 class _Event(BaseModel):
@@ -52,6 +54,8 @@ class Tokens(_Event):
     text: str
     reasoning_content: str | None = None
     """What of the thought before the text is new."""
+    tool_calls: Annotated[tuple[CallPart, ...] | None, BeforeValidator(as_tuple)] = None
+    """What of the calls after the text is new."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 

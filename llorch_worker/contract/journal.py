@@ -21,15 +21,18 @@ from llorch_worker.contract.result import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class JournalledChoice:
-    """One choice so far: its ids in order, the text and thought that readers have, its logprobs.
+    """One choice so far: its ids in order, the text, thought and calls that readers have, its
+    logprobs.
 
-    ``logprobs``: one entry per id, or None if the events have none.
+    ``logprobs``: one entry per id, or None if the events have none. ``calls``: the arguments of
+    each call.
     """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     thought: str = ""
+    calls: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         # Journals end up in logs by accident, but generated text must not.
@@ -91,6 +94,7 @@ class _Draft:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    calls: dict[int, str] = field(default_factory=dict)
 
     def take(self, event: Tokens) -> None:
         if event.index != len(self.ids):
@@ -102,6 +106,8 @@ class _Draft:
         self.ids += event.ids
         self.texts.append(event.text)
         self.thoughts.append(event.reasoning_content or "")
+        for part in event.tool_calls or ():
+            self.calls[part.index] = self.calls.get(part.index, "") + part.arguments
         self.logprobs += event.logprobs or ()
         # An event may have text without ids, and then without logprobs.
         if len(self.logprobs) not in (0, len(self.ids)):
@@ -116,4 +122,5 @@ class _Draft:
             "".join(self.texts),
             tuple(self.logprobs) if self.logprobs else None,
             "".join(self.thoughts),
+            tuple(self.calls.values()),
         )

@@ -149,7 +149,7 @@ class GenerationRequest(BaseModel):
     tool_choice: ToolChoice | None = None
     """None: ``auto`` if there are tools."""
     parallel_tool_calls: bool = True
-    """Whether an answer may hold more than one call."""
+    """Whether an answer may hold more than one call. With a named function it never does."""
 
     chat_template_kwargs: TemplateKwargs | None = None
     """Variables for the chat template, such as ``enable_thinking``."""
@@ -244,7 +244,6 @@ class GenerationRequest(BaseModel):
         shapes = {
             "response_format": self._has_format,
             "structured_outputs": self.structured_outputs is not None,
-            "tool_choice": self.forces_a_call,
         }
         given = [name for name, has in shapes.items() if has]
         if len(given) > 1:
@@ -260,7 +259,7 @@ class GenerationRequest(BaseModel):
 
     @property
     def shapes_text(self) -> bool:
-        """Whether the answer must be a text of some form, which is never a call of a tool."""
+        """Whether the answer, if it is no call of a tool, must be a text of some form."""
         return self._has_format or self.structured_outputs is not None
 
     @property
@@ -273,6 +272,16 @@ class GenerationRequest(BaseModel):
     def forces_a_call(self) -> bool:
         """Whether the answer must be a call of a tool."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedToolChoice)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be calls of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def calls_in_parallel(self) -> bool:
+        """Whether it may be several: a named function is called once."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedToolChoice)
 
     @field_validator("min_tokens")
     @classmethod

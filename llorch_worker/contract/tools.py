@@ -77,6 +77,16 @@ class FunctionCall(_Part):
     """JSON, as the model wrote it."""
 
 
+class CallPart(_Part):
+    """What is new of an answer's call. The first part has ``id`` and ``name``."""
+
+    index: int
+    """Of the call within its answer."""
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
 class ToolCall(_Part):
     """A call that the model made."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+from llorch_worker.contract import CallPart, ToolCall
 from llorch_worker.text import IncrementalDetokenizer, StopStrings, ThoughtSplitter, Tokenizer
+from llorch_worker.text.calls import CallReader
 
 
 class ChoiceText:
-    """Turns token ids into text that may be shown, apart from the thought before it.
+    """Turns token ids into text that may be shown, apart from the thought before it and the calls
+    after it.
 
     It holds back incomplete characters and text that may begin a stop string until later tokens
     decide. The pieces that :meth:`take` returns add up to the text of the result.
@@ -19,12 +22,17 @@ class ChoiceText:
         tokenizer: Tokenizer,
         stops: Iterable[str] = (),
         thoughts: ThoughtSplitter | None = None,
+        calls: CallReader | None = None,
+        marks: Mapping[int, str] | None = None,
     ) -> None:
+        """``marks``: control tokens that stand around thoughts and calls, and their spelling."""
         stops = tuple(stops)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._vocab_size = tokenizer.vocab_size
         self._stops = StopStrings(stops) if stops else None
         self._thoughts = thoughts
+        self._calls = calls
+        self._marks = marks or {}
         self._parts: list[str] = []
         self._fresh: list[str] = []
         self._thought_parts: list[str] = []
@@ -37,6 +45,7 @@ class ChoiceText:
         """
         # A model may have more logits than its vocabulary has tokens; the padding has no text.
         text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
+        text += self._marks.get(token_id, "")
         matched = False
         if self._stops is not None and may_stop:
             text, matched = self._stops.push(text)
@@ -49,6 +58,8 @@ class ChoiceText:
 
     def _add(self, thought: str, text: str) -> None:
         self._fresh_thought += thought
+        if text and self._calls is not None:
+            text = self._calls.push(text)
         if text:
             self._fresh.append(text)
 
@@ -70,6 +81,8 @@ class ChoiceText:
         self._add(*self._split(tail))
         if self._thoughts is not None:
             self._add(*self._thoughts.flush())
+        if self._calls is not None:
+            self._fresh.append(self._calls.flush())
         return self._stops is not None and self._stops.matched
 
     def take(self) -> str:
@@ -87,6 +100,15 @@ class ChoiceText:
             self._thought_parts.append(fresh)
         return fresh
 
+    def take_calls(self) -> tuple[CallPart, ...]:
+        """What of the calls became final since the last call."""
+        return () if self._calls is None else self._calls.take()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Those that are complete."""
+        return () if self._calls is None else self._calls.calls
+
     @property
     def ready_thought(self) -> str:
         """What of the thought is final but not yet taken."""
@@ -97,11 +119,13 @@ class ChoiceText:
         """The text that is final but not yet taken."""
         return "".join(self._fresh)
 
-    def skip(self, shown: str, thought: str = "") -> bool:
-        """Takes ``shown`` and its ``thought``, which readers already have; False if what is ready
-        differs."""
+    def skip(self, shown: str, thought: str = "", calls: Sequence[str] = ()) -> bool:
+        """Takes ``shown``, its ``thought`` and the arguments of ``calls``, which readers already
+        have; False if what is ready differs."""
         ready = self.ready
         if not ready.startswith(shown) or not self._fresh_thought.startswith(thought):
+            return False
+        if calls and (self._calls is None or not self._calls.skip(calls)):
             return False
         self._thought_parts.append(thought)
         self._fresh_thought = self._fresh_thought[len(thought) :]

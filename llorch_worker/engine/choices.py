@@ -11,6 +11,7 @@ from llorch_worker.engine.drafting.drafter import Drafter
 from llorch_worker.engine.sampling.uniforms import choice_seed
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.text import Tokenizer
+from llorch_worker.text.calls import reader_of
 
 
 def sequences_of(
@@ -23,8 +24,11 @@ def sequences_of(
     eos_ids: frozenset[int],
     matcher: Matcher | None,
     make_drafter: Callable[[], Drafter] | None,
+    job_id: str,
 ) -> tuple[Sequence, ...]:
     """The choices of a request, each with a seed, a text and a matcher of its own."""
+    dialect = tokenizer.dialect
+    marks = tokenizer.control_spellings(dialect.marks()) if request.may_call else {}
     return tuple(
         Sequence(
             prompt_ids,
@@ -34,6 +38,8 @@ def sequences_of(
                 tokenizer,
                 request.stop,
                 None if request.messages is None else tokenizer.thoughts(prompt_ids),
+                reader_of(request, dialect, job_id, choice),
+                marks,
             ),
             arrival=arrival,
             choice=choice,

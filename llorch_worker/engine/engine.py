@@ -263,6 +263,7 @@ class Engine:
             eos_ids=self._eos_ids,
             matcher=matcher,
             make_drafter=self._make_drafter if request.speculation == "auto" else None,
+            job_id=job_id,
         )
         if journal:
             resume(sequences, journal, vocab_size=self.config.vocab_size)

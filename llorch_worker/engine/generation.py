@@ -24,7 +24,6 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.contract.tool_calls import tool_calls
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
 
@@ -175,7 +174,8 @@ class Generation:
         if ids and self._first_token_s is None:
             self._first_token_s = now_s
         text, thought = sequence.text.take(), sequence.text.take_thought()
-        if ids or text or thought:
+        calls = sequence.text.take_calls()
+        if ids or text or thought or calls:
             self._emit(
                 Tokens(
                     choice=sequence.choice,
@@ -183,6 +183,7 @@ class Generation:
                     ids=ids,
                     text=text,
                     reasoning_content=thought or None,
+                    tool_calls=calls or None,
                     logprobs=tuple(scored[told:]) if scored is not None and ids else None,
                 )
             )
@@ -253,12 +254,11 @@ class Generation:
 
     def _choice(self, sequence: Sequence) -> Choice:
         assert sequence.finish_reason is not None
-        logprobs, text = sequence.logprobs, sequence.text.released
-        calls = tool_calls(text, self.request, job_id=self.id, choice=sequence.choice)
+        logprobs, calls = sequence.logprobs, sequence.text.calls or None
         called = calls is not None and sequence.finish_reason == "stop"
         return Choice(
             index=sequence.choice,
-            text=text,
+            text=sequence.text.released,
             reasoning_content=sequence.text.thought,
             token_ids=tuple(sequence.generated_ids),
             finish_reason="tool_calls" if called else sequence.finish_reason,

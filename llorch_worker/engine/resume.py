@@ -72,7 +72,7 @@ def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> No
         # Only the end of a choice releases held-back text. No token ended the replay, so the
         # deadline did.
         sequence.close("deadline")
-    if not sequence.text.skip(choice.text, choice.thought):
+    if not sequence.text.skip(choice.text, choice.thought, choice.calls):
         raise InternalError(
             f"{whose} has a text of {len(choice.text)} characters that its {count} tokens do not "
             "produce; was it written with another model?"

@@ -72,8 +72,7 @@ def _choice(choice: Choice) -> ChatChoice:
     if choice.reasoning_content:
         message["reasoning_content"] = choice.reasoning_content
     if choice.tool_calls:
-        # The text is the calls, as the model wrote them.
-        message["content"] = None
+        message["content"] = choice.text or None
         message["tool_calls"] = [answer_call(call) for call in choice.tool_calls]
     return {
         "index": choice.index,

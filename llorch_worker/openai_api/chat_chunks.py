@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llorch_worker.contract import (
-    Choice,
+    CallPart,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -17,8 +17,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
     Tokens,
 )
-from llorch_worker.contract.tool_calls import may_be_calls
-from llorch_worker.openai_api.chat_answer import answer_call, chat_id
+from llorch_worker.openai_api.chat_answer import chat_id
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
 from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import chat_logprobs
@@ -27,15 +26,13 @@ from llorch_worker.openai_api.usage import finish
 
 
 @dataclass
-class _Unsent:
-    """What is held back of one choice, while its text may be calls of tools."""
+class _Sent:
+    """Of one choice."""
 
-    text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     begun: bool = False
-    """Whether the choice has had its first chunk, which has the role."""
-    is_text: bool = False
-    """Whether its text cannot be calls, so that it is sent as it comes."""
+    """Whether it has had its first chunk, which has the role."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Those of tokens whose text is still to come."""
 
 
 class ChatChunks:
@@ -48,9 +45,8 @@ class ChatChunks:
         created: int,
         options: StreamOptions | None,
     ) -> None:
-        self._request = request
-        self._may_call = may_be_calls("", request)
-        self.needs_results = request.n > 1 or self._may_call
+        self._may_call = request.may_call
+        self.needs_results = request.n > 1
         self._same: dict[str, Any] = {
             "id": chat_id(job_id),
             "object": "chat.completion.chunk",
@@ -59,7 +55,7 @@ class ChatChunks:
             "system_fingerprint": None,
         }
         self._usage = ChunkUsage(options)
-        self._unsent: dict[int, _Unsent] = defaultdict(_Unsent)
+        self._sent: dict[int, _Sent] = defaultdict(_Sent)
 
     def started(self, job: int, event: Started) -> None:
         self._same["model"] = event.model
@@ -71,12 +67,15 @@ class ChatChunks:
         yield from self._begin(event.choice)
         if event.reasoning_content:
             yield self._chunk(event.choice, {"reasoning_content": event.reasoning_content})
-        unsent = self._unsent[event.choice]
-        unsent.text += event.text
-        unsent.logprobs += event.logprobs or ()
-        unsent.is_text = unsent.is_text or not may_be_calls(unsent.text, self._request)
-        if unsent.is_text:
-            yield from self._send(event.choice)
+        sent = self._sent[event.choice]
+        sent.logprobs += event.logprobs or ()
+        deltas: list[dict[str, Any]] = [{"content": event.text}] if event.text else []
+        deltas += ({"tool_calls": [_call_delta(part)]} for part in event.tool_calls or ())
+        if sent.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._chunk(event.choice, delta, sent.logprobs)
+            sent.logprobs = []
 
     def finished(
         self, job: int, event: Finished, result: GenerationResult | None
@@ -86,11 +85,6 @@ class ChatChunks:
             yield from self._finish(0, event.finish_reason)
             return
         for choice in result.choices:
-            yield from self._begin(choice.index)
-            if choice.tool_calls:
-                yield from self._calls(choice)
-            else:
-                yield from self._send(choice.index)
             yield from self._finish(choice.index, choice.finish_reason)
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -98,28 +92,14 @@ class ChatChunks:
             yield {**self._same, "choices": [], "usage": self._usage.document()}
 
     def _begin(self, choice: int) -> Iterator[dict[str, Any]]:
-        if not self._unsent[choice].begun:
-            self._unsent[choice].begun = True
+        if not self._sent[choice].begun:
+            self._sent[choice].begun = True
             content = None if self._may_call else ""
             yield self._chunk(choice, {"role": "assistant", "content": content, "refusal": None})
 
-    def _send(self, choice: int) -> Iterator[dict[str, Any]]:
-        unsent = self._unsent[choice]
-        if unsent.text or unsent.logprobs:
-            yield self._chunk(choice, {"content": unsent.text}, unsent.logprobs)
-            unsent.text, unsent.logprobs = "", []
-
-    def _calls(self, choice: Choice) -> Iterator[dict[str, Any]]:
-        for number, call in enumerate(choice.tool_calls or ()):
-            whole = answer_call(call)
-            arguments = whole["function"]["arguments"]
-            begin = {**whole, "function": {**whole["function"], "arguments": ""}}
-            for part in (begin, {"function": {"arguments": arguments}}):
-                yield self._chunk(choice.index, {"tool_calls": [{"index": number, **part}]})
-
     def _finish(self, choice: int, reason: FinishReason) -> Iterator[dict[str, Any]]:
         yield from self._begin(choice)
-        yield self._chunk(choice, {}, self._unsent[choice].logprobs, reason)
+        yield self._chunk(choice, {}, self._sent[choice].logprobs, reason)
 
     def _chunk(
         self,
@@ -136,3 +116,11 @@ class ChatChunks:
             **end,
         }
         return {**self._same, "choices": [body], **self._usage.fields()}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    function = {"arguments": part.arguments}
+    if part.id is None:
+        return {"index": part.index, "function": function}
+    begun = {"id": part.id, "type": "function"}
+    return {"index": part.index, **begun, "function": {"name": part.name, **function}}

@@ -293,27 +293,42 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
 
 
 def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]:
-    """The thought, if any, then a message or calls: a text is calls as a whole or not at all."""
+    """The thought, if any, then a message, then the calls. Without calls there is a message."""
     choice = end.choices[0]
     status = _item_status(end)
     thoughts: list[OutputItem] = []
     if choice.reasoning_content:
         thoughts = [reasoning(record, "completed", choice.reasoning_content)]
-    if choice.tool_calls:
-        return thoughts + [
-            FunctionCallItem(
-                id=_id(record, "function_call", index),
-                type="function_call",
-                call_id=call.id,
-                name=call.function.name,
-                arguments=call.function.arguments,
-                status=status,
-            )
-            for index, call in enumerate(choice.tool_calls)
-        ]
+    calls = [
+        call_item(record, index, call.id, call.function.name, call.function.arguments, "completed")
+        for index, call in enumerate(choice.tool_calls or ())
+    ]
+    cut_off = status == "incomplete" and "tools" in record.generation
+    if not choice.text and (calls or cut_off):
+        # Of a call that was cut off nothing is left.
+        return [*thoughts, *calls]
     logprobs = chat_logprobs(choice.logprobs or ())["content"]
     text = OutputText(text=choice.text, logprobs=logprobs)
-    return [*thoughts, message(record, status, [text])]
+    return [*thoughts, message(record, "completed" if calls else status, [text]), *calls]
+
+
+def call_item(
+    record: ResponseRecord,
+    number: int,
+    call_id: str,
+    name: str,
+    arguments: str,
+    status: ItemStatus,
+) -> FunctionCallItem:
+    """A call of a response; ``number``: among its calls."""
+    return FunctionCallItem(
+        id=_id(record, "function_call", number),
+        type="function_call",
+        call_id=call_id,
+        name=name,
+        arguments=arguments,
+        status=status,
+    )
 
 
 def reasoning(record: ResponseRecord, status: ItemStatus, thought: str) -> ReasoningItem:

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from llorch_worker.contract import GenerationRequest, Tokens
-from llorch_worker.contract.tool_calls import may_be_calls
+from llorch_worker.contract import Tokens
 from llorch_worker.openai_api.logprobs import ChatToken, chat_logprobs
 from llorch_worker.openai_api.responses import (
     End,
     ResponseRecord,
+    call_item,
     message,
     reasoning,
     response_of,
@@ -36,17 +36,16 @@ class ResponseEvents:
 
     def __init__(self, record: ResponseRecord) -> None:
         self._record = record
-        stand_in = [{"role": "user", "content": ""}]
-        self._request = GenerationRequest(**record.generation, messages=stand_in)
         self._next_number = 0
         self._running = False
-        self._may_be_calls = True
         self._opened = False
+        self._ended = False
+        """Whether the message was, because a call followed it."""
+        self._calls: list[FunctionCallItem] = []
+        """Those begun, with the arguments so far."""
         self._thought: str | None = None
         """What of a thought was sent; None if there is none."""
         self._thought_ended = False
-        self._held = ""
-        """Text that may be calls of functions."""
         self._streamed = ""
         self._logprobs_sent = 0
         self._logprobs: list[ChatToken] = []
@@ -72,12 +71,12 @@ class ResponseEvents:
         self._logprobs += chat_logprobs(event.logprobs or ())["content"]
         if event.reasoning_content:
             yield from self._think(event.reasoning_content)
-        self._held += event.text
-        if self._may_be_calls:
-            self._may_be_calls = may_be_calls(self._held, self._request)
-        if self._held and not self._may_be_calls:
-            held, self._held = self._held, ""
-            yield from self._delta(held)
+        if event.text:
+            yield from self._delta(event.text)
+        for part in event.tool_calls or ():
+            if part.id is not None:
+                yield from self._begin_call(part.id, part.name or "")
+            yield from self._argue(part.arguments)
 
     def end(self, end: End) -> Iterator[Event]:
         """The events after the last tokens. What the job's events did not have, the end has."""
@@ -88,7 +87,9 @@ class ResponseEvents:
             elif isinstance(item, MessageItem):
                 yield from self._end_message(item)
             else:
-                yield from self._call(item, index)
+                calls = [each for each in response.output if isinstance(each, FunctionCallItem)]
+                yield from self._call(item, index - len(response.output) + len(calls))
+        yield from self._end_cut_call()
         status = response.status if response.status in ("completed", "failed") else "incomplete"
         yield self._event(f"response.{status}", response=response)
 
@@ -144,6 +145,9 @@ class ResponseEvents:
             yield self._content("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _end_message(self, item: MessageItem) -> Iterator[Event]:
+        if self._ended:
+            return
+        self._ended = True
         (part,) = item.content
         assert isinstance(part, OutputText)
         self._logprobs = part.logprobs[self._logprobs_sent :]
@@ -153,14 +157,57 @@ class ResponseEvents:
         index = self._message_index
         yield self._event("response.output_item.done", output_index=index, item=item)
 
-    def _call(self, item: FunctionCallItem, index: int) -> Iterator[Event]:
-        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
-        yield self._event("response.output_item.added", output_index=index, item=begun)
-        place = {"item_id": item.id, "output_index": index}
-        kind = "response.function_call_arguments"
-        yield self._event(f"{kind}.delta", **place, delta=item.arguments)
-        yield self._event(f"{kind}.done", **place, arguments=item.arguments)
+    def _begin_call(self, call_id: str, name: str) -> Iterator[Event]:
+        """Ends what comes before it."""
+        if self._calls:
+            yield from self._end_call(self._calls[-1])
+        elif self._opened:
+            text = OutputText(text=self._streamed, logprobs=[])
+            yield from self._end_message(message(self._record, "completed", [text]))
+        elif self._thought is not None:
+            yield from self._end_thought(reasoning(self._record, "completed", self._thought))
+        item = call_item(self._record, len(self._calls), call_id, name, "", "in_progress")
+        self._calls.append(item)
+        index = self._call_index(len(self._calls) - 1)
+        yield self._event("response.output_item.added", output_index=index, item=item)
+
+    def _argue(self, arguments: str) -> Iterator[Event]:
+        if not arguments:
+            return
+        item = self._calls[-1]
+        arguments_so_far = item.arguments + arguments
+        self._calls[-1] = item.model_copy(update={"arguments": arguments_so_far})
+        place = {"item_id": item.id, "output_index": self._call_index(len(self._calls) - 1)}
+        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+
+    def _call(self, item: FunctionCallItem, number: int) -> Iterator[Event]:
+        """The rest of the call with this number."""
+        if number == len(self._calls):
+            yield from self._begin_call(item.call_id, item.name)
+        if number == len(self._calls) - 1:
+            yield from self._argue(item.arguments[len(self._calls[-1].arguments) :])
+            yield from self._end_call(item)
+
+    def _end_call(self, item: FunctionCallItem) -> Iterator[Event]:
+        number = len(self._calls) - 1
+        if self._calls[number].status == "completed":
+            return
+        item = item.model_copy(update={"status": "completed"})
+        self._calls[number] = item
+        index = self._call_index(number)
+        done = {"item_id": item.id, "output_index": index, "arguments": item.arguments}
+        yield self._event("response.function_call_arguments.done", **done)
         yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _end_cut_call(self) -> Iterator[Event]:
+        """A call that is in no output, because it is not whole."""
+        if self._calls and self._calls[-1].status == "in_progress":
+            item = self._calls[-1].model_copy(update={"status": "incomplete"})
+            index = self._call_index(len(self._calls) - 1)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _call_index(self, number: int) -> int:
+        return (self._thought is not None) + self._opened + number
 
     def _content(self, kind: str, **fields: Any) -> Event:
         item_id = message(self._record, "in_progress", []).id

@@ -27,8 +27,9 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.result import FinishReason
-from llorch_worker.contract.tool_calls import tool_calls
 from llorch_worker.testing.answers import Answer, Answers
+from llorch_worker.text.calls import CallReader, reader_of
+from llorch_worker.text.dialects import HERMES
 
 MAX_CONTEXT = 4096
 NO_TIME = Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0)
@@ -118,40 +119,36 @@ class StubGeneration:
         prompt = self._prompt_tokens()
         name = self._engine.model_name
         self._emit(Started(worker=self._worker, model=name, prompt_tokens=prompt, queue_ms=0))
+        texts = [_Text(reader_of(request, HERMES, self._id, i)) for i in range(request.n)]
         for index, piece in enumerate(pieces):
             self._check_cancelled()
-            for choice in range(request.n):
-                self._emit(Tokens(choice=choice, index=index, ids=(index,), text=piece))
+            for choice, text in enumerate(texts):
+                self._emit(
+                    Tokens(
+                        choice=choice,
+                        index=index,
+                        ids=(index,),
+                        text=text.push(piece, last=index == len(pieces) - 1),
+                        tool_calls=text.reader.take() or None if text.reader else None,
+                    )
+                )
         if answer.until_cancelled:
             left_s = None if self._deadline_s is None else self._deadline_s - time.time()
             self._cancelled.wait(left_s)
             ended = "deadline"
         self._check_cancelled()
-        text = "".join(pieces)
         return GenerationResult(
             id=self._id,
             model=name,
             choices=tuple(
-                self._choice(index, text, len(pieces), answer.finish_reason or ended)
-                for index in range(request.n)
+                text.choice(index, len(pieces), answer.finish_reason or ended)
+                for index, text in enumerate(texts)
             ),
             usage=Usage(prompt=prompt, completion=len(pieces) * request.n),
             seed=request.seed or 0,
             timings=NO_TIME,
             worker=self._worker,
             metadata=request.metadata,
-        )
-
-    def _choice(self, index: int, text: str, tokens: int, ended: FinishReason) -> Choice:
-        calls = None
-        if ended == "stop":
-            calls = tool_calls(text, self._request, job_id=self._id, choice=index)
-        return Choice(
-            index=index,
-            text=text,
-            token_ids=tuple(range(tokens)),
-            finish_reason="tool_calls" if calls else ended,
-            tool_calls=calls,
         )
 
     def _prompt_tokens(self) -> int:
@@ -166,3 +163,29 @@ class StubGeneration:
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled("the job was cancelled")
+
+
+class _Text:
+    """The text of one choice, and its calls."""
+
+    def __init__(self, reader: CallReader | None) -> None:
+        self.reader = reader
+        self._shown = ""
+
+    def push(self, piece: str, *, last: bool) -> str:
+        """What of the text is new."""
+        new = piece
+        if self.reader is not None:
+            new = self.reader.push(piece) + (self.reader.flush() if last else "")
+        self._shown += new
+        return new
+
+    def choice(self, index: int, tokens: int, ended: FinishReason) -> Choice:
+        calls = (self.reader.calls or None) if self.reader is not None else None
+        return Choice(
+            index=index,
+            text=self._shown,
+            token_ids=tuple(range(tokens)),
+            finish_reason="tool_calls" if calls and ended == "stop" else ended,
+            tool_calls=calls,
+        )

@@ -15,6 +15,7 @@ from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH, FunctionCall
 from llorch_worker.contract.values import nests_deeper
 from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
+from llorch_worker.text.dialects import GENERIC, Dialect, dialect_of
 from llorch_worker.text.spellings import any_of
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,11 @@ class ChatFormat(Protocol):
     @property
     def template(self) -> str | None:
         """The Jinja template that came with the model, if any."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes calls of tools."""
         ...
 
     def encode(
@@ -56,6 +62,7 @@ class Llama2Chat:
     """
 
     template: str | None = None
+    dialect = GENERIC
 
     def __init__(self, codec: Codec, bos_token_id: int | None, eos_token_id: int | None) -> None:
         self._codec = codec
@@ -100,6 +107,7 @@ class NoChat:
     """Refuses chats: a base model's, whose format nobody can know."""
 
     template: str | None = None
+    dialect = GENERIC
 
     def encode(self, messages: Sequence[Message], *_: object, **__: object) -> list[int]:
         rule = (
@@ -117,6 +125,7 @@ class TemplateChat:
 
     def __init__(self, templates: ChatTemplates, codec: Codec, bos_token_id: int | None) -> None:
         self.template = templates.named.get("default")
+        self.dialect = dialect_of(templates.named.get("tool_use") or self.template)
         self._templates = templates
         self._codec = codec
         self._bos_token_id = bos_token_id

@@ -11,6 +11,7 @@ from llorch_worker.text.chat import ChatFormat
 from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
+from llorch_worker.text.dialects import Dialect
 from llorch_worker.text.thoughts import CLOSING, OPENING, ThoughtSplitter
 
 _MAX_PADDING_TOKENS = 65_536
@@ -108,6 +109,16 @@ class Tokenizer:
             TooManyTokens: see :meth:`encode`.
         """
         return self._chat.encode(messages, tools, at_most, options)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes calls of tools."""
+        return self._chat.dialect
+
+    def control_spellings(self, spellings: Iterable[str]) -> dict[int, str]:
+        """Those of ``spellings`` that are control tokens, by their ids."""
+        ids = self._codec.special_ids
+        return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
     def thoughts(self, prompt_ids: Sequence[int]) -> ThoughtSplitter | None:
         """For the answer to this chat; None if the model's template knows no thoughts."""

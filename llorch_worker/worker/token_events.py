@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from llorch_worker.contract import Event, Tokens
+from llorch_worker.contract import CallPart, Event, Tokens
 
 
 def merge_tokens(events: Iterable[Event]) -> list[Event]:
@@ -42,7 +42,19 @@ def _join(run: Sequence[Tokens]) -> Tokens:
         ids=tuple(token for part in run for token in part.ids),
         text="".join(part.text for part in run),
         reasoning_content="".join(part.reasoning_content or "" for part in run) or None,
+        tool_calls=_join_calls(part for event in run for part in event.tool_calls or ()),
         logprobs=None
         if first.logprobs is None
         else tuple(entry for part in run for entry in part.logprobs or ()),
     )
+
+
+def _join_calls(parts: Iterable[CallPart]) -> tuple[CallPart, ...] | None:
+    joined: list[CallPart] = []
+    for part in parts:
+        if joined and joined[-1].index == part.index:
+            arguments = joined[-1].arguments + part.arguments
+            joined[-1] = joined[-1].model_copy(update={"arguments": arguments})
+        else:
+            joined.append(part)
+    return tuple(joined) or None

@@ -9,6 +9,7 @@ import pytest
 
 from llorch_worker.anthropic_api.messages import MessagesRequest
 from llorch_worker.contract import (
+    CallPart,
     Choice,
     Finished,
     GenerationResult,
@@ -205,7 +206,6 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 CALL = ToolCall(id="call_1", function=FunctionCall(name="go", arguments='{"to":"x"}'))
-SPELT = '{"name":"go","arguments":{"to":"x"}}'
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ SPELT = '{"name":"go","arguments":{"to":"x"}}'
         (THINK, {"text": "", "reasoning_content": "Hm."}, ["Hm.", ""], END),
         (
             {"tools": [TOOL]},
-            {"text": SPELT, "tool_calls": (CALL, CALL), "finish_reason": "tool_calls"},
-            [{"to": "x"}, {"to": "x"}],
+            {"text": "I go.", "tool_calls": (CALL, CALL), "finish_reason": "tool_calls"},
+            ["I go.", {"to": "x"}, {"to": "x"}],
             ("tool_use", None),
         ),
     ],
@@ -246,6 +246,12 @@ def test_a_stream_is_the_message_in_pieces(
     text, thought = chosen["text"], chosen.get("reasoning_content")
     tokens = [Tokens(index=0, ids=(1,), text="", reasoning_content=thought)] * bool(thought)
     tokens += [Tokens(index=1, ids=(2,), text=text[:1]), Tokens(index=2, ids=(), text=text[1:])]
+    for number, call in enumerate(chosen.get("tool_calls", ())):
+        parts = (
+            CallPart(index=number, id=call.id, name=call.function.name),
+            CallPart(index=number, arguments=call.function.arguments),
+        )
+        tokens += [Tokens(index=2, ids=(), text="", tool_calls=(part,)) for part in parts]
     events = events_of(body, tokens, made)
     streamed = put_together(events)
     for block in streamed["content"]:

@@ -114,11 +114,10 @@ def test_minus_one_turns_top_k_off_and_has_a_seed_drawn() -> None:
         (
             {
                 "messages": CHAT,
-                "tools": [TOOL],
-                "tool_choice": "required",
+                "structured_outputs": {"regex": "a"},
                 "response_format": {"type": "json_object"},
             },
-            "response_format | structured_outputs | tool_choice",
+            "response_format | structured_outputs",
         ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, "messages.0"),

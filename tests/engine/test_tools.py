@@ -22,6 +22,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
 from llorch_worker.text.chat import TemplateChat
 from llorch_worker.text.chat_templates import ChatTemplates
+from llorch_worker.text.dialects import DIALECTS, LLAMA3, Dialect
 from tests.engine.structured import TIMEOUT_S
 
 WEATHER = {
@@ -88,8 +89,50 @@ def test_a_forced_call_fits_its_tool(
 def test_forced_calls_may_be_several(engine: Engine, loaded: Any) -> None:
     (go_on,) = loaded.tokenizer.encode("x;", add_special_tokens=False)[-1:]
     fields = {"tool_choice": "required", "logit_bias": {go_on: 50}, "max_tokens": 120}
-    result = engine.submit(asking(**fields)).result(TIMEOUT_S)
-    assert result.text.count('; {"name": "') > 1
+    (choice,) = engine.submit(asking(**fields)).result(TIMEOUT_S).choices
+    assert choice.text == ""
+    assert len(choice.tool_calls or ()) > 1
+
+
+@pytest.mark.usefixtures("with_template")
+def test_a_named_function_is_called_once(engine: Engine, loaded: Any) -> None:
+    (go_on,) = loaded.tokenizer.encode("x;", add_special_tokens=False)[-1:]
+    named = {"type": "function", "function": {"name": "time"}}
+    fields = {"tool_choice": named, "logit_bias": {go_on: 50}, "max_tokens": 120}
+    (choice,) = engine.submit(asking(**fields)).result(TIMEOUT_S).choices
+    assert choice.finish_reason == "tool_calls"
+    assert [call.function.name for call in choice.tool_calls or ()] == ["time"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.name)
+def test_a_forced_call_is_written_in_the_models_dialect(
+    engine: Engine, loaded: Any, monkeypatch: pytest.MonkeyPatch, dialect: Dialect
+) -> None:
+    template = TEMPLATE + "{# " + " ".join(dialect.evidence) + " #}"
+    chat = TemplateChat(ChatTemplates({"default": template}, {}), loaded.tokenizer._codec, None)
+    monkeypatch.setattr(loaded.tokenizer, "_chat", chat)
+    expected = dialect if dialect.evidence else LLAMA3
+    request = asking(tool_choice="required", parallel_tool_calls=False)
+    (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+    (call,) = choice.tool_calls or ()
+    written = loaded.tokenizer.decode(choice.token_ids)
+    assert written.strip() == expected.write([(call.function.name, call.function.arguments)])
+
+
+@pytest.mark.usefixtures("with_template")
+def test_calls_cut_off_are_no_text_and_those_before_are_kept(engine: Engine, loaded: Any) -> None:
+    (go_on,) = loaded.tokenizer.encode("x;", add_special_tokens=False)[-1:]
+    for most in range(1, 80, 7):
+        fields = {"tool_choice": "required", "logit_bias": {go_on: 50}, "max_tokens": most}
+        generation = engine.submit(asking(**fields))
+        (choice,) = generation.result(TIMEOUT_S).choices
+        assert (choice.text, choice.finish_reason) == ("", "length")
+        for call in choice.tool_calls or ():
+            json.loads(call.function.arguments)
+        events = [event for event in generation.events() if isinstance(event, Tokens)]
+        parts = [part for event in events for part in event.tool_calls or ()]
+        begun = sum(part.id is not None for part in parts)
+        assert begun - len(choice.tool_calls or ()) in (0, 1)
 
 
 @pytest.mark.usefixtures("with_template")
@@ -99,9 +142,15 @@ def test_the_ids_of_calls_survive_a_death(engine: Engine) -> None:
     expected = whole.result(TIMEOUT_S).choices
     tokens = [event for event in whole.events() if isinstance(event, Tokens)]
     journal = read_journal(tokens[: len(tokens) // 2])
-    assert (
-        engine.submit(request, job_id="job", journal=journal).result(TIMEOUT_S).choices == expected
-    )
+    again = engine.submit(request, job_id="job", journal=journal)
+    assert again.result(TIMEOUT_S).choices == expected
+    rest = [event for event in again.events() if isinstance(event, Tokens)]
+    seen = [*tokens[: len(tokens) // 2], *rest]
+    for choice in expected:
+        parts = [p for e in seen if e.choice == choice.index for p in e.tool_calls or ()]
+        assert [part.id for part in parts if part.id] == [c.id for c in choice.tool_calls or ()]
+        arguments = "".join(part.arguments for part in parts)
+        assert arguments == "".join(c.function.arguments for c in choice.tool_calls or ())
     ids = {call.id for choice in expected for call in choice.tool_calls or ()}
     assert len(ids) == 2
 
@@ -117,7 +166,8 @@ class Says:
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         logits: torch.Tensor = self.model.forward(batch, cache)
         for row, position in enumerate(batch.positions[batch.logits_rows].tolist()):
-            logits[row, self.ids[position + 1 - self.prompt_tokens]] += 1e3
+            at = min(position + 1 - self.prompt_tokens, len(self.ids) - 1)
+            logits[row, self.ids[at]] += 1e3
         return logits
 
 
@@ -144,10 +194,35 @@ CALL = '{"name": "weather", "parameters": {"city": "Bern"}}'
 
 def test_a_call_that_the_model_chose_is_read(says: Callable[..., GenerationResult]) -> None:
     (choice,) = says(CALL).choices
-    assert choice.text == CALL
+    assert choice.text == ""
     assert choice.finish_reason == "tool_calls"
     assert choice.tool_calls is not None
     assert [call.function.arguments for call in choice.tool_calls] == ['{"city": "Bern"}']
+
+
+SHAPE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["sun"]}}}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"response_format": SHAPE},
+        {"structured_outputs": {"regex": '"sun"'}},
+        {"structured_outputs": {"choice": ['"sun"', "no"]}},
+        {"structured_outputs": {"grammar": r'start: "\"sun\""'}},
+    ],
+    ids=["json", "regex", "choice", "grammar"],
+)
+def test_an_answer_with_a_shape_is_a_call_or_has_the_shape(
+    says: Callable[..., GenerationResult], shape: dict[str, Any]
+) -> None:
+    (choice,) = says(CALL, **shape).choices
+    assert [call.function.name for call in choice.tool_calls or ()] == ["weather"]
+    (choice,) = says('"sun"', **shape).choices
+    assert (choice.text, choice.tool_calls, choice.finish_reason) == ('"sun"', None, "stop")
+    # A call comes first where one is asked for; its shape has the turn after it.
+    (choice,) = says(CALL, tool_choice="required", **shape).choices
+    assert [call.function.name for call in choice.tool_calls or ()] == ["weather"]
 
 
 @pytest.mark.parametrize(

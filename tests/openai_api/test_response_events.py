@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import (
+    CallPart,
     Choice,
     FinishReason,
     FunctionCall,
@@ -63,18 +64,9 @@ def deltas(pieces: list[str], end: GenerationResult, **fields: Any) -> list[str]
     return [event["delta"] for event in made if "delta" in event]
 
 
-def test_text_that_may_be_a_call_is_held_back_until_it_is_none() -> None:
-    pieces = ['{"na', 'me": "g', 'ap"', " is no", " call"]
-    held = ['{"name": "gap"', " is no", " call"]
-    assert deltas(pieces, result("".join(pieces)), tools=[TOOL]) == held
-    assert deltas(pieces, result("".join(pieces))) == pieces
-    unused = {"tools": [TOOL], "tool_choice": "none"}
-    assert deltas(pieces, result("".join(pieces)), **unused) == pieces
-
-
 @pytest.mark.parametrize("called", [False, True])
 def test_a_thought_is_an_item_before_the_text_or_the_calls(called: bool) -> None:
-    text = '{"name": "go", "parameters": {}}' if called else "It rains."
+    text = "" if called else "It rains."
     call = ToolCall(id="c", function=FunctionCall(name="go", arguments="{}"))
     more: dict[str, Any] = {"tool_calls": (call,)} if called else {}
     end = result(text, "tool_calls" if called else "stop", reasoning_content="Hm, hm.", **more)
@@ -153,18 +145,52 @@ def test_calls_of_tools_with_a_text_become_calls_of_functions() -> None:
     assert (messages[2].role, messages[2].content) == ("tool", "1")
 
 
-def test_a_call_is_no_text() -> None:
-    text = '{"name": "go", "parameters": {"to": "park"}}'
-    call = ToolCall(id="c", function=FunctionCall(name="go", arguments='{"to": "park"}'))
-    end = result(text, "tool_calls", tool_calls=(call, call.model_copy(update={"id": "d"})))
-    assert deltas([text[:20], text[20:]], end, tools=[TOOL]) == ['{"to": "park"}'] * 2
+@pytest.mark.parametrize("text", ["", "Let me go. "])
+@pytest.mark.parametrize("seen", range(6))
+def test_calls_are_items_behind_the_text(text: str, seen: int) -> None:
+    calls = tuple(
+        ToolCall(id=each, function=FunctionCall(name="go", arguments='{"to": "park"}'))
+        for each in ("c", "d")
+    )
+    end = result(text, "tool_calls", tool_calls=calls)
     output = response_of(record(tools=[TOOL]), end).output
-    assert [item.type for item in output] == ["function_call", "function_call"]
-    assert len({item.id for item in output}) == 2
+    assert [item.type for item in output] == ["message"] * bool(text) + ["function_call"] * 2
+    assert len({item.id for item in output}) == len(output)
+    pieces: list[dict[str, Any]] = [
+        {"text": text},
+        {"tool_calls": (CallPart(index=0, id="c", name="go"),)},
+        {"tool_calls": (CallPart(index=0, arguments='{"to": '),)},
+        {
+            "tool_calls": (
+                CallPart(index=0, arguments='"park"}'),
+                CallPart(index=1, id="d", name="go", arguments='{"to": "p'),
+            )
+        },
+        {"tool_calls": (CallPart(index=1, arguments='ark"}'),)},
+    ]
+    # The reader may come late, or the job's last events be lost.
+    events = ResponseEvents(record(tools=[TOOL]))
+    made = [*events.begin(), *events.start()]
+    for index, piece in enumerate(pieces[:seen]):
+        made += events.tokens(Tokens(index=index, ids=(1,), **{"text": "", **piece}))
+    made += events.end(end)
+    for event in made:
+        check_event(json.loads(json.dumps(event)))
+    places = [event["output_index"] for event in made if "output_index" in event]
+    assert places == sorted(places)
+    ended = [event["item"] for event in made if event["type"] == "response.output_item.done"]
+    assert [item["id"] for item in ended] == [item.id for item in output]
+    arguments = [e["delta"] for e in made if e["type"].endswith("arguments.delta")]
+    assert "".join(arguments) == '{"to": "park"}' * 2
 
 
-def test_text_that_only_looked_like_a_call_comes_at_the_end() -> None:
-    assert deltas(['{"na', "me"], result('{"name'), tools=[TOOL]) == ['{"name']
+def test_a_call_that_is_cut_off_is_incomplete() -> None:
+    events = ResponseEvents(record(tools=[TOOL]))
+    part = CallPart(index=0, id="c", name="go", arguments='{"to": "p')
+    made = [*events.begin(), *events.tokens(Tokens(index=0, ids=(1,), text="", tool_calls=(part,)))]
+    made += events.end(result("", "length"))
+    (item,) = [e["item"] for e in made if e["type"] == "response.output_item.done"]
+    assert (item["status"], item["arguments"]) == ("incomplete", '{"to": "p')
 
 
 def test_the_log_probabilities_of_text_to_come_are_not_lost() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.contract import CancelledEvent, Event, Tokens
+from llorch_worker.contract import CallPart, CancelledEvent, Event, Tokens
 from llorch_worker.contract.result import TokenLogprobs
 from llorch_worker.worker.token_events import merge_tokens
 
@@ -55,3 +55,18 @@ def test_logprobs_are_joined_with_their_tokens() -> None:
     assert isinstance(joined, Tokens)
     assert joined.logprobs is not None
     assert [entry.id for entry in joined.logprobs] == [0, 1, 2]
+
+
+def test_the_calls_of_joined_tokens_keep_their_parts_in_order() -> None:
+    parts = [
+        CallPart(index=0, id="a", name="f"),
+        CallPart(index=0, arguments='{"x"'),
+        CallPart(index=0, arguments=": 1}"),
+        CallPart(index=1, id="b", name="g"),
+    ]
+    events = [tokens(0, i, 1).model_copy(update={"tool_calls": (p,)}) for i, p in enumerate(parts)]
+    (joined,) = merge_tokens([*events, tokens(0, 4, 1)])
+    assert isinstance(joined, Tokens)
+    first, second = joined.tool_calls or ()
+    assert first == CallPart(index=0, id="a", name="f", arguments='{"x": 1}')
+    assert second == parts[-1]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
+from llorch_worker.text.dialects import Dialect
+from llorch_worker.text.spellings import any_of
 
 _OPTIONS = {
     "whitespace_flexible": False,
@@ -46,8 +50,22 @@ class Grammar:
                 return json.dumps({"grammars": self.rules})
 
 
-def grammar_of(request: GenerationRequest) -> Grammar | None:
-    """The grammar of a request's text, or None if any text will do."""
+def grammar_of(
+    request: GenerationRequest, dialect: Dialect, control_ids: Mapping[str, int]
+) -> Grammar | None:
+    """The grammar of a request's text, or None if any text will do.
+
+    ``control_ids``: of the dialect's marks that are control tokens.
+    """
+    if request.forces_a_call:
+        return _with_calls(request, dialect, control_ids)
+    shape = _shape(request)
+    if shape is None or not request.may_call:
+        return shape
+    return _with_calls(request, dialect, control_ids, otherwise=shape)
+
+
+def _shape(request: GenerationRequest) -> Grammar | None:
     if (wanted := request.response_format) is not None:
         if wanted.json_schema is not None:
             schema = wanted.json_schema.schema_
@@ -64,28 +82,45 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
             return Grammar("structured_outputs.choice", given.choice, "lark", texts)
         lark = given.grammar
         return Grammar("structured_outputs.grammar", lark, "lark", lark, is_users_own=True)
-    return _forced_calls(request) if request.forces_a_call else None
+    return None
 
 
 def _json_schema(field: str, schema: dict[str, Any]) -> Grammar:
     return Grammar(field, schema, "json_schema", {"x-guidance": _OPTIONS, **schema})
 
 
-def _forced_calls(request: GenerationRequest) -> Grammar:
-    """Calls as Llama 3.x writes them, in the spelling of its own template.
-
-    Several calls are separated by "; ", as Llama 3.x writes them.
-    """
+def _with_calls(
+    request: GenerationRequest,
+    dialect: Dialect,
+    control_ids: Mapping[str, int],
+    otherwise: Grammar | None = None,
+) -> Grammar:
+    """Calls as the dialect writes them, or else what ``otherwise`` says."""
     tools = request.tools
     if isinstance(request.tool_choice, NamedToolChoice):
         name = request.tool_choice.function.name
         tools = tuple(tool for tool in tools if tool.function.name == name)
-    more = ' ("; " call)*' if request.parallel_tool_calls else ""
-    lark = [f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+
+    def spelt(text: str) -> str:
+        """``text`` in Lark, its control tokens by their ids."""
+        parts = re.split(f"({any_of(control_ids)})", text) if control_ids else [text]
+        return " ".join(
+            f"<[{control_ids[part]}]>" if part in control_ids else json.dumps(part)
+            for part in parts
+            if part
+        )
+
+    opening, between, closing = map(spelt, dialect.pieces())
+    more = f"({between} call)*" if request.calls_in_parallel else ""
+    lark = [
+        "start: calls" + (" | @otherwise" if otherwise else ""),
+        f"calls: {opening} call {more} {closing}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
+    ]
     for index, tool in enumerate(tools):
-        head = json.dumps(f'{{"name": "{tool.function.name}", "parameters": ')
-        lark.append(f'call_{index}: {head} @arguments_{index} "}}"')
-    grammars = [
+        head, tail = spelt(dialect.head % tool.function.name), spelt(dialect.tail)
+        lark.append(f"call_{index}: {head} @arguments_{index} {tail}")
+    grammars: list[dict[str, Any]] = [
         {"name": "calls", "lark_grammar": "\n".join(lark)},
         # Each a grammar of its own, so that "#" in a schema means that schema.
         *(
@@ -93,8 +128,16 @@ def _forced_calls(request: GenerationRequest) -> Grammar:
             for index, tool in enumerate(tools)
         ),
     ]
-    source = [tool.model_dump(mode="json") for tool in tools]
-    return Grammar("tools", source, "several", grammars)
+    source: Any = [tool.model_dump(mode="json") for tool in tools]
+    if otherwise is None:
+        return Grammar("tools", source, "several", grammars)
+    if otherwise.kind == "lark":
+        grammars.append({"name": "otherwise", "lark_grammar": otherwise.rules})
+    else:
+        (whole,) = json.loads(otherwise.build())["grammars"]
+        grammars.append({**whole, "name": "otherwise"})
+    field, source = f"tools | {otherwise.field}", [source, otherwise.source]
+    return Grammar(field, source, "several", grammars, otherwise.is_users_own)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llorch_worker.text import Tokenizer
+from llorch_worker.text.dialects import Dialect
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,6 +37,17 @@ class ConstraintVocabulary:
         self._tokenizer = tokenizer
         control = tokenizer.decoding_table.control
         self.special_token_ids = [*(i for i in control if i < vocab_size), self.end_id]
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes calls of tools."""
+        return self._tokenizer.dialect
+
+    @property
+    def control_ids(self) -> dict[str, int]:
+        """Of the dialect's marks that are control tokens."""
+        spellings = self._tokenizer.control_spellings(self.dialect.marks())
+        return {spelling: token_id for token_id, spelling in spellings.items()}
 
     @cached_property
     def ll_tokenizer(self) -> LLTokenizer:
