@@ -299,7 +299,7 @@ class _Bench:
         """Checks that there is memory for two models, ours and theirs: at least the weights, in
         file or in dtype."""
         model = self._model
-        kv_bytes = model.num_blocks * model.block_bytes
+        kv_bytes = model.kv_bytes(model.num_blocks)
         weights_bytes = max(model.weights_bytes, file_bytes(model.checkpoint))
         needed, free = 2 * (weights_bytes + kv_bytes), psutil.virtual_memory().available
         if needed > free:

@@ -34,12 +34,13 @@ class LoadedModel:
     config: ModelConfig
     tokenizer: Tokenizer
 
-    def cache(self, num_blocks: int, max_context: int | None = None) -> UnifiedCache:
+    def cache(self, num_blocks: int, max_context: int | None = None, **sizes: int) -> UnifiedCache:
         shape = cache_shape(
             self.config,
             max_context or self.config.max_context,
             dtype=torch.float32,
             device=torch.device("cpu"),
+            **sizes,
         )
         return UnifiedCache.allocate(shape, num_blocks)
 
@@ -53,14 +54,19 @@ class LoadedModel:
         queue: DeviceQueue | None = None,
         **options: Any,
     ) -> Engine:
+        chosen = EngineOptions(**options)
         return Engine(
             model=model or self.model,
             config=self.config,
-            cache=self.cache(num_blocks),
+            cache=self.cache(
+                num_blocks,
+                max_sequences=chosen.max_sequences,
+                max_step_tokens=chosen.max_step_tokens,
+            ),
             tokenizer=self.tokenizer,
             model_name="stories",
             weight_bytes=self.model.weight_bytes,
-            options=EngineOptions(**options),
+            options=chosen,
             truncate_rows=truncate_rows,
             num_threads=num_threads,
             queue=queue,
@@ -120,10 +126,9 @@ def gate() -> type[Gate]:
     return Gate
 
 
-@pytest.fixture(scope="session")
-def loaded(demo_model: Path) -> LoadedModel:
-    """The demo model."""
-    checkpoint = open_checkpoint(demo_model)
+def load_exactly(path: Path, tokenizer: Tokenizer) -> LoadedModel:
+    """In float32, with torch's operations."""
+    checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
     device = torch.device("cpu")
     model = Transformer.load(
@@ -134,7 +139,13 @@ def loaded(demo_model: Path) -> LoadedModel:
         linears=DenseLinears(device, torch.float32),
         ops=TorchOps(),
     )
-    return LoadedModel(demo_model, model, config, load_tokenizer(checkpoint))
+    return LoadedModel(path, model, config, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def loaded(demo_model: Path) -> LoadedModel:
+    """The demo model."""
+    return load_exactly(demo_model, load_tokenizer(open_checkpoint(demo_model)))
 
 
 @pytest.fixture(scope="module", params=[InlineQueue, LazyQueue], ids=["in turn", "ahead"])

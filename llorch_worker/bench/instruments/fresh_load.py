@@ -95,7 +95,7 @@ def bytes_from_disk() -> int:
 
 def _load(settings: Settings) -> FreshLoad:
     plan = plan_load(settings.model, settings.engine_options)
-    kv_bytes = plan.num_blocks * plan.block_bytes if plan.device.type == "cpu" else 0
+    kv_bytes = plan.kv_bytes(plan.num_blocks) if plan.device.type == "cpu" else 0
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
     began_s = time.perf_counter()

@@ -47,16 +47,20 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
 
     settings = plan.settings
     fitting = _checked_plan(settings, largest)
+    options = replace(
+        settings.engine_options,
+        max_sequences=largest.jobs,
+        max_context=fitting.shape.max_context,
+    )
+    kv_cache_bytes = plan_load(settings.model, options).kv_bytes(_blocks_for_all(largest))
     began_s = time.perf_counter()
     with Engine.load(
         settings.model,
-        settings.engine_options,
+        options,
         num_threads=plan.threads,
         progress=plan.progress,
         around_model=watch,
-        max_sequences=largest.jobs,
-        max_context=fitting.shape.max_context,
-        kv_cache_bytes=_blocks_for_all(largest) * fitting.block_bytes,
+        kv_cache_bytes=kv_cache_bytes,
     ) as engine:
         yield LoadedEngine(engine, watches[0], fitting.checkpoint, time.perf_counter() - began_s)
 

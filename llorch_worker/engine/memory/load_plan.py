@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -118,17 +119,31 @@ class LoadPlan:
         """This plan with as many of its KV blocks as fit into the memory left by the weights."""
         misfit = self._misfit(left_bytes)
         if misfit is None:
-            fitting = self._room_bytes(left_bytes) // self.block_bytes
-            return replace(self, num_blocks=min(self.num_blocks, fitting))
+            fitting = self._blocks_in(self._room_bytes(left_bytes), self.num_blocks)
+            return replace(self, num_blocks=fitting)
         asked_for = (
             self.shape.context_blocks if self.options.kv_cache_bytes is None else self.num_blocks
         )
         return replace(self, num_blocks=asked_for, misfit=misfit)
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one KV block in all layers, scales included."""
-        return self.shape.block_size * sum(PagedKV.slot_bytes(self.shape).values())
+    def kv_bytes(self, num_blocks: int) -> int:
+        """Bytes of so many KV blocks, scales included. Layers with a window have fewer of them."""
+        counts = self.shape.block_counts(num_blocks)
+        return sum(PagedKV.required_bytes(self.shape, counts).values())
+
+    def _blocks_in(self, room_bytes: int, most: int) -> int:
+        """How many KV blocks fit, ``most`` at most."""
+        return bisect_right(range(1, most + 1), room_bytes, key=self.kv_bytes)
+
+    def with_kv_cache(self, kv_bytes: int) -> LoadPlan:
+        """This plan with as many KV blocks as ``kv_bytes`` hold."""
+        full = PagedKV.slot_bytes(self.shape, len(self.shape.groups[0].layers))
+        # If all layers have a window, there is no use for more blocks than sequences can fill, and
+        # one for each that the scheduler keeps free.
+        most = self.options.max_sequences * (self.shape.context_blocks + 1)
+        if block_bytes := self.shape.block_size * sum(full.values()):
+            most = kv_bytes // block_bytes
+        return replace(self, num_blocks=self._blocks_in(kv_bytes, most))
 
     @property
     def _fixed_bytes(self) -> dict[str, int]:
@@ -142,7 +157,7 @@ class LoadPlan:
 
     def _misfit(self, left_bytes: int) -> str | None:
         room, asked = self._room_bytes(left_bytes), self.options.kv_cache_bytes
-        needed = self.shape.context_blocks * self.block_bytes
+        needed = self.kv_bytes(self.shape.context_blocks)
         one_context = f"one context of {self.shape.max_context} tokens"
         if left_bytes < 0:
             return (
@@ -156,7 +171,7 @@ class LoadPlan:
                 f"{human_bytes(max(0, room))} is free beside weights, tables and masks; lower it "
                 "or free memory"
             )
-        if min(self.num_blocks * self.block_bytes, room) >= needed:
+        if self.num_blocks >= self.shape.context_blocks and room >= needed:
             return None
         if asked is not None and asked < needed:
             return (
@@ -221,6 +236,8 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         kv_dtype=options.kv_dtype,
         decode_rows=options.max_sequences if recorded else 0,
         max_query_tokens=MAX_QUERY_TOKENS if chosen.ops.reads_mask else 0,
+        max_sequences=options.max_sequences,
+        max_step_tokens=options.max_step_tokens,
     )
     plan = LoadPlan(
         checkpoint=checkpoint,
@@ -242,7 +259,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         num_blocks=options.max_sequences * shape.context_blocks,
     )
     if options.kv_cache_bytes is not None:
-        plan = replace(plan, num_blocks=options.kv_cache_bytes // plan.block_bytes)
+        plan = plan.with_kv_cache(options.kv_cache_bytes)
     return plan.fitted_to(plan.free_bytes - plan.weights_bytes)
 
 
@@ -255,6 +272,8 @@ def cache_shape(
     kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
     max_query_tokens: int = MAX_QUERY_TOKENS,
+    max_sequences: int = 0,
+    max_step_tokens: int = 0,
 ) -> CacheShape:
     """The shape of a cache for ``config``."""
     return CacheShape(
@@ -269,4 +288,7 @@ def cache_shape(
         decode_rows=decode_rows,
         vocab_size=config.vocab_size,
         max_query_tokens=max_query_tokens,
+        windows=config.graph.windows,
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
     )

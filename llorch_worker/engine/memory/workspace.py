@@ -43,7 +43,7 @@ def workspace_bytes(
 
     This is a plan; a worker measures the real use of its steps after the warm-up.
     """
-    slots = 2 * shape.max_context * torch.int64.itemsize
+    slots = 2 * len(shape.groups) * shape.max_context * torch.int64.itemsize
     # A recorded step gathers nothing: it reads the blocks in place.
     logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
     recorded_row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)

@@ -15,6 +15,7 @@ from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine_options import EngineOptions
 from tests.engine.conftest import LoadedModel
+from tests.model.test_families import make_reference
 
 CONTEXT, SEQUENCES = 100, 4
 OPTIONS = EngineOptions(device="cpu", dtype="float32", max_sequences=SEQUENCES, max_context=CONTEXT)
@@ -68,14 +69,14 @@ def test_only_operations_that_read_a_mask_are_given_one(demo_model: Path) -> Non
 
 def test_kv_cache_bytes_decide_if_they_are_given(loaded: LoadedModel, plan: LoadPlan) -> None:
     for blocks in (9, 99):
-        asked = planned(loaded, kv_cache_bytes=(blocks + 1) * plan.block_bytes - 1)
+        asked = planned(loaded, kv_cache_bytes=plan.kv_bytes(blocks + 1) - 1)
         assert asked.num_blocks == blocks
 
 
 def test_kv_cache_bytes_that_do_not_fit_are_refused_and_shown(
     loaded: LoadedModel, plan: LoadPlan
 ) -> None:
-    asked = planned(loaded, kv_cache_bytes=99 * plan.block_bytes)
+    asked = planned(loaded, kv_cache_bytes=plan.kv_bytes(99))
     refused = asked.fitted_to(left_for(plan, 98))
     assert refused.num_blocks == 99
     with pytest.raises(ModelLoadFailed, match=r"kv_cache_bytes asks for .*, but only .*; lower"):
@@ -92,9 +93,32 @@ def test_less_than_one_context_is_refused_with_what_is_needed_and_free(
     assert "one context of 100 tokens needs" in caught.value.message
     for part in ("kv", "rope", "masks", "workspace", "is free", "lower max_context"):
         assert part in caught.value.message
-    small = planned(loaded, kv_cache_bytes=CONTEXT_BLOCKS * plan.block_bytes - 1)
+    small = planned(loaded, kv_cache_bytes=plan.kv_bytes(CONTEXT_BLOCKS) - 1)
     assert small.misfit is not None
     assert "kv_cache_bytes allows" in small.misfit
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_layers_with_a_window_are_planned_with_the_blocks_of_their_windows(
+    family: str, tmp_path: Path
+) -> None:
+    """Six of seven layers, and all."""
+    make_reference(family, max_position_embeddings=4096).save_pretrained(tmp_path)
+    options = EngineOptions(device="cpu", dtype="float32", max_sequences=2, max_step_tokens=64)
+    plan = plan_load(tmp_path, options)
+    blocks, of_window = 2 * 256, 2 * (2 * 4 + 4)
+    assert plan.num_blocks == blocks
+    assert plan.shape.block_counts(blocks) == (blocks, of_window)
+    windowed = sum(window is not None for window in plan.config.graph.windows)
+    layer = 2 * 16 * plan.config.num_kv_heads * plan.config.head_dim * 4
+    full = (plan.config.num_layers - windowed) * layer
+    assert plan.cache_bytes["kv"] == blocks * full + of_window * windowed * layer
+    for asked in (300, 900) if full else ():
+        kv_bytes = plan.kv_bytes(asked + 1)
+        assert plan.with_kv_cache(kv_bytes - 1).num_blocks == asked
+        assert plan.with_kv_cache(kv_bytes).num_blocks == asked + 1
+    if not full:
+        assert plan.with_kv_cache(plan.kv_bytes(1000)).num_blocks == blocks + 2
 
 
 @pytest.fixture
