@@ -55,8 +55,9 @@ job = Key("job:{}")
 """By job. Hash, the job's record.
 
 From our client: ``sent``, the Unix time at which it enqueued the job, ``queue``, the model's,
-``idempotency``, its key, and ``owner``, the gateway's key that sent it. From a gateway before that
-``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
+``line``, the list, ``tenant``, or empty, ``idempotency``, its key, and ``owner``, the gateway's key
+that sent it. From a gateway before that ``reserved``: the key's name and how many tokens of its
+rates are reserved, or empty.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or

@@ -33,6 +33,7 @@ REMEMBERED_S = 24 * 3600
 """How long the queue of a worker that is gone is still checked."""
 MOST_REMEMBERED = 1_000
 MOST_MOVED_JOBS = 1_000
+MOST_ASKED = 64
 
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -195,6 +196,15 @@ def living(client: redis.Redis, model: str) -> list[str]:
     seconds, _ = client.time()
     oldest_ms = (int(seconds) - GONE_AFTER_S) * 1000
     return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
+
+
+def jobs_per_min(client: redis.Redis, model: str) -> float:
+    """How many jobs the workers of ``model`` have ended a minute lately; of a large fleet, as many
+    as a sample of them suggests."""
+    queues = living(client, model)
+    asked = queues[:MOST_ASKED]
+    pace = sum(card.recent.jobs_per_min for card in _cards(client, asked))
+    return pace * len(queues) / max(1, len(asked))
 
 
 def takers(client: redis.Redis, model: str) -> list[WorkerCard]:

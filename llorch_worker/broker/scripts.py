@@ -29,6 +29,7 @@ _PARTS = {
     "enqueue": ("lists", "bells", "tenants", "placing"),
     "ring": ("lists", "bells", "scheduled", "placing"),
     **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
+    "position": ("lists", "tenants"),
     "release": ("lists", "bells"),
     "reroute": ("lists", "message"),
     **dict.fromkeys(("cancel", "finish"), ("lists", "usage")),

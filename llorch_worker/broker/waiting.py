@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 
 from redis import Redis
 from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys, registry
-from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue, normal_queue_of
+from llorch_worker.broker.queues import QUEUE_PREFIX, model_of, normal_queue, normal_queue_of
+from llorch_worker.broker.scripts import run_script, text
 
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
@@ -23,6 +25,27 @@ def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
         for name in lists:
             pipe.llen(name)
         return [int(length) for length in pipe.execute()]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a job waits. Cancels, priorities and tenants' weights change it later."""
+
+    place: int
+    """1: it is next."""
+    starts_in_s: float | None
+    """At the pace at which the model's workers have ended jobs lately; None if they ended none."""
+
+
+def position(client: Redis, job_id: str) -> Position | None:
+    """None if it is not known: the job waits in no list, another producer sent it, or it was
+    retried. Raises ``RedisError``."""
+    found = run_script(client, "position", [job_id])
+    if not found:
+        return None
+    ahead, queue = found
+    per_min = registry.jobs_per_min(client, model_of(text(queue)))
+    return Position(ahead + 1, (ahead + 1) * 60 / per_min if per_min else None)
 
 
 def unserved(client: Redis) -> dict[str, int]:

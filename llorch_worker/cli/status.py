@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,9 +16,11 @@ from llorch_worker.cli.options import (
 )
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.quantities import counted, human_time
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
+    from llorch_worker.broker.waiting import Position
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
     from llorch_worker.client import JobStatus
 
@@ -107,13 +110,23 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
                 "id": found.id,
                 "state": found.state,
                 "worker": found.worker,
+                "position": found.position and asdict(found.position),
                 "error": found.error.model_dump(mode="json") if found.error else None,
             }
         )
         return
     by = f" by {found.worker}" if found.worker else ""
     why = f": {found.error.code}: {found.error.message}" if found.error else ""
-    screen.line(f"{found.id} {found.state}{by}{why}")
+    screen.line(f"{found.id} {found.state}{by}{_waits(found.position)}{why}")
+
+
+def _waits(position: Position | None) -> str:
+    if position is None:
+        return ""
+    ahead = position.place - 1
+    behind = "next" if ahead == 0 else f"behind about {counted(ahead, 'job')}"
+    start = position.starts_in_s
+    return f", {behind}" + ("" if start is None else f", starts in about {human_time(start)}")
 
 
 def unknown_job(job_id: str) -> CommandError:

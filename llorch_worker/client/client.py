@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from celery.utils import uuid
@@ -23,6 +24,7 @@ from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.waiting import position
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.status import JobStatus, job_status
@@ -262,13 +264,17 @@ class Job:
             pipe.hmget(keys.job(self.id), "state", "sent")
             (meta, cancelling), (state, sent) = pipe.execute()
         waits = state in ("queued", "scheduled") or (state is None and sent is not None)
-        return job_status(
+        found = job_status(
             self.id,
             decode_state(meta),
             waits=waits,
             cancelling=cancelling is not None,
             ended=state == "ended",
         )
+        if found.state == "queued":
+            with self._client._in_use():
+                return replace(found, position=position(self._redis, self.id))
+        return found
 
     def _announce_reader(self) -> None:
         # Reading works without the mark, only slower.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llorch_worker.broker.results import StoredState
+from llorch_worker.broker.waiting import Position
 from llorch_worker.contract import Cancelled, ErrorDocument, GenerationResult
 
 JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
@@ -20,6 +21,8 @@ class JobStatus:
     id: str
     state: JobState
     worker: str | None = None
+    position: Position | None = None
+    """Where it waits; None if it does not wait, or where is not known."""
     error: ErrorDocument | None = None
     forgotten: bool = False
     """The job has ended, and its result was deleted, as Celery's ``forget()`` does. Workers drop a

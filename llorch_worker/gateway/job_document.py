@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -47,6 +48,15 @@ class JobUrls(BaseModel):
     events: str
 
 
+class JobPosition(BaseModel):
+    """Where a job waits."""
+
+    place: int
+    """1: it is next. More urgent jobs may still come before it."""
+    starts_in_s: float | None = None
+    """An estimate, from the pace of the last minutes."""
+
+
 class JobDocument(BaseModel):
     """A job: its status and, once it has ended, its result or its error."""
 
@@ -54,6 +64,8 @@ class JobDocument(BaseModel):
     object: Literal["job"] = "job"
     status: JobState
     worker: str | None = None
+    position: JobPosition | None = None
+    """Of a job that waits, if it is known."""
     result: GenerationResult | None = None
     error: ErrorDocument | None = None
     urls: JobUrls
@@ -72,6 +84,7 @@ async def job_document(client: AsyncClient, job_id: str) -> JobDocument:
         id=status.id,
         status=status.state,
         worker=status.worker,
+        position=status.position and JobPosition.model_validate(asdict(status.position)),
         result=end if isinstance(end, GenerationResult) else None,
         error=end.document() if isinstance(end, LlorchError) else None,
         urls=JobUrls(job=f"/v1/jobs/{status.id}", events=f"/v1/jobs/{status.id}/events"),

@@ -67,6 +67,7 @@ def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(served: Served) 
         ]
     job = run("submit", "Every night", *LONG).out.strip()
     assert run("status", job, "--json").json["state"] == "queued"
+    assert "queued, behind about" in run("status", job).out
     cancelled = run("cancel", job, "--json", fresh=True)
     assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
     with Client(served.redis_url) as client:

@@ -155,6 +155,18 @@ def test_a_prompt_is_submitted_and_its_tokens_come_as_they_are_made(
     assert here.page.url == f"{fleet.gateway.url}/"
 
 
+def test_a_job_that_waits_shows_its_position(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    with fleet.worker.paused():
+        first = client.submit(prompt="x", max_tokens=1)
+        here = visit()
+        here.generate("x", tokens=1)
+        here.see("#state", "Queued: behind 1 job")
+        first.cancel()
+    here.see("#state", "Finished")
+
+
 def test_a_job_is_cancelled_by_a_click_and_by_a_key(
     fleet: Fleet, visit: Callable[..., Visit], make_latch: Callable[[str], Latch]
 ) -> None:

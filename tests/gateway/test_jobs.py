@@ -99,6 +99,14 @@ def test_a_running_job_is_cancelled(api: httpx.Client, latch: Latch) -> None:
     assert api.get(f"{path}/events").text.count("event: cancelled") == 1
 
 
+def test_a_waiting_job_has_its_position(api: httpx.Client, toy_worker: WorkerProcess) -> None:
+    with toy_worker.paused():
+        jobs = [submit(api)["id"] for _ in range(2)]
+        places = [api.get(f"/v1/jobs/{job}").json()["position"]["place"] for job in jobs]
+    assert places == [1, 2]
+    assert "position" not in ended(api, jobs[0])
+
+
 def test_a_waiting_job_is_cancelled_at_once(api: httpx.Client, toy_worker: WorkerProcess) -> None:
     with toy_worker.paused():
         job = submit(api)

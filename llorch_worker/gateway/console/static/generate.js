@@ -4,9 +4,11 @@ import { ApiError, call, send } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { follow } from "./events.js";
 import { counted, duration, rate } from "./format.js";
+import { Polling } from "./polling.js";
 
 const SILENCE_MS = 2500;
 const TICK_MS = 500;
+const WAIT_MS = 2000;
 /** A new connection begins with the events that the page missed, all at once. */
 const REPLAY_MS = 500;
 /** The job of this tab and when it was submitted, as `<id> <ms>`. */
@@ -152,6 +154,8 @@ export class Generate {
     this.#say("Queued");
     this.#note(job, `job ${jobId}`);
     const timer = setInterval(() => this.#tick(job), TICK_MS);
+    const waits = new Polling(() => this.#wait(job, waits), WAIT_MS);
+    waits.start();
     try {
       await follow(jobId, {
         onEvent: (event) => this.#event(job, event),
@@ -167,6 +171,7 @@ export class Generate {
       }
     } finally {
       clearInterval(timer);
+      waits.stop();
       if (this.job === job) {
         this.job = null;
         sessionStorage.removeItem(JOB);
@@ -235,6 +240,13 @@ export class Generate {
     });
   }
 
+  /** Says where the job waits, until it has begun. */
+  async #wait(job, waits) {
+    const { position } = await call(`v1/jobs/${job.id}`);
+    if (job.attempts || this.job !== job) waits.stop();
+    else if (position) this.#say(`Queued: ${placeOf(position)}`);
+  }
+
   #tick(job) {
     const now = performance.now();
     // A long prompt takes longer than that before its first token.
@@ -295,6 +307,11 @@ function stateOf(job) {
   if (!job.attempts) return "Queued";
   if (job.reading) return "Reading the prompt";
   return job.attempts > 1 ? `Generating, attempt ${job.attempts}` : "Generating";
+}
+
+function placeOf({ place, starts_in_s: startsInS }) {
+  const behind = place === 1 ? "next" : `behind ${counted(place - 1, "job")}`;
+  return startsInS === undefined ? behind : `${behind}, starts in about ${duration(1000 * startsInS)}`;
 }
 
 function randomKey() {
