@@ -66,11 +66,13 @@ class StreamReader(Background):
     def poll(self) -> None:
         """Reads new entries."""
         with self._lock:
-            now_s = time.monotonic()
-            live = self._by_key(now_s)
+            live = self._by_key(time.monotonic())
             if not live:
                 return
-            for stream, entries in self._redis.xread(live) or ():
+            found = self._redis.xread(live) or ()
+            # Not before the read, which takes long on a busy machine: a job would begin too early.
+            now_s = time.monotonic()
+            for stream, entries in found:
                 job_id = stream.split(":")[2]
                 for entry_id, fields in entries:
                     self._take(job_id, Entry(entry_id, now_s, fields.get("event", "")))
