@@ -122,7 +122,8 @@ class EngineCore:
 
         The next step is launched before the tokens are read, if possible.
         """
-        self._apply_deadlines(time.monotonic())
+        begun_s = time.monotonic()
+        self._apply_deadlines(begun_s)
         step, self._ahead = self._ahead, None
         if step is None:
             plan = self.scheduler.schedule()
@@ -134,6 +135,11 @@ class EngineCore:
             step = self._launch(plan)
         self._ahead = self._launch_ahead(step)
         self._deliver_step(step)
+        planner = self.scheduler.planner
+        if planner is not None and not step.plan.prefills:
+            # Sampling and delivery count: they take time for each token too.
+            rows = sum(chunk.rows for chunk in step.plan.chunks)
+            planner.costs.note(rows, time.monotonic() - begun_s)
         if not self.has_work:
             self._runner.forget()
         return step.plan
@@ -345,7 +351,7 @@ class EngineCore:
         if any(chunk.drafts for chunk in chunks):
             # The same batch may fit without them.
             logger.warning("out of memory in a step with drafts; there will be none from now on")
-            self.scheduler.draft_rows = 0
+            self.scheduler.planner = None
             return
         if len(chunks) < len(plan.chunks):
             return  # Some sequences have ended since: the next step is smaller anyway.

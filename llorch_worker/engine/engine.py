@@ -21,9 +21,16 @@ from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
-from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
+from llorch_worker.engine.device.warm_up import (
+    compile_kernels,
+    compiles_late,
+    measure_steps,
+    run_first_requests,
+)
+from llorch_worker.engine.drafting.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter import Drafter
 from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
+from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
@@ -106,6 +113,7 @@ class Engine:
         self._make_drafter: Callable[[], Drafter] | None = None
         if options.speculation == "lookup":
             self._make_drafter = PromptLookup
+        most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
             cache.blocks,
             cache.windows,
@@ -113,7 +121,7 @@ class Engine:
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
-            draft_rows=draft_rows(options.speculation),
+            planner=DraftPlanner(most_drafts) if most_drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)
@@ -202,6 +210,10 @@ class Engine:
         if self._device.type != "cpu" or self.config.vocab_size >= LARGE_VOCABULARY:
             self._compiler.prepare()
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
+        if (planner := self._scheduler.planner) is not None:
+            rows = min(self.max_sequences + planner.most_rows, self._max_step_tokens)
+            measure = partial(measure_steps, self._model, self.cache, rows)
+            planner.costs = StepCosts(self._thread.call(measure))
         run_first_requests(self.submit, self._device, *sizes)
         return_freed_memory()
         self._measured_bytes = measured_bytes(self._parts, self._device)

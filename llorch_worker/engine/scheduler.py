@@ -24,7 +24,8 @@ arrival, choice). The rules:
   that outranks the others computes it. A prefill waits for no other work: if that chunk is
   cancelled, preempted or fails, the next step does not contain it. The first running sequence
   never sits out, because no chunk precedes its own.
-- Drafts take what rows and blocks are free in a step without a prefill.
+- A step without a prefill computes the drafts that promise more tokens per second, as far as the
+  token budget and free blocks go.
 - A step may be planned while the one before it is still on the device and its tokens are unknown,
   if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).
 - A launched step may still write to the blocks of a sequence that has ended. They become free when
@@ -43,13 +44,13 @@ from itertools import takewhile
 from operator import attrgetter
 
 from llorch_worker.cache import BlockPool, WindowPool
+from llorch_worker.engine.drafting.draft_planner import MOST_DRAFTS, DraftPlanner
+from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
 from llorch_worker.engine_options import EngineOptions
 
 _ORDER = attrgetter("order")
-MOST_DRAFTS = 7
-"""Drafts of one sequence in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,12 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_caching: bool = True,
-        draft_rows: int = 0,
+        planner: DraftPlanner | None = None,
         low_waits_at_most_s: float = EngineOptions.low_waits_at_most_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens, of which at
-        most ``draft_rows`` are drafts.
+        """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens. ``planner``
+        says how many drafts to add; without it there are none.
 
         Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once. A
         sequence that has waited ``low_waits_at_most_s`` in all, by ``clock``, ranks as high.
@@ -119,7 +120,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
-        self.draft_rows = draft_rows
+        self.planner = planner
         self._low_waits_at_most_s = low_waits_at_most_s
         self._clock = clock
         self._waiting: list[Sequence] = []
@@ -192,7 +193,7 @@ class Scheduler:
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
             return None
-        if any(chunk.drafts or self._propose(chunk.sequence, 1) for chunk in plan.chunks):
+        if any(chunk.drafts for chunk in plan.chunks) or any(self._draft_lengths(plan.chunks)[1]):
             # How many tokens the step gives is unknown, or the next one shall have drafts.
             return None
         going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
@@ -323,25 +324,33 @@ class Scheduler:
         return chunks
 
     def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
-        """The decodes of a step without a prefill, with what drafts fit."""
-        rows = min(budget, self.draft_rows)
+        """The decodes of a step without a prefill, with the drafts that pay and have blocks."""
         drafted = []
-        for chunk in chunks:
-            drafts = self._propose(chunk.sequence, rows) if chunk.samples else ()
-            known = len(chunk.sequence.token_ids)
-            if drafts and self.blocks.allocate(chunk.sequence, known + len(drafts)):
-                chunk = replace(chunk, drafts=drafts)
-                rows -= len(drafts)
+        for chunk, draft, length in zip(chunks, *self._draft_lengths(chunks, budget), strict=True):
+            tokens = len(chunk.sequence.token_ids) + length
+            if draft and length and self.blocks.allocate(chunk.sequence, tokens):
+                chunk = replace(chunk, drafts=tuple(draft.token_ids[:length]))
             drafted.append(chunk)
         return drafted
 
-    def _propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Up to ``most`` drafts after the known tokens of ``sequence``."""
-        left = sequence.request.max_tokens - sequence.generated_count - 1
-        most = min(most, left, MOST_DRAFTS)
-        if sequence.drafter is None or most <= 0:
-            return ()
-        return tuple(sequence.drafter.propose(sequence.token_ids, most))
+    def _draft_lengths(
+        self, chunks: Items[Chunk], budget: int | None = None
+    ) -> tuple[list[Draft | None], list[int]]:
+        """What may follow each of these decodes, and how much of it pays to compute."""
+        planner = self.planner
+        if planner is None or len(chunks) > planner.most_rows:
+            return [None] * len(chunks), [0] * len(chunks)
+        drafts = [self._propose(chunk) for chunk in chunks]
+        rows = sum(chunk.count for chunk in chunks)
+        most = planner.most_rows if budget is None else min(budget, planner.most_rows)
+        return drafts, planner.lengths(rows, drafts, most)
+
+    def _propose(self, chunk: Chunk) -> Draft | None:
+        sequence = chunk.sequence
+        most = min(MOST_DRAFTS, sequence.request.max_tokens - sequence.generated_count - 1)
+        if sequence.drafter is None or most <= 0 or not chunk.samples:
+            return None
+        return sequence.drafter.propose(sequence.token_ids, most)
 
     def _prefill_rank(self) -> float:
         """The rank of the most urgent prefill of the next step; infinite if there is none."""

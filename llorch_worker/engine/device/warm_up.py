@@ -7,6 +7,7 @@ at the powers of two and at the maximum compile all variants.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -44,6 +45,22 @@ def compile_kernels(
         model.forward(_batch(_prompts(tokens, cache.max_context), logits, cache), cache)
     for sequences in sizes(min(max_sequences, max_step_tokens)):
         model.forward(_batch((1,) * sequences, sequences, cache), cache)
+
+
+def measure_steps(model: ForwardModel, cache: UnifiedCache, most_rows: int) -> dict[int, float]:
+    """Seconds of a step by its rows, each with logits: of the powers of two up to ``most_rows``.
+
+    All write to the cache's first block, which no sequence may hold or have published.
+    """
+    seconds = {}
+    for rows in sizes(max(2, most_rows)):
+        batch = _batch((1,) * rows, rows, cache)
+        # The first pass of a size may compile or allocate.
+        for _ in range(2):
+            begun_s = time.perf_counter()
+            model.forward(batch, cache)[-1, -1].item()
+            seconds[rows] = time.perf_counter() - begun_s
+    return seconds
 
 
 def run_first_requests(

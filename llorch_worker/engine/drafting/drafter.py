@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may come next, at least one. ``chances[i]`` estimates how likely ``token_ids[i]``
+    and all before it come."""
+
+    token_ids: list[int]
+    chances: list[float]
 
 
 class Drafter(Protocol):
     """Belongs to one sequence. A wrong guess costs time, never a token: the engine keeps a draft
     token only if it is the one that it chooses itself."""
 
-    def propose(self, token_ids: list[int], most: int) -> Ids[int]:
+    def propose(self, token_ids: list[int], most: int) -> Draft | None:
         """Up to ``most`` tokens that may follow ``token_ids``, which only grow between calls."""

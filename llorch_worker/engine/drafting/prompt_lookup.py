@@ -5,6 +5,9 @@ from __future__ import annotations
 from struct import pack
 from typing import Final
 
+from llorch_worker.engine.drafting.acceptance import Acceptance
+from llorch_worker.engine.drafting.drafter import Draft
+
 ID_BYTES: Final = 4
 NEEDLE_TOKENS: Final = 2
 """How many of the last tokens an earlier place must share to be found."""
@@ -27,31 +30,39 @@ class PromptLookup:
         self._bytes = bytearray()
         self._next: int | None = None
         """The place whose token is expected next."""
+        self._matched = 0
+        """How many tokens before that place the text has repeated."""
+        self._acceptance = Acceptance()
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
+    def propose(self, token_ids: list[int], most: int) -> Draft | None:
         """See ``Drafter``."""
         self._follow(token_ids)
         if self._next is None:
-            return []
+            return None
         draft = token_ids[self._next : self._next + most]
         # A text that repeats itself goes on with what the draft has just repeated.
         period = len(token_ids) - self._next
         while len(draft) < most:
             draft.append(draft[len(draft) - period])
-        return draft
+        return Draft(draft, self._acceptance.chances(self._matched, most))
 
     def _follow(self, token_ids: list[int]) -> None:
         known = len(self._bytes) // ID_BYTES
         fresh = token_ids[known:]
         self._bytes += pack(f"<{len(fresh)}i", *fresh)
         for token_id in fresh:
-            if self._next is None or token_ids[self._next] != token_id:
-                self._next = self._search(token_ids)
-                return
-            self._next += 1
+            if self._next is not None:
+                held = token_ids[self._next] == token_id
+                self._acceptance.note(self._matched, held)
+                if held:
+                    self._next += 1
+                    self._matched += 1
+                    continue
+            self._next, self._matched = self._search(token_ids)
+            return
 
-    def _search(self, token_ids: list[int]) -> int | None:
-        """The place after the longest earlier match of the last tokens."""
+    def _search(self, token_ids: list[int]) -> tuple[int | None, int]:
+        """The place after the longest earlier match of the last tokens, and the match's length."""
         size = len(token_ids)
         needle = bytes(self._bytes[-NEEDLE_TOKENS * ID_BYTES :])
         best, longest = None, 0
@@ -73,4 +84,4 @@ class PromptLookup:
                 length += 1
             if length > longest:
                 best, longest = place, length
-        return best
+        return best, longest

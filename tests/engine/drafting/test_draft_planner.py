@@ -1,0 +1,91 @@
+"""How many drafts pay."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from llorch_worker.engine.drafting.draft_planner import LEAST_GAIN, DraftPlanner
+from llorch_worker.engine.drafting.drafter import Draft
+from llorch_worker.engine.drafting.step_costs import StepCosts
+
+FLAT = {1: 1.0, 64: 1.0}
+"""Memory decides: rows cost nothing."""
+STEEP = {1: 1.0, 64: 64.0}
+"""Arithmetic decides: each row costs as much as the first."""
+
+
+def planner(seconds: dict[int, float], most_rows: int = 32) -> DraftPlanner:
+    made = DraftPlanner(most_rows)
+    made.costs = StepCosts(seconds)
+    return made
+
+
+def draft(*chances: float) -> Draft:
+    return Draft([7] * len(chances), list(chances))
+
+
+def test_rows_that_cost_nothing_are_used_and_rows_that_cost_all_are_not() -> None:
+    drafts = [draft(0.9, 0.8, 0.7), draft(0.5, 0.3), None]
+    assert planner(FLAT).lengths(3, drafts, 32) == [3, 2, 0]
+    assert planner(STEEP).lengths(3, drafts, 32) == [0, 0, 0]
+
+
+def test_the_likeliest_drafts_come_first() -> None:
+    drafts = [draft(0.9, 0.8, 0.1), draft(0.85, 0.2)]
+    assert planner(FLAT).lengths(2, drafts, 3) == [2, 1]
+
+
+def test_unlikely_drafts_are_left_where_rows_cost_something() -> None:
+    assert planner({1: 1.0, 11: 2.0}).lengths(1, [draft(0.9, 0.8, 0.05, 0.04)], 32) == [2]
+
+
+def test_a_step_of_drafts_may_pay_where_its_first_draft_does_not() -> None:
+    """A tile of several rows costs as much as one of two."""
+    costs = {1: 1.0, 2: 1.9, 8: 1.9}
+    assert planner(costs).lengths(1, [draft(*[0.89] * 7)], 32) == [7]
+
+
+def test_the_plan_is_the_best_of_all() -> None:
+    chance = random.Random(1)
+    for _ in range(100):
+        drafts = [
+            draft(*sorted([chance.random() for _ in range(3)], reverse=True)) for _ in range(3)
+        ]
+        costs = planner({1: 1.0, 3: 1 + chance.random(), 12: 2 + 3 * chance.random()})
+
+        def speed(lengths: tuple[int, ...], drafts: list[Draft], costs: DraftPlanner) -> float:
+            tokens = 3 + sum(sum(d.chances[:n]) for d, n in zip(drafts, lengths, strict=True))
+            return tokens / costs.costs.of(3 + sum(lengths))
+
+        best = max(speed(each, drafts, costs) for each in product(range(4), repeat=3))
+        got = costs.lengths(3, drafts, 32)
+        if any(got):
+            assert speed(tuple(got), drafts, costs) == pytest.approx(best)
+        else:
+            assert best <= LEAST_GAIN * speed((0, 0, 0), drafts, costs) * (1 + 1e-9)
+
+
+def test_costs_follow_what_steps_take() -> None:
+    costs = StepCosts({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+    for _ in range(200):
+        costs.note(16, 4.0)
+        costs.note(1, 1.0)
+    assert costs.of(16) == pytest.approx(4.0, rel=0.2)
+    assert costs.of(1) == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_machine_that_becomes_slower_changes_plans_little() -> None:
+    """Steps of one size show it for all."""
+    costs = StepCosts({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4, 16: 2.0})
+    for _ in range(200):
+        costs.note(1, 3.0)
+    assert costs.of(16) / costs.of(1) == pytest.approx(2.0, rel=0.2)
+
+
+def test_one_step_that_waited_counts_little() -> None:
+    costs = StepCosts({1: 1.0, 8: 1.5})
+    costs.note(8, 100.0)
+    assert costs.of(8) < 1.5 * 1.3
