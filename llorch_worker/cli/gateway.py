@@ -70,6 +70,7 @@ def gateway(
             own.port,
             # httptools, which uvicorn prefers where it is installed, keeps a header of any size.
             http=connections(own.header_timeout_s, own.waiting_connections),
+            ws_max_size=own.max_body_bytes,
             timeout_keep_alive=own.keep_alive_s,
             log_config=None,
             backlog=BACKLOG,

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from llorch_worker.contract.output_format import JsonSchema, Name, as_tuple
 
 MAX_TOOLS = 128
-MAX_DESCRIPTION_CHARS = 16_384
+MAX_DESCRIPTION_CHARS = 65_536
 MAX_CALLED_NAME_CHARS = 256
 MAX_TOOLS_BYTES = 1_048_576
 """Of all tools as JSON: some 250,000 tokens of a prompt."""

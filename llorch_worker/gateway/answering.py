@@ -70,12 +70,13 @@ class Answering:
 
     def __init__(self, request: Request, gateway: Gateway, caller: Caller, body: Body) -> None:
         """Raises ``InvalidRequest``."""
+        self._request = request
         self._path = request.url.path
         self._body = body
         gateway.check(body)
         self._requests = body.to_requests()
         comes_back = body.idempotency_key is not None
-        self._waiting = Waiting(request, gateway, caller, comes_back=comes_back)
+        self._waiting = Waiting(gateway, caller, comes_back=comes_back)
         self._jobs = self._waiting.jobs
         self._clock = OwnClock(self._requests)
         self._created = int(time.time())
@@ -85,10 +86,10 @@ class Answering:
         for request in self._requests:
             await self._waiting.submit(request)
         if not self._body.stream:
-            results = await self._waiting.answer(self._results())
+            results = await self._waiting.answer(self._request, self._results())
             answer: Response = JSONResponse(self._body.answer(results, self._created))
         else:
-            answer = await self._waiting.stream(self._stream())
+            answer = await self._waiting.stream(self._request, self._stream())
         say_ignored(answer, self._body.ignored)
         return answer
 

@@ -51,6 +51,10 @@ class _Connection(H11Protocol):
         if self._is_answering():
             self._stop_waiting()
 
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        self._stop_waiting()
+        super().handle_websocket_upgrade(event)
+
     def on_response_complete(self) -> None:
         self._wait()
         super().on_response_complete()

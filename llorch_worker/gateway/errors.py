@@ -104,6 +104,14 @@ def as_shown(error: Exception) -> LlorchError:
             return InternalError(f"a defect: {type(error).__name__}")
 
 
+def error_body(error: Exception) -> tuple[int, ErrorBody]:
+    """What a client hears of ``error``, with its HTTP status, where no answer can have one."""
+    if isinstance(error, HttpError):
+        return error.status, _body(error.status, error.code, error.message, error.param)
+    shown = as_shown(error)
+    return status_of(shown), body_of(shown)
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of ``app`` answer in this shape."""
 
@@ -162,6 +170,12 @@ def plain_answer(
     retriable: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
+    return _answer(status, _body(status, code, message, param, retriable=retriable), headers)
+
+
+def _body(
+    status: int, code: str, message: str, param: str | None, *, retriable: bool = False
+) -> ErrorBody:
     detail = ErrorDetail(
         message=message,
         type=ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
@@ -170,7 +184,7 @@ def plain_answer(
         llorch_code=code,
         retriable=retriable,
     )
-    return _answer(status, ErrorBody(error=detail), headers)
+    return ErrorBody(error=detail)
 
 
 def _answer(

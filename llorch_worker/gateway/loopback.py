@@ -39,7 +39,7 @@ class LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
             if not is_loopback(_hostname(f"//{headers.get('host', '')}")):
                 message = (
@@ -47,7 +47,8 @@ class LoopbackOnly:
                     "it keys with LLORCH_GATEWAY_KEYS, or let the proxy before it send such a Host"
                 )
                 app = plain_answer(421, "UNKNOWN_HOST", message)
-            elif scope["method"] not in SAFE_METHODS and self._is_foreign(headers):
+            # A page may open a WebSocket to any host.
+            elif scope.get("method") not in SAFE_METHODS and self._is_foreign(headers):
                 message = (
                     "this gateway has no keys, so pages of other sites may change nothing; "
                     "LLORCH_GATEWAY_CORS_ORIGINS allows some"

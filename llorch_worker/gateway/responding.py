@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from celery.utils import uuid
 from fastapi import Request
@@ -31,7 +32,7 @@ from llorch_worker.gateway.responses.progress import (
     response_events,
     response_now,
 )
-from llorch_worker.gateway.responses.store import NotKept, ResponseStore
+from llorch_worker.gateway.responses.store import NotKept
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.responses import (
     PREFIX,
@@ -46,6 +47,7 @@ from llorch_worker.openai_api.responses import (
     output_of,
     response_of,
 )
+from llorch_worker.openai_api.responses_events import Event
 from llorch_worker.openai_api.responses_items import Item, ItemReference, Read, job_of
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
@@ -56,22 +58,22 @@ SYSTEM = ("system", "developer")
 class Creation:
     """One request. A job in the background goes on without its client."""
 
-    request: Request
     gateway: Gateway
     caller: Caller
-    store: ResponseStore
     body: ResponseRequest
+    recent: Mapping[str, Sequence[Item]] = field(default_factory=dict)
+    """Conversations that need not be stored to go on, by the ids of their last responses."""
 
     def __post_init__(self) -> None:
+        self.store = self.gateway.responses(self.caller)
         self._waiting = Waiting(
-            self.request,
             self.gateway,
             self.caller,
             comes_back=self.body.idempotency_key is not None,
             private=not self.body.stored,
         )
 
-    async def respond(self) -> Response | EventSourceResponse:
+    async def respond(self, request: Request) -> Response | EventSourceResponse:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
         record, job = await self._begin()
         if self.body.background:
@@ -80,8 +82,22 @@ class Creation:
                 return event_source(encoded(each, each["type"]) async for each in events)
             return await response_now(record, job)
         if not self.body.stream:
-            return await self._waiting.answer(self._result(record, job))
-        return await self._waiting.stream(self._stream(record, job))
+            return await self._waiting.answer(request, self._result(record, job))
+        return await self._waiting.stream(request, self._stream(record, job))
+
+    async def events(self) -> AsyncGenerator[tuple[ResponseRecord, Event]]:
+        """The response's events, for a client that hangs up by closing this. Raises like
+        :meth:`respond`."""
+        record, job = await self._begin()
+        async with self._waiting, aclosing(self._events(record, job)) as events:
+            async for event in events:
+                yield record, event
+
+    async def warmed(self) -> ResponseRecord:
+        """A response that nothing is generated for. It is not stored."""
+        conversation, generation = await self._understood()
+        created_at = int(time.time())
+        return new_record(self.body, conversation, generation, job_id=uuid(), created_at=created_at)
 
     async def count(self) -> InputTokens:
         """How long its prompt would be. Raises ``LlorchError``."""
@@ -89,10 +105,10 @@ class Creation:
         card = await self.gateway.client.model_card(generation.model)
         return InputTokens(input_tokens=await self._length(card, generation))
 
-    async def compact(self) -> Compacted:
+    async def compact(self, request: Request) -> Compacted:
         """``body`` is :func:`summarising`. Raises ``LlorchError`` if there is no summary."""
         record, job = await self._begin()
-        return compacted(record, await self._waiting.answer(self._result(record, job)))
+        return compacted(record, await self._waiting.answer(request, self._result(record, job)))
 
     async def _understood(self) -> tuple[list[Read], GenerationRequest]:
         """The conversation, and the request for its next turn, with a model."""
@@ -169,6 +185,8 @@ class Creation:
 
     async def _kept(self, response_id: str) -> list[Item]:
         """The conversation of a response, with its output."""
+        if response_id in self.recent:
+            return list(self.recent[response_id])
         try:
             record = await self.store.get(response_id)
             end = await end_if_ended(self.gateway.client.job(record.job_id, known=True))
@@ -226,6 +244,11 @@ class Creation:
         return response_of(record, end)
 
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
+        async with aclosing(self._events(record, job)) as events:
+            async for event in events:
+                yield encoded(event, event["type"])
+
+    async def _events(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[Event]:
         """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its
         own."""
         entries = self._clock.each(job.stream(patience_s=PATIENCE_S))
@@ -236,7 +259,7 @@ class Creation:
             _check(await end_of(job))
         async for event in response_events(record, job, entries, first):
             self._waiting.broken = event["type"] == "error"
-            yield encoded(event, event["type"])
+            yield event
 
 
 def _check(end: End) -> None:

@@ -20,19 +20,12 @@ Answer = TypeVar("Answer")
 
 
 class Waiting:
-    """The jobs that the client of ``request`` waits for. They end with it, unless an idempotency
-    key says that it ``comes_back``. ``private``: then no text of them is left."""
+    """The jobs that a client waits for. They end with it, unless an idempotency key says that it
+    ``comes_back``. ``private``: then no text of them is left."""
 
     def __init__(
-        self,
-        request: Request,
-        gateway: Gateway,
-        caller: Caller,
-        *,
-        comes_back: bool,
-        private: bool = False,
+        self, gateway: Gateway, caller: Caller, *, comes_back: bool, private: bool = False
     ) -> None:
-        self._request = request
         self._gateway = gateway
         self._caller = caller
         self._comes_back = comes_back
@@ -53,13 +46,13 @@ class Waiting:
         self.jobs.append(job)
         return job
 
-    async def answer(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    async def answer(self, request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
         """The result of ``work``, which is over when the client hangs up."""
-        return await unless_hung_up(self._request, self._whole(work))
+        return await unless_hung_up(request, self._whole(work))
 
-    async def stream(self, events: AsyncGenerator[bytes]) -> EventSourceResponse:
+    async def stream(self, request: Request, events: AsyncGenerator[bytes]) -> EventSourceResponse:
         """What ``events`` raises before the first is an answer of its own."""
-        return await begun_event_source(self._request, self._each(events))
+        return await begun_event_source(request, self._each(events))
 
     async def _whole(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         async with self:

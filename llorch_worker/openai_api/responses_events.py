@@ -93,6 +93,11 @@ class ResponseEvents:
         status = response.status if response.status in ("completed", "failed") else "incomplete"
         yield self._event(f"response.{status}", response=response)
 
+    def nothing(self) -> Event:
+        """The end of a response that nothing is generated for."""
+        response = self._record.response.model_copy(update={"status": "completed"})
+        return self._event("response.completed", response=response)
+
     def error(self, code: str, text: str) -> Event:
         """What ends a stream whose response goes on without it."""
         return self._event("error", code=code, message=text, param=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, WebSocket
 from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
@@ -18,6 +18,7 @@ from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation
+from llorch_worker.gateway.response_socket import ResponseSocket
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
 from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.openai_api.responses import Compacted, InputTokens, Response, summarising
@@ -65,29 +66,28 @@ async def create(
     request: Request,
     gateway: TheGateway,
     caller: TheCaller,
-    store: TheStore,
     head: PlainResponse,
     idempotency_key: IdempotencyKey = None,
 ) -> Response | EventSourceResponse:
     """The next turn of a conversation. With background, come back for it."""
-    creation = Creation(request, gateway, caller, store, body.keyed(idempotency_key))
-    answer = await creation.respond()
+    answer = await Creation(gateway, caller, body.keyed(idempotency_key)).respond(request)
     say_ignored(answer if isinstance(answer, EventSourceResponse) else head, body.ignored)
     return answer
 
 
+@router.websocket("/v1/responses")
+async def connect(socket: WebSocket) -> None:
+    """Responses one after another, each for a message ``response.create``."""
+    await ResponseSocket(socket, socket.app.state.gateway).serve()
+
+
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(
-    body: ResponseRequest,
-    request: Request,
-    gateway: TheGateway,
-    caller: TheCaller,
-    store: TheStore,
-    head: PlainResponse,
+    body: ResponseRequest, gateway: TheGateway, caller: TheCaller, head: PlainResponse
 ) -> InputTokens:
     """The length of the prompt that a response to this would get."""
     say_ignored(head, body.ignored)
-    return await Creation(request, gateway, caller, store, body).count()
+    return await Creation(gateway, caller, body).count()
 
 
 @router.post("/v1/responses/compact")
@@ -96,13 +96,12 @@ async def compact(
     request: Request,
     gateway: TheGateway,
     caller: TheCaller,
-    store: TheStore,
     head: PlainResponse,
 ) -> Compacted:
     """Items to send in place of a conversation: the user's messages, and the model's summary of
     all of it."""
     say_ignored(head, body.ignored)
-    return await Creation(request, gateway, caller, store, summarising(body)).compact()
+    return await Creation(gateway, caller, summarising(body)).compact(request)
 
 
 @router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)

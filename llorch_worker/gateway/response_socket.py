@@ -1,0 +1,128 @@
+"""``/v1/responses`` as a WebSocket: a client that asks again and again on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import TypeAdapter, ValidationError
+
+from llorch_worker.contract import Fault, InvalidRequest, describe
+from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
+from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.responding import Creation
+from llorch_worker.openai_api.responses import ResponseRecord
+from llorch_worker.openai_api.responses_events import ResponseEvents
+from llorch_worker.openai_api.responses_items import Item
+from llorch_worker.openai_api.responses_request import ResponseRequest
+from llorch_worker.openai_api.shape import faults_of
+
+logger = logging.getLogger(__name__)
+
+_ASK = "response.create"
+_OF_HTTP = frozenset(("type", "generate", "stream", "stream_options"))
+"""Fields of a message that say nothing to a response."""
+_OUTPUT: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+class ResponseSocket:
+    """One connection. It answers one message at a time, and remembers its last conversation, so
+    that this goes on also if it is not stored."""
+
+    def __init__(self, socket: WebSocket, gateway: Gateway) -> None:
+        self._socket = socket
+        self._gateway = gateway
+        self._asked: asyncio.Queue[str | bytes] = asyncio.Queue(1)
+        self._recent: dict[str, Sequence[Item]] = {}
+
+    async def serve(self) -> None:
+        """Until the client hangs up, which cancels what it waits for."""
+        try:
+            self._gateway.caller(self._socket.headers)
+        except HttpError as error:
+            refusal = plain_answer(error.status, error.code, error.message)
+            return await self._socket.send_denial_response(refusal)
+        await self._socket.accept()
+        answering = asyncio.create_task(self._answer())
+        try:
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                await self._asked.put(message.get("text") or message.get("bytes") or "")
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def _answer(self) -> None:
+        with suppress(WebSocketDisconnect):
+            while True:
+                try:
+                    await self._respond(await self._asked.get())
+                except WebSocketDisconnect:
+                    raise
+                except Exception as error:  # noqa: BLE001 - the connection has no other way to say
+                    await self._fail(error)
+
+    async def _respond(self, message: str | bytes) -> None:
+        # The key may have been revoked since.
+        caller = self._gateway.caller(self._socket.headers)
+        document = _read(message)
+        creation = Creation(self._gateway, caller, _request(document), self._recent)
+        if document.get("generate") is False:
+            record = await creation.warmed()
+            events = ResponseEvents(record)
+            for event in (*events.begin(), events.nothing()):
+                await self._send(event)
+            self._remember(record, [])
+            return
+        async with aclosing(creation.events()) as made:
+            async for record, event in made:
+                if event["type"] == "error":
+                    # HTTP's has another shape.
+                    detail = {name: event[name] for name in ("code", "message", "param")}
+                    event = {**event, "status": 500, "error": detail}
+                await self._send(event)
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    self._remember(record, _OUTPUT.validate_python(event["response"]["output"]))
+
+    def _remember(self, record: ResponseRecord, output: Sequence[Item]) -> None:
+        self._recent.clear()
+        self._recent[record.response.id] = [*record.conversation, *output]
+
+    async def _fail(self, error: Exception) -> None:
+        status, body = error_body(error)
+        logger.info("%s: a message of a WebSocket: %s", status, body.error.code)
+        await self._send({"type": "error", "status": status, **body.model_dump(mode="json")})
+
+    async def _send(self, event: Mapping[str, Any]) -> None:
+        await self._socket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+
+
+def _read(message: str | bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise _refusal("body", "must be a JSON object", f"{len(message)} characters")
+    if document.get("type") != _ASK:
+        raise _refusal("type", f"must be {_ASK}", describe(document.get("type")))
+    return document
+
+
+def _request(document: Mapping[str, Any]) -> ResponseRequest:
+    fields = {name: value for name, value in document.items() if name not in _OF_HTTP}
+    try:
+        request = ResponseRequest.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+    if request.background:
+        raise _refusal("background", "not on a WebSocket", "True")
+    return request
+
+
+def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
