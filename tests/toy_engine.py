@@ -128,10 +128,13 @@ class ToyEngine:
             case ["die"]:
                 os._exit(9)
         emit = on_event or (lambda _: None)
-        tokens = len((request.prompt or "").split()) + request.max_tokens
+        prompt = len((request.prompt or "").split())
+        tokens = prompt + request.least_tokens
         if tokens > self.max_context:
             fault = Fault(field="prompt", rule=f"at most {self.max_context}", got=str(tokens))
             raise ContextLengthExceeded.from_faults([fault])
+        most = min(request.max_tokens, self.max_context - prompt)
+        request = request.model_copy(update={"max_tokens": most})
         id = job_id or "local"
         known = len(journal.choices[0].token_ids) if journal else 0
         generation = ToyGeneration(

@@ -51,17 +51,18 @@ class Admission:
         # Only the worker knows the length of a text, but it is at least one token.
         least = 1 if given is None else len(given)
         limit = card.max_context
-        if least + request.max_tokens > limit:
+        new = request.least_tokens
+        if least + new > limit:
             # The card is of the worker that wrote it last; another may hold more.
             cards = registry.workers(self._redis)
             limit = max(limit, *(each.max_context for each in cards if each.model == card.name), 0)
-        if least + request.max_tokens > limit:
+        if least + new > limit:
             fault = Fault(
-                field="prompt + max_tokens",
+                field="prompt" if request.cut_max_tokens else "prompt + max_tokens",
                 rule=f"must not exceed the context of {limit} tokens",
-                got=f"{'at least ' if given is None else ''}{least} + {request.max_tokens}",
+                got=f"{'at least ' if given is None else ''}{least} + {new}",
             )
-            raise ContextLengthExceeded.from_faults([fault])
+            raise ContextLengthExceeded.of(limit, least, new, at_least=given is None, fault=fault)
         return card
 
     def card(self, name: str | None, worker: str | None = None) -> ModelCard:

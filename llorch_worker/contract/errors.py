@@ -104,6 +104,22 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "CONTEXT_LENGTH_EXCEEDED"
 
+    @classmethod
+    def of(
+        cls, limit: int, prompt_tokens: int, max_tokens: int, *, at_least: bool, fault: Fault
+    ) -> ContextLengthExceeded:
+        """``max_tokens``: what was asked for beside the prompt, 1 if less would do. ``at_least``:
+        the prompt may have more tokens.
+
+        OpenAI's and Anthropic's clients know the error by these words.
+        """
+        prompt = f"{'at least ' if at_least else ''}{prompt_tokens} tokens"
+        why = f"the prompt is too long: {prompt} > {limit} maximum"
+        if max_tokens > 1:
+            why = f"the prompt has {prompt} and max_tokens asks for {max_tokens} more"
+        message = f"This model's maximum context length is {limit} tokens. However, {why}."
+        return cls(message, faults=[fault])
+
 
 class ModelNotServed(LlorchError):
     """No worker serves the model that the request names."""

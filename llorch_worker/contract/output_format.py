@@ -110,7 +110,7 @@ class StructuredOutputs(_Part):
         BeforeValidator(as_tuple),
     ] = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
-    """In llguidance's dialect of Lark."""
+    """In llguidance's dialect of Lark, or in GBNF."""
 
     @model_validator(mode="after")
     def _one_constraint(self) -> StructuredOutputs:

@@ -111,6 +111,9 @@ class GenerationRequest(BaseModel):
 
     model: str | None = Field(None, min_length=1, max_length=200)
     max_tokens: int = Field(256, ge=0, le=MAX_COUNT)
+    cut_max_tokens: bool = False
+    """Whether more ``max_tokens`` than the context holds beside the prompt are cut to what it
+    holds. Else they are refused."""
     min_tokens: int = Field(0, ge=0)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -267,6 +270,11 @@ class GenerationRequest(BaseModel):
         """Whether the prompt of a chat ends where an answer begins."""
         given = self.add_generation_prompt
         return not self.continue_final_message if given is None else given
+
+    @property
+    def least_tokens(self) -> int:
+        """The tokens for which the context must have room beside the prompt."""
+        return min(1, self.max_tokens) if self.cut_max_tokens else self.max_tokens
 
     @property
     def forces_a_call(self) -> bool:

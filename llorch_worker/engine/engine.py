@@ -256,12 +256,14 @@ class Engine:
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
-        prompt_ids = checked_prompt(
+        choices = journal.choices.values() if journal else ()
+        request, prompt_ids = checked_prompt(
             request,
             self.tokenizer,
             vocab_size=self.config.vocab_size,
             max_context=self.max_context,
             pool_tokens=self.cache.blocks.total * self.cache.block_size,
+            generated=max((len(choice.token_ids) for choice in choices), default=0),
         )
         matcher = self._compiler.compile(request)
         job_id = job_id or str(uuid.uuid4())

@@ -33,11 +33,14 @@ def checked_prompt(
     vocab_size: int,
     max_context: int,
     pool_tokens: int,
-) -> list[int]:
-    """The ids of the prompt, from any of the request's prompt fields.
+    generated: int = 0,
+) -> tuple[GenerationRequest, list[int]]:
+    """The request, with no more ``max_tokens`` than fit if it says so; and the ids of the prompt,
+    from any of its prompt fields.
 
-    ``pool_tokens`` is the capacity of all KV blocks. Raises ``InvalidRequest`` with every rule of
-    this model that the request breaks, or ``ContextLengthExceeded`` if only its size is wrong.
+    ``pool_tokens`` is the capacity of all KV blocks; ``generated`` the tokens of earlier attempts.
+    Raises ``InvalidRequest`` with every rule of this model that the request breaks, or
+    ``ContextLengthExceeded`` if only its size is wrong.
     """
     prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
     limit, what = max_context, "the context"
@@ -59,13 +62,14 @@ def checked_prompt(
         faults.append(
             Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
         )
-    too_long = tokens + request.max_tokens > limit
+    least = max(request.least_tokens, generated)
+    too_long = tokens + least > limit
     if too_long:
         faults.append(
             Fault(
-                field=f"{prompt_field} + max_tokens",
+                field=prompt_field if request.cut_max_tokens else f"{prompt_field} + max_tokens",
                 rule=f"must be at most {limit} tokens, {what} of this model",
-                got=f"{at_least}{tokens} + {request.max_tokens} tokens",
+                got=f"{at_least}{tokens} + {least} tokens",
             )
         )
     if request.prompt_logprobs is not None:
@@ -79,10 +83,15 @@ def checked_prompt(
                     got=f"{at_least}{tokens} x {each}",
                 )
             )
+    if too_long and len(faults) == 1:
+        raise ContextLengthExceeded.of(
+            limit, tokens, least, at_least=bool(at_least), fault=faults[0]
+        )
     if faults:
-        error = ContextLengthExceeded if too_long and len(faults) == 1 else InvalidRequest
-        raise error.from_faults(faults)
-    return prompt_ids
+        raise InvalidRequest.from_faults(faults)
+    if request.cut_max_tokens and tokens + request.max_tokens > limit:
+        request = request.model_copy(update={"max_tokens": limit - tokens})
+    return request, prompt_ids
 
 
 def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) -> list[int]:

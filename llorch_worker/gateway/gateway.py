@@ -95,11 +95,18 @@ class Gateway:
         self, owner: str, request: GenerationRequest, job_id: str
     ) -> GenerationRequest:
         """A line of a batch. Those in flight are bounded by the batch's window instead."""
+        request = self._bounded(request)
         caller = None if self._keys is None else self._keys.named(owner)
         if caller is not None:
             with broker_errors(self.settings.redis_url):
                 request = await self._limits.admit(request, caller, job_id, counts=False)
         return owned(request, owner)
+
+    def _bounded(self, request: GenerationRequest) -> GenerationRequest:
+        most = self.own.max_tokens
+        if most is None or not request.cut_max_tokens or request.max_tokens <= most:
+            return request
+        return request.model_copy(update={"max_tokens": most})
 
     def responses(self, caller: Caller) -> ResponseStore:
         """The responses that this caller may see."""
@@ -157,7 +164,7 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
-        request = owned(request, caller.name)
+        request = owned(self._bounded(request), caller.name)
         earlier = await self._earlier(request)
         if earlier is not None:
             return earlier

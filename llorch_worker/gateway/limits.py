@@ -12,11 +12,13 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async, text
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.request import MAX_COUNT
 from llorch_worker.gateway.errors import RateLimited, TooManyJobs
 from llorch_worker.gateway.keys import Caller, Rate
 
 ENQUEUED_WITHIN_S = 60.0
 CHARACTERS_A_TOKEN = 4
+ANSWER_TOKENS = 256
 """For the guess of a job's tokens, which its end corrects."""
 
 
@@ -123,7 +125,9 @@ def _guess(request: GenerationRequest) -> int:
     """About how many tokens the job will use at most."""
     texts = [request.prompt or "", *(str(each.content or "") for each in request.messages or ())]
     prompt = len(request.prompt_token_ids or ()) + sum(map(len, texts)) // CHARACTERS_A_TOKEN
-    return prompt + request.max_tokens * request.n
+    # Without a maximum, an answer could take the whole context, but hardly one does.
+    new = ANSWER_TOKENS if request.max_tokens == MAX_COUNT else request.max_tokens
+    return prompt + new * request.n
 
 
 def saying_limits(app: ASGIApp) -> ASGIApp:

@@ -36,6 +36,9 @@ class GatewaySettings(BaseSettings):
     """The largest body of a request, files excepted."""
     max_file_bytes: Bytes = 512 * 2**20
     """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
+    max_tokens: int | None = Field(None, ge=1)
+    """The most tokens of an answer, of which more are cut to it; by default what the context holds.
+    Jobs have their own default and are not cut."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """What happens to fields of a request that nobody here knows. Ignored ones are named in the
     header ``x-llorch-ignored``."""

@@ -31,7 +31,7 @@ class ChatRequest(Body):
 
     messages: list[ChatMessage]
     max_completion_tokens: SkipValidation[int | None] = None
-    """By default 256; prompt and answer must fit into the context."""
+    """By default, and at most, what the context holds beside the prompt."""
     max_tokens: SkipValidation[int | None] = None
     """The older name of max_completion_tokens."""
     logprobs: bool | None = None

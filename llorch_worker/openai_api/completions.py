@@ -58,7 +58,7 @@ class CompletionRequest(Body):
     ]
     """Each prompt is a job of its own."""
     max_tokens: SkipValidation[int | None] = None
-    """By default 16, as OpenAI has it; 0 only with echo."""
+    """By default 16, as OpenAI has it; 0 only with echo; at most what the context holds."""
     echo: bool | None = None
     """Put the prompt before the text. With logprobs, the prompt's tokens are scored too."""
     logprobs: SkipValidation[int | None] = None

@@ -169,7 +169,7 @@ class ResponseRequest(Sampling):
     callback_url: CallbackUrl | None = None
     """With background: an http or https URL that is notified of the end."""
     max_output_tokens: SkipValidation[int | None] = None
-    """By default 256; prompt and answer must fit into the context."""
+    """By default, and at most, what the context holds beside the prompt."""
     text: TextConfig | None = None
     tools: list[Tool] | None = None
     """Functions. Other tools are passed over, because nobody here runs them."""

@@ -45,6 +45,8 @@ class Sampling(WholeBody):
     stop_token_ids: SkipValidation[list[int] | None] = None
     structured_outputs: SkipValidation[StructuredOutputs | None] = None
     """What the text must look like: exactly one of json, regex, choice and grammar."""
+    grammar: Label | None = None
+    """llama.cpp's name of ``structured_outputs.grammar``."""
     priority: SkipValidation[Priority | None] = None
     """By default that of the key, or normal."""
     deadline_s: SkipValidation[float | None] = None
@@ -78,6 +80,8 @@ class Sampling(WholeBody):
         passed_on = {name: getattr(self, name) for name in _PASSED_ON}
         if self.stop == "":
             passed_on["stop"] = None
+        if self.structured_outputs is None and self.grammar:
+            passed_on["structured_outputs"] = {"grammar": self.grammar}
         if self.affinity_key is None and self.prompt_cache_key:
             passed_on["affinity_key"] = self.prompt_cache_key[:MAX_AFFINITY_KEY_CHARS]
         return passed_on

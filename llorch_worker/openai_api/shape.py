@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+from llorch_worker.contract.request import MAX_COUNT
 from llorch_worker.contract.values import few_values
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
 
@@ -111,7 +112,8 @@ class WholeBody(Shape):
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:
-    """The request with these ``fields``, without those that are None.
+    """The request with these ``fields``, without those that are None. By default the answer may be
+    as long as the context allows.
 
     ``names``: the client's own name of a field, where it differs; errors use it.
 
@@ -120,7 +122,7 @@ def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> G
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return GenerationRequest(**given)
+        return GenerationRequest(**{"max_tokens": MAX_COUNT, "cut_max_tokens": True, **given})
     except InvalidRequest as error:
         faults = [
             fault.model_copy(update={"field": _renamed(fault.field, names)})

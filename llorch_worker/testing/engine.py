@@ -61,11 +61,12 @@ class StubEngine:
         if request.model not in (None, self.model_name):
             raise ModelNotServed(f"this stub serves {self.model_name!r}, not {request.model!r}")
         least = 1 if request.prompt_token_ids is None else len(request.prompt_token_ids)
-        if least + request.max_tokens > MAX_CONTEXT:
+        new = request.least_tokens
+        if least + new > MAX_CONTEXT:
             rule = f"must not exceed the context of {MAX_CONTEXT} tokens"
-            got = f"at least {least} + {request.max_tokens}"
+            got = f"at least {least} + {new}"
             fault = Fault(field="prompt + max_tokens", rule=rule, got=got)
-            raise ContextLengthExceeded.from_faults([fault])
+            raise ContextLengthExceeded.of(MAX_CONTEXT, least, new, at_least=True, fault=fault)
         self.requests.append(request)
         return StubGeneration(self, request, job_id, worker, queued_at, on_event)
 

@@ -30,7 +30,7 @@ class OtherWorkers:
     def resume(self, claim: Claim, request: GenerationRequest, journal: Journal) -> bool:
         """Hands a job of another model over to a worker of its own; False if none lives that
         holds it."""
-        tokens = journal.prompt_tokens + request.max_tokens
+        tokens = journal.prompt_tokens + request.least_tokens
         return self._hand_over(
             claim,
             lambda card: card.fingerprint == journal.fingerprint and card.max_context >= tokens,

@@ -12,6 +12,8 @@ from llorch_worker.contract import (
     ContextLengthExceeded,
     GenerationRequest,
     InvalidRequest,
+    Journal,
+    JournalledChoice,
     LlorchError,
     ModelLoadFailed,
     ModelNotServed,
@@ -64,6 +66,30 @@ def test_a_prompt_and_an_answer_beyond_the_context_are_refused_with_their_sizes(
     assert engine.submit(request).result(timeout=60).usage.completion <= context - 100
 
 
+def test_more_tokens_than_the_context_holds_are_cut_where_that_is_asked_for(
+    engine: Engine,
+) -> None:
+    context = engine.max_context
+    fields = {"cut_max_tokens": True, "ignore_eos": True, "max_tokens": 10**6}
+    request = GenerationRequest(prompt_token_ids=[1] * (context - 9), **fields)
+    choice = engine.submit(request).result(timeout=60).choices[0]
+    assert (len(choice.token_ids), choice.finish_reason) == (9, "length")
+    error = refusal(engine, prompt_token_ids=[1] * context, **fields)
+    assert isinstance(error, ContextLengthExceeded)
+    known = f"This model's maximum context length is {context} tokens. However, "
+    assert error.message == f"{known}the prompt is too long: {context} tokens > {context} maximum."
+    assert [fault.field for fault in error.faults] == ["prompt_token_ids"]
+
+
+def test_a_resumed_job_is_not_cut_to_less_than_it_has(engine: Engine) -> None:
+    # Begun by a worker with a larger context.
+    request = GenerationRequest(
+        prompt_token_ids=[1] * (engine.max_context - 2), max_tokens=100, cut_max_tokens=True
+    )
+    with pytest.raises(ContextLengthExceeded):
+        engine.submit(request, journal=Journal({0: JournalledChoice(token_ids=(5, 6, 7))}))
+
+
 def test_more_log_probabilities_of_a_prompt_than_a_result_may_hold_are_refused(
     engine: Engine,
 ) -> None:
@@ -83,7 +109,8 @@ def test_a_request_larger_than_the_pool_is_refused(make_engine: Callable[..., En
     engine = make_engine(num_blocks=4)
     error = refusal(engine, prompt_token_ids=[1] * 50, max_tokens=15)
     assert isinstance(error, ContextLengthExceeded)
-    assert "64 tokens, the KV cache" in error.message
+    assert "maximum context length is 64 tokens" in error.message
+    assert "the KV cache" in error.faults[0].rule
     request = GenerationRequest(prompt_token_ids=[1] * 50, max_tokens=14, ignore_eos=True)
     assert engine.submit(request).result(timeout=60).usage.completion == 14
 

@@ -57,8 +57,12 @@ WORDS = ["alpha", "beta", 'a "quoted"\nline', "ünï😀"]
             },
             re.compile(r"\(+[a-z]{1,4}\)+").fullmatch,
         ),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "(" (root | [a-z]{1,4}) ")" # GBNF'}},
+            re.compile(r"\(+[a-z]{1,4}\)+").fullmatch,
+        ),
     ],
-    ids=["json", "response_format", "choice", "regex", "grammar"],
+    ids=["json", "response_format", "choice", "regex", "grammar", "gbnf"],
 )
 def test_the_text_fits(
     engine: Engine, fields: dict[str, Any], fits: Callable[[str], Any], temperature: float
@@ -268,6 +272,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"grammar": 'zsecretz: "a"'}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"grammar": 'start: start "a"'}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"grammar": "start: <|zsecretz|>"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": "root ::= zsecretz"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": 'root ::= "zsecretz'}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": 'root ::= "zsecretz\\'}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": "root ::= " + "(" * 9999}}, "structured_outputs.grammar"),
 ]  # fmt: skip
 
 

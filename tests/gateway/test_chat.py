@@ -122,10 +122,14 @@ def test_a_deadline_before_the_first_token_is_a_504(stories: httpx.Client, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_only_the_worker_can_refuse_is_a_400_too(stories: httpx.Client, stream: bool) -> None:
-    messages = [{"role": "user", "content": "word " * 400}]
+    messages = [{"role": "user", "content": "word " * 4_000}]
     refused = stories.post(PATH, json={"messages": messages, "stream": stream})
     error = refused.json()["error"]
     assert (refused.status_code, error["llorch_code"]) == (400, "CONTEXT_LENGTH_EXCEEDED")
+    # The words and the code by which litellm and langchain-openai know it.
+    assert "This model's maximum context length is " in error["message"]
+    assert "prompt is too long" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     alternating = stories.post(PATH, json={"messages": [USER, USER], "stream": stream})
     assert (alternating.status_code, alternating.json()["error"]["param"]) == (
         400,

@@ -132,7 +132,7 @@ def test_an_echo_puts_the_prompt_first(toy: httpx.Client, stream: bool) -> None:
     ("fields", "param"),
     [
         ({"prompt": "x", "guided_json": {}}, "guided_json"),
-        ({"prompt": "x", "max_tokens": CONTEXT}, "prompt + max_tokens"),
+        ({"prompt": [7] * CONTEXT, "max_tokens": 1}, "prompt"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -154,6 +154,30 @@ def test_what_nobody_knows_is_ignored_and_named_in_a_header(
     assert answer.status_code == 200
     assert answer.headers["x-llorch-ignored"] == r'temprature, " \u00fc\\n,"'
     assert "x-llorch-ignored" not in toy.post(PATH, json=body).headers
+
+
+def test_more_tokens_than_the_context_holds_are_cut(toy: httpx.Client) -> None:
+    answer = toy.post(PATH, json={"prompt": "x", "max_tokens": 10**6}).json()
+    assert answer["usage"]["completion_tokens"] == CONTEXT - 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+    # Those of a job are not.
+    job = toy.post("/v1/jobs", json={"prompt": "x", "max_tokens": 10**6})
+    assert job.json()["error"]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_a_gateway_may_bound_answers(
+    toy: httpx.Client, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with running_gateway(redis_server.url, tmp_path, max_tokens=3) as gateway:
+
+        def tokens(path: str, **fields: Any) -> int:
+            answer = httpx.post(f"{gateway.url}{path}", json=fields).json()
+            return int(answer["usage"]["completion_tokens"])
+
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        assert tokens("/v1/chat/completions", **chat) == 3
+        assert tokens(PATH, prompt="x", max_tokens=10) == 3
+        assert tokens(PATH, prompt="x", max_tokens=2) == 2
 
 
 def test_a_gateway_may_refuse_what_nobody_knows(

@@ -138,7 +138,7 @@ def test_errors_are_those_of_the_package(claude: Any) -> None:
         claude.messages.create(**{**ASK, "model": "other"})
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         claude.post("/v1/messages", body={"messages": [USER]}, cast_to=object)
-    long = {**ASK, "messages": [{"role": "user", "content": "word " * 500}]}
+    long = {**ASK, "messages": [{"role": "user", "content": "word " * 4_000}]}
     with pytest.raises(anthropic.BadRequestError), claude.messages.stream(**long):
         pass
 

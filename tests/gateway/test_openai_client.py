@@ -112,7 +112,7 @@ def test_faults_are_errors_of_the_package(api: openai.OpenAI) -> None:
         api.chat.completions.create(model=MODEL, messages=[USER], temperature=3)
     assert refused.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as long:
-        api.completions.create(model=MODEL, prompt="word " * 500, stream=True)
+        api.completions.create(model=MODEL, prompt="word " * 4_000, stream=True)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         api.completions.create(model="other", prompt="x")

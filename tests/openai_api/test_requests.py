@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llorch_worker.contract import InvalidRequest
+from llorch_worker.contract import GenerationRequest, InvalidRequest
+from llorch_worker.contract.request import MAX_COUNT
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS
@@ -19,19 +20,26 @@ from llorch_worker.openai_api.shape import faults_of
 USER = {"role": "user", "content": "Hi"}
 HALF = "\ud800"
 """JSON can escape half of a character, which UTF-8 cannot encode."""
+BOUNDLESS = (("cut_max_tokens", True), ("max_tokens", MAX_COUNT))
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     """The one request of a chat, without its defaults."""
     (request,) = ChatRequest.model_validate({"messages": [USER], **fields}).to_requests()
-    return request.wire()
+    return _wire(request)
 
 
 def completion(**fields: Any) -> list[dict[str, Any]]:
     """The requests of a completion, without their defaults."""
     body = CompletionRequest.model_validate({"prompt": "Once", **fields})
-    return [request.wire() for request in body.to_requests()]
+    return [_wire(request) for request in body.to_requests()]
+
+
+def _wire(request: GenerationRequest) -> dict[str, Any]:
+    """Also without what every request has: the context may bound it."""
+    assert request.cut_max_tokens
+    return {n: v for n, v in request.wire().items() if (n, v) not in BOUNDLESS}
 
 
 def faults(kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any]) -> set[str]:
@@ -86,6 +94,12 @@ def test_our_own_fields_go_through_by_their_names() -> None:
     }
     assert extras.items() <= chat(**extras).items()
     assert extras.items() <= completion(**extras)[0].items()
+
+
+def test_a_grammar_is_a_structured_output() -> None:
+    assert chat(grammar="root ::= x")["structured_outputs"] == {"grammar": "root ::= x"}
+    both = {"grammar": "a", "structured_outputs": {"regex": "b"}}
+    assert completion(**both)[0]["structured_outputs"] == {"regex": "b"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
+from llorch_worker.engine.constraints.gbnf import as_lark
 from llorch_worker.text.dialects import Dialect
 from llorch_worker.text.spellings import any_of
 
@@ -80,8 +81,9 @@ def _shape(request: GenerationRequest) -> Grammar | None:
         if given.choice is not None:
             texts = "start: " + " | ".join(map(json.dumps, given.choice))
             return Grammar("structured_outputs.choice", given.choice, "lark", texts)
-        lark = given.grammar
-        return Grammar("structured_outputs.grammar", lark, "lark", lark, is_users_own=True)
+        field, source = "structured_outputs.grammar", given.grammar
+        assert source is not None
+        return Grammar(field, source, "lark", as_lark(field, source), is_users_own=True)
     return None
 
 
