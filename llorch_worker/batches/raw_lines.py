@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 BLOCK_BYTES = 2**18
 MOST_LINE_BYTES = 8 * 2**20
@@ -31,6 +31,8 @@ class Survey:
     """Those that are not blank."""
     repeated: frozenset[int]
     """The numbers of the lines whose custom_id an earlier line has."""
+    broken: frozenset[int]
+    """The numbers of the lines that are no JSON objects."""
     digest: str
     """SHA-256 of the file."""
 
@@ -65,7 +67,7 @@ def survey(file: BinaryIO) -> Survey:
     Raises:
         ValueError: more than ``MOST_LINES`` lines.
     """
-    count, seen, repeated = 0, set(), set()
+    count, seen, repeated, broken = 0, set(), set(), set()
     digest = hashlib.sha256()
 
     def digested() -> Iterator[bytes]:
@@ -78,17 +80,20 @@ def survey(file: BinaryIO) -> Survey:
         if count > MOST_LINES:
             raise ValueError(f"a batch may have at most {MOST_LINES} lines")
         for line in lines:
-            custom_id = _custom_id(line)
-            if custom_id in seen:
+            fields = _fields(line)
+            custom_id = None if fields is None else fields.get("custom_id")
+            if fields is None:
+                broken.add(line.number)
+            elif isinstance(custom_id, str) and custom_id in seen:
                 repeated.add(line.number)
-            elif custom_id is not None:
+            elif isinstance(custom_id, str):
                 seen.add(custom_id)
-    return Survey(count, frozenset(repeated), digest.hexdigest())
+    return Survey(count, frozenset(repeated), frozenset(broken), digest.hexdigest())
 
 
-def _custom_id(line: RawLine) -> str | None:
+def _fields(line: RawLine) -> dict[str, Any] | None:
     with suppress(ValueError, RecursionError):
         fields = json.loads(line.content.decode())
-        if isinstance(fields, dict) and isinstance(fields.get("custom_id"), str):
-            return str(fields["custom_id"])
+        if isinstance(fields, dict):
+            return fields
     return None

@@ -57,6 +57,8 @@ class ModelCard(_Card):
     """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
     last_seen: float
     """Unix time by the clock of the worker that wrote it."""
+    created: Count | None = None
+    """Unix time at which a worker first announced it; None before Redis has the card."""
 
 
 class WorkerCard(_Card):
@@ -152,7 +154,7 @@ def announce(
         last_seen=time.time(),
     )
     queue = worker_queue(card.model, card.hostname)
-    documents = [card.model_dump_json(), model.name, model.model_dump_json()]
+    documents = [card.model_dump_json(), model.name, model.model_dump_json(exclude={"created"})]
     replaced = run_script(
         client,
         "announce",

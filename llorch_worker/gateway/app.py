@@ -23,6 +23,7 @@ from llorch_worker.gateway.limits import saying_limits
 from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
+from llorch_worker.gateway.plain_http import answering_head, naming_requests
 from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
 from llorch_worker.gateway.routes import (
     batches,
@@ -100,6 +101,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_middleware(answering_head)
     app.add_middleware(
         BodyLimit,
         admit=gateway.caller,
@@ -112,6 +114,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_origins=own.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=["*"],
         )
     if own.keys is None:
         app.add_middleware(LoopbackOnly, origins=own.cors_origins)
@@ -122,6 +125,9 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     if is_traced():
         app.add_middleware(without_query)
     _document_400_for_422(app)
+    # Around everything: Starlette answers defects outside of all middleware.
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: naming_requests(build())  # type: ignore[method-assign]
     return app
 
 

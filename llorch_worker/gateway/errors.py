@@ -62,7 +62,7 @@ _CODES = {
 }
 
 _UNROUTED = {
-    404: "no such endpoint; /openapi.json lists all, and OpenAI's begin with /v1",
+    404: "no such endpoint with this method; /openapi.json lists all, and OpenAI's begin with /v1",
     405: "this endpoint takes another method; /openapi.json lists all",
 }
 
@@ -141,9 +141,12 @@ def install(app: FastAPI) -> None:
         # FastAPI keeps a large body in a temporary file.
         if (full := no_space(error.__cause__)) is not None:
             return http_error(request, full)
-        code = _CODES.get(error.status_code, "HTTP_ERROR")
-        message = _UNROUTED.get(error.status_code, str(error.detail))
-        return plain_answer(error.status_code, code, message, headers=error.headers)
+        # OpenAI has no other method of ours there, and its clients take a 405 for a wrong URL.
+        unrouted = error.status_code == 405 and request.url.path.startswith("/v1/")
+        status = 404 if unrouted else error.status_code
+        code = _CODES.get(status, "HTTP_ERROR")
+        message = _UNROUTED.get(status, str(error.detail))
+        return plain_answer(status, code, message, headers=error.headers)
 
     @app.exception_handler(RedisError)
     @app.exception_handler(BrokerUnavailable)

@@ -55,6 +55,19 @@ def test_a_worker_is_listed_while_it_lives_and_its_model_stays_known(
         assert registry.models(client)["m"].max_context == 128
 
 
+def test_a_model_is_as_old_as_its_first_announcement(redis_server: RedisServer) -> None:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        began_s = int(time.time())
+        registry.announce(client, card("a@h"))
+        first = registry.models(client)["m"]
+        assert first.created is not None
+        assert began_s <= first.created <= time.time()
+        client.hset(keys.MODELS, "m", first.model_copy(update={"created": 5}).model_dump_json())
+        registry.announce(client, card("b@h"))
+        assert registry.models(client)["m"].created == 5
+
+
 ODD_FIGURES: tuple[Any, ...] = ("x", -1, 1e300, float("nan"), 10**400, None, [])
 
 

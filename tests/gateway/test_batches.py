@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import openai
 import pytest
 from openai.types import Batch
+from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
@@ -171,22 +173,26 @@ def test_the_end_of_a_batch_is_told(
     ):
         batch = begun(api, [line("a")], extra_body={"callback_url": receiver.url})
         wait_until(lambda: receiver.deliveries, timeout_s=90)
-        told = receiver.deliveries[0].verified(secret)
+        (delivery,) = receiver.deliveries
+        told = delivery.verified(secret)
         assert told["type"] == "batch.completed"
         assert Batch.model_validate(told["data"]) == ended(api, batch)
+        event = api.webhooks.unwrap(delivery.body, delivery.headers, secret=secret)
+        assert type(event) is BatchCompletedWebhookEvent
+        # With every field, of its type.
+        whole = BatchCompletedWebhookEvent.model_validate(told, strict=True)
+        assert (event.id, event.object, event.data.id) == (whole.id, "event", batch.id)
+        assert batch.created_at <= event.created_at <= time.time()
 
 
 def test_bad_lines_go_to_the_error_file_and_the_batch_goes_on(api: openai.OpenAI) -> None:
     lines = [
         line("good"),
-        "not json",
-        line("good", max_tokens=2),
-        line("much", max_tokens=10**6),
+        line("much", prompt=[7] * 5_000),
         line("unknown", guided_json={}),
         line("streamed", stream=True),
         line("elsewhere").replace("/v1/completions", "/v1/embeddings"),
         line("other", model="nobodys"),
-        "[1]",
         "",
         json.dumps({"custom_id": "bare", "prompt": "x"}),
         line("raises", prompt="raise ValueError"),
@@ -195,28 +201,35 @@ def test_bad_lines_go_to_the_error_file_and_the_batch_goes_on(api: openai.OpenAI
     done = ended(api, begun(api, lines))
     assert done.status == "completed"
     assert done.request_counts is not None
-    assert done.request_counts.model_dump() == {"total": 12, "completed": 2, "failed": 10}
+    assert done.request_counts.model_dump() == {"total": 9, "completed": 2, "failed": 7}
     assert [a["custom_id"] for a in documents(api, done.output_file_id)] == ["good", "last"]
     errors = documents(api, done.error_file_id)
     said = [(e["custom_id"], e["response"]["status_code"]) for e in errors]
     assert said == [
-        (None, 400),
-        ("good", 400),
         ("much", 400),
         ("unknown", 400),
         ("streamed", 400),
         ("elsewhere", 400),
         ("other", 404),
-        (None, 400),
         ("bare", 400),
         ("raises", 500),
     ]
     details = [e["response"]["body"]["error"] for e in errors]
-    assert details[0]["param"] == "line 2"
-    assert details[1]["param"] == "custom_id"
-    assert details[2]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
-    assert details[5]["param"] == "url"
-    assert details[7]["param"] == "line 9"
+    assert details[0]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
+    assert details[3]["param"] == "url"
+
+
+def test_broken_lines_and_repeated_ids_fail_the_batch_before_any_line_runs(
+    api: openai.OpenAI,
+) -> None:
+    done = ended(api, begun(api, [line("a"), "not json", line("a", max_tokens=2), "", "[1]"]))
+    assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
+    assert done.errors is not None
+    assert [(e.code, e.line, e.param) for e in done.errors.data or ()] == [
+        ("invalid_json_line", 2, None),
+        ("duplicate_custom_id", 3, "custom_id"),
+        ("invalid_json_line", 5, None),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +337,7 @@ def test_a_batch_that_cannot_be_read_stops_no_other(api: openai.OpenAI, client: 
 def test_nothing_of_a_batch_is_left_but_its_files(
     api: openai.OpenAI, gateway: GatewayProcess, redis_server: RedisServer
 ) -> None:
-    done = ended(api, begun(api, [line("a"), "bad"]))
+    done = ended(api, begun(api, [line("a"), line("bad", guided_json={})]))
     folder = gateway.log.parent / "files" / "batches" / done.id
     wait_until(lambda: len(list(folder.iterdir())) == 2)
     with connect(redis_server.url) as client:

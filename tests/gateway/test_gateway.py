@@ -12,6 +12,7 @@ from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
 
 
@@ -56,7 +57,36 @@ def test_unknown_paths_and_methods_answer_in_the_shape_of_errors(http: httpx.Cli
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
     assert "/openapi.json" in missing.json()["error"]["message"]
     wrong = http.delete("/v1/models")
-    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "not_found")
+    ours = http.delete("/health")
+    assert (ours.status_code, ours.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/v1/nothing"])
+def test_head_answers_as_get_without_the_body(http: httpx.Client, path: str) -> None:
+    head, get = http.head(path), http.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_head_of_a_stream_ends_with_its_header(
+    http: httpx.Client, answer: httpx.Client, latch: Latch
+) -> None:
+    job = http.post("/v1/jobs", json={"prompt": latch.prompt(), "max_tokens": 1}).json()
+    head = http.head(f"/v1/jobs/{job['id']}/events")
+    assert head.headers["content-type"].startswith("text/event-stream")
+    # The connection is free for the next request.
+    assert http.get("/health").status_code == 200
+    latch.open()
+
+
+def test_every_answer_has_an_id(http: httpx.Client) -> None:
+    ids = [http.get(path).headers["x-request-id"] for path in ("/health", "/v1/nothing") * 2]
+    assert len(set(ids)) == 4
+    for given, same in (("abc-1", True), ("a b", False), ("x" * 200, False)):
+        answer = http.get("/health", headers={"x-request-id": given})
+        assert (answer.headers.get_list("x-request-id") == [given]) == same
+        assert len(answer.headers.get_list("x-request-id")) == 1
 
 
 def test_a_body_without_its_content_type_is_told_which_one_it_needs(http: httpx.Client) -> None:

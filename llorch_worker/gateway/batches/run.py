@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 
 from llorch_worker.batches.driver import Adapt, Driver
@@ -20,6 +20,7 @@ from llorch_worker.batches.lines import (
 )
 from llorch_worker.batches.raw_lines import Survey, raw_lines, read_blocks, survey
 from llorch_worker.client import AsyncClient, BrokerUnavailable
+from llorch_worker.contract.errors import MOST_FAULTS
 from llorch_worker.gateway.batches.parts import PartWriter, joined, remove_parts
 from llorch_worker.gateway.batches.record import (
     BatchFault,
@@ -140,10 +141,12 @@ class BatchRun:
         except ValueError as error:
             await self._fail("too_many_lines", str(error))
         else:
-            if found.lines:
-                await self._answer(found)
-            else:
+            if not found.lines:
                 await self._fail("empty_file", "the input file has no lines")
+            elif faults := list(_faults(found)):
+                await self._fail_with(faults)
+            else:
+                await self._answer(found)
 
     async def _answer(self, found: Survey) -> None:
         self._batch.request_counts.total = found.lines
@@ -194,7 +197,10 @@ class BatchRun:
         await self._end(self._record.stopped_as or "completed", [f for f in (output, error) if f])
 
     async def _fail(self, code: str, message: str) -> None:
-        self._batch.errors = BatchFaults(data=[BatchFault(code=code, message=message)])
+        await self._fail_with([BatchFault(code=code, message=message)])
+
+    async def _fail_with(self, faults: list[BatchFault]) -> None:
+        self._batch.errors = BatchFaults(data=faults)
         await self._end("failed")
 
     async def _end(self, status: Status, files: Sequence[FileRecord] = ()) -> None:
@@ -232,6 +238,19 @@ class BatchRun:
             failed=max(counts.failed, self._shown.failed),
         )
         self._batch.request_counts = self._shown
+
+
+def _faults(found: Survey) -> Iterator[BatchFault]:
+    """Why OpenAI would run none of the lines."""
+    for number in sorted(found.broken | found.repeated)[:MOST_FAULTS]:
+        if number in found.broken:
+            message = "This line is not parseable as valid JSON."
+            yield BatchFault(code="invalid_json_line", message=message, line=number)
+        else:
+            message = "An earlier line has this custom_id. Each line needs one of its own."
+            yield BatchFault(
+                code="duplicate_custom_id", message=message, line=number, param="custom_id"
+            )
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

@@ -23,6 +23,7 @@ class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
+    """When a worker first announced it."""
     owned_by: str = "llorch"
     max_model_len: int
     workers: int
@@ -71,6 +72,5 @@ def _for_anthropic(model: Model) -> dict[str, Any]:
 
 
 def _model(card: ModelCard, workers: int) -> Model:
-    return Model(
-        id=card.name, created=int(card.last_seen), max_model_len=card.max_context, workers=workers
-    )
+    created = int(card.last_seen) if card.created is None else card.created
+    return Model(id=card.name, created=created, max_model_len=card.max_context, workers=workers)

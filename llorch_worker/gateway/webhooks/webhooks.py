@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from redis.exceptions import RedisError
@@ -269,7 +269,7 @@ class Webhooks:
             look_s = min(max(LOOK_S, age_ms / 4e3), LONGEST_LOOK_S)
             await self._outbox.postpone(webhook.id, look_s)
             return None
-        return await self._outbox.complete(webhook, _body(*event))
+        return await self._outbox.complete(webhook, _body(webhook.id, *event))
 
     async def _failed(self, webhook: Webhook, error: NotDelivered) -> None:
         reason, attempts = str(error), webhook.attempts + 1
@@ -288,13 +288,24 @@ class Webhooks:
         await self._outbox.bury(webhook, reason)
 
 
-def _body(type: str, data: BaseModel) -> str:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    envelope: dict[str, Any] = {"type": type, "timestamp": now, "data": data}
-    return _Envelope(**envelope).model_dump_json(exclude_none=True)
+def _body(webhook_id: str, type: str, data: BaseModel) -> str:
+    now = datetime.now(UTC)
+    envelope = _Envelope(
+        id=f"evt_{webhook_id}",
+        created_at=int(now.timestamp()),
+        type=type,
+        timestamp=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        data=data,
+    )
+    return envelope.model_dump_json(exclude_none=True)
 
 
 class _Envelope(BaseModel):
+    """OpenAI's event, with the ``timestamp`` of Standard Webhooks."""
+
+    id: str
+    object: Literal["event"] = "event"
+    created_at: int
     type: str
     timestamp: str
     data: Any
