@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -9,10 +10,11 @@ from typing_extensions import TypedDict
 from llorch_worker.contract import (
     Choice,
     GenerationResult,
+    TokenLogprobs,
     ToolCall,
 )
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import ChatLogprobs, chat_logprobs
+from llorch_worker.openai_api.logprobs import ChatLogprobs, chat_logprobs, sent_logprobs
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
 
 
@@ -74,10 +76,13 @@ def _choice(choice: Choice) -> ChatChoice:
     if choice.tool_calls:
         message["content"] = choice.text or None
         message["tool_calls"] = [answer_call(call) for call in choice.tool_calls]
+    logprobs: Sequence[TokenLogprobs] | None = choice.logprobs
+    if logprobs is not None and not choice.tool_calls:
+        logprobs = sent_logprobs(logprobs, choice.reasoning_content, choice.text)
     return {
         "index": choice.index,
         "message": message,
-        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+        "logprobs": None if logprobs is None else chat_logprobs(logprobs),
         **finish(choice.finish_reason),
     }
 

@@ -20,7 +20,7 @@ from llorch_worker.contract import (
 from llorch_worker.openai_api.chat_answer import chat_id
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import chat_logprobs
+from llorch_worker.openai_api.logprobs import SentTokens, chat_logprobs
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import finish
 
@@ -31,8 +31,7 @@ class _Sent:
 
     begun: bool = False
     """Whether it has had its first chunk, which has the role."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those of tokens whose text is still to come."""
+    tokens: SentTokens = field(default_factory=SentTokens)
 
 
 class ChatChunks:
@@ -65,17 +64,15 @@ class ChatChunks:
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:
         self._usage.tokens(job, event)
         yield from self._begin(event.choice)
+        tokens = self._sent[event.choice].tokens
+        tokens.add(event.logprobs or ())
         if event.reasoning_content:
+            tokens.skip(event.reasoning_content)
             yield self._chunk(event.choice, {"reasoning_content": event.reasoning_content})
-        sent = self._sent[event.choice]
-        sent.logprobs += event.logprobs or ()
-        deltas: list[dict[str, Any]] = [{"content": event.text}] if event.text else []
-        deltas += ({"tool_calls": [_call_delta(part)]} for part in event.tool_calls or ())
-        if sent.logprobs and not deltas:
-            deltas = [{"content": ""}]
-        for delta in deltas:
-            yield self._chunk(event.choice, delta, sent.logprobs)
-            sent.logprobs = []
+        if event.text:
+            yield self._chunk(event.choice, {"content": event.text}, tokens.take(event.text))
+        for part in event.tool_calls or ():
+            yield self._chunk(event.choice, {"tool_calls": [_call_delta(part)]}, tokens.rest())
 
     def finished(
         self, job: int, event: Finished, result: GenerationResult | None
@@ -99,7 +96,7 @@ class ChatChunks:
 
     def _finish(self, choice: int, reason: FinishReason) -> Iterator[dict[str, Any]]:
         yield from self._begin(choice)
-        yield self._chunk(choice, {}, self._sent[choice].logprobs, reason)
+        yield self._chunk(choice, {}, self._sent[choice].tokens.end(), reason)
 
     def _chunk(
         self,

@@ -17,7 +17,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import CompletionLogprobs, completion_logprobs
+from llorch_worker.openai_api.logprobs import CompletionLogprobs, TextOffsets, completion_logprobs
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
 
@@ -86,7 +86,7 @@ def _choice(
         "index": index,
         "logprobs": None
         if tokens is None
-        else completion_logprobs(tokens, first_text=first_text, offset=offset),
+        else completion_logprobs(tokens, TextOffsets(offset), first_text=first_text),
         **finish(choice.finish_reason),
     }
 
@@ -116,8 +116,8 @@ class CompletionChunks:
         self._echoed = echoed
         self._logprobs = logprobs
         self._usage = ChunkUsage(options)
-        self._chars: dict[int, int] = {}
-        """The characters sent, by choice."""
+        self._offsets: dict[int, TextOffsets] = {}
+        """Of the next token, by choice."""
 
     def started(self, job: int, event: Started) -> None:
         self._same["model"] = event.model
@@ -130,9 +130,8 @@ class CompletionChunks:
         text = self._unsent_echo(job, index) + event.text
         logprobs = None
         if self._logprobs:
-            logprobs = completion_logprobs(event.logprobs or (), offset=self._chars[index])
+            logprobs = completion_logprobs(event.logprobs or (), self._offsets[index])
         if text or event.logprobs:
-            self._chars[index] += len(text)
             yield self._chunk(index, text, logprobs, {"finish_reason": None})
 
     def finished(
@@ -151,10 +150,11 @@ class CompletionChunks:
             yield {**self._same, "choices": [], "usage": self._usage.document()}
 
     def _unsent_echo(self, job: int, index: int) -> str:
-        if index in self._chars:
+        if index in self._offsets:
             return ""
-        self._chars[index] = 0
-        return self._echoed[job] if self._echoed else ""
+        echo = self._echoed[job] if self._echoed else ""
+        self._offsets[index] = TextOffsets(len(echo))
+        return echo
 
     def _chunk(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: Finish

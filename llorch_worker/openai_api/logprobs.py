@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 
 from typing_extensions import TypedDict
 
 from llorch_worker.contract import TokenLogprob, TokenLogprobs
+from llorch_worker.text.thoughts import CLOSING
 
 
 class ChatAlternative(TypedDict):
@@ -33,8 +35,99 @@ def chat_logprobs(tokens: Iterable[TokenLogprobs]) -> ChatLogprobs:
 
 
 def _alternative(token: TokenLogprob) -> ChatAlternative:
-    own = token.text.encode() if token.bytes is None else token.bytes
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(own)}
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(_bytes(token))}
+
+
+def _bytes(token: TokenLogprob) -> bytes:
+    return token.text.encode() if token.bytes is None else bytes(token.bytes)
+
+
+class SentTokens:
+    """The tokens of a text that is sent in pieces: their bytes join to it.
+
+    Those of a thought, of the end and of a stop string are left out. One that is sent in part is
+    cut to that.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenLogprobs] = []
+        self._begun: int | None = None
+        """Of the first of them, the byte with which the text begins or goes on, if it is sent."""
+        self._sent = 0
+        """How many bytes of the first are sent."""
+        self._behind = b""
+        """What the text comes after, if it is still to come."""
+
+    def add(self, tokens: Iterable[TokenLogprobs]) -> None:
+        self._waiting += tokens
+
+    def skip(self, thought: str) -> None:
+        """``thought`` is sent, which is no part of the text."""
+        self.take(thought)
+        self._begun, self._behind = None, CLOSING.encode()
+
+    def take(self, text: str) -> list[TokenLogprobs]:
+        """The tokens that ``text``, the next piece, completes."""
+        if not text or not self._waiting:
+            return []
+        piece, whole = text.encode(), b"".join(map(_bytes, self._waiting))
+        first = self._sent
+        if self._behind in whole:
+            first = max(first, whole.index(self._behind) + len(self._behind))
+        self._behind = b""
+        begin = whole.find(piece, first)
+        if begin < 0:
+            # Its characters are not those of the tokens, whose bytes were no UTF-8.
+            return self.rest()
+        end, at, found = begin + len(piece), 0, []
+        while self._waiting:
+            token = self._waiting[0]
+            length = len(_bytes(token))
+            # The part of it that is sent by now.
+            part = max(begin - at, 0) if self._begun is None else self._begun, min(end - at, length)
+            self._begun, self._sent = None, 0
+            if part[1] < length:
+                if part[0] < part[1]:
+                    self._begun, self._sent = part
+                break
+            if part[0] < part[1]:
+                found.append(_cut(token, *part))
+            at += length
+            del self._waiting[0]
+        return found
+
+    def end(self) -> list[TokenLogprobs]:
+        """The token that was sent in part, after the last piece."""
+        begun, waiting, sent = self._begun, self._waiting, self._sent
+        self.rest()
+        return [] if begun is None else [_cut(waiting[0], begun, sent)]
+
+    def rest(self) -> list[TokenLogprobs]:
+        """All that wait, whether or not they are sent."""
+        found, self._waiting = self._waiting, []
+        self._begun, self._sent = None, 0
+        return found
+
+
+def _cut(token: TokenLogprobs, begin: int, end: int) -> TokenLogprobs:
+    own = _bytes(token)
+    if (begin, end) == (0, len(own)):
+        return token
+    part = own[begin:end]
+    text = part.decode(errors="replace")
+    given = None if text.encode() == part else tuple(part)
+    return token.model_copy(update={"text": text, "bytes": given})
+
+
+def sent_logprobs(
+    tokens: Iterable[TokenLogprobs], thought: str | None, text: str
+) -> list[TokenLogprobs]:
+    """The ``tokens`` of ``text``, which comes after ``thought``."""
+    sent = SentTokens()
+    sent.add(tokens)
+    if thought:
+        sent.skip(thought)
+    return [*sent.take(text), *sent.end()]
 
 
 class CompletionLogprobs(TypedDict):
@@ -46,11 +139,25 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
+class TextOffsets:
+    """Where each token begins in a text. A character of several tokens counts with the last."""
+
+    def __init__(self, offset: int = 0) -> None:
+        """``offset``: where the first token begins, perhaps before the text: SentencePiece puts a
+        space there."""
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def next(self, token: bytes) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.decode(token))
+        return max(0, offset)
+
+
 def completion_logprobs(
-    tokens: Iterable[TokenLogprobs | None], *, first_text: str = "", offset: int = 0
+    tokens: Iterable[TokenLogprobs | None], offsets: TextOffsets, *, first_text: str = ""
 ) -> CompletionLogprobs:
-    """``first_text``: the text of a prompt's first token. ``offset``: where the first token begins,
-    perhaps before the text: SentencePiece puts a space there."""
+    """``first_text``: the text of a prompt's first token."""
     document: CompletionLogprobs = {
         "tokens": [],
         "token_logprobs": [],
@@ -62,8 +169,8 @@ def completion_logprobs(
         document["tokens"].append(text)
         document["token_logprobs"].append(None if token is None else token.logprob)
         document["top_logprobs"].append(None if token is None else _by_text(token))
-        document["text_offset"].append(max(0, offset))
-        offset += len(text)
+        own = first_text.encode() if token is None else _bytes(token)
+        document["text_offset"].append(offsets.next(own))
     return document
 
 
