@@ -25,6 +25,9 @@ logger = get_logger(__name__)
 UNWATCHED_INTERVAL_S = 0.2
 """How often tokens are written while no client reads them and they only serve as the journal."""
 GIVE_UP_CHECK_S = 0.1
+MOST_APART = 8
+"""So many events that a client waits for are written as they are: an event for each token, unless
+a step gave several. More are merged, as are those that nobody reads."""
 MERGE_FROM = 64
 """Above this number a job's unwritten events are merged, so that an outage costs little memory."""
 WRONG_TYPE = "WRONGTYPE"
@@ -57,6 +60,11 @@ class _Outbox:
     @property
     def empty(self) -> bool:
         return not self.events and not self.sending
+
+    def taken(self) -> list[Event]:
+        """The events, as they are to be written."""
+        events, self.events = self.events, []
+        return events if self.watched and len(events) <= MOST_APART else merge_tokens(events)
 
     @property
     def waits(self) -> bool:
@@ -144,8 +152,7 @@ class Publisher(Repeater):
         with self._changed:
             if outbox.sending or outbox.lost:
                 return None
-            events, outbox.events = merge_tokens(outbox.events), []
-            return LastEntries(outbox.next_entry, events)
+            return LastEntries(outbox.next_entry, outbox.taken())
 
     def close_job(self, claim: Claim) -> None:
         """Closes a job and drops its remaining events."""
@@ -199,7 +206,7 @@ class Publisher(Repeater):
         with self._changed:
             for outbox in due:
                 if not outbox.sending:
-                    outbox.sending, outbox.events = merge_tokens(outbox.events), []
+                    outbox.sending = outbox.taken()
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
             for outbox in due:

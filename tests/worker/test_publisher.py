@@ -83,6 +83,25 @@ def test_events_arrive_once_and_in_order(publisher: Publisher, store: redis.Redi
     assert record_of(store, "a").get("progress") == "1"
 
 
+@pytest.mark.parametrize(("watched", "tokens", "entries"), [(1, 5, 5), (1, 20, 1), (0, 5, 1)])
+def test_tokens_stay_apart_for_a_reader_that_keeps_up(
+    publisher: Publisher, store: redis.Redis, watched: int, tokens: int, entries: int
+) -> None:
+    claim = claimed(store, "a")
+    if watched:
+        store.set(keys.watchers("a"), 1)
+    publisher.open(claim, 1)
+    publisher.append(claim, token(0))
+    assert publisher.flush(claim, patience(FLUSH_S))
+    publisher.expect_end(claim)
+    for index in range(1, tokens + 1):
+        publisher.append(claim, token(index))
+    left = publisher.take(claim, patience(FLUSH_S))
+    assert left is not None
+    assert len(left.events) == entries
+    assert ids_of(list(left.events)) == list(range(1, tokens + 1))
+
+
 def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> None:
     with connect(own_server.url) as store:
         publisher = started(store)
