@@ -15,8 +15,9 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
-Speculation = Literal["off", "lookup"]
-"""What drafts tokens: nothing, or each sequence's own prompt and text."""
+Speculation = Literal["off", "lookup", "suffix"]
+"""What drafts tokens: nothing; each sequence's own prompt and text; or that and the recent texts of
+its tenant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,4 +37,5 @@ class EngineOptions:
     cuda_graphs: bool = True
     batch_invariant: bool | None = None
     speculation: Speculation = "off"
+    suffix_bytes: int = 8 * 2**20
     low_waits_at_most_s: float = 60.0

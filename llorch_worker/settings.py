@@ -93,8 +93,11 @@ class Settings(BaseSettings):
     batch_invariant: bool | None = None
     """Give a request the same tokens whatever else runs; by default in float32 only."""
     speculation: Speculation = _ENGINE.speculation
-    """Draft tokens and check several in one step: ``off``, or ``lookup`` in the sequence's own
-    prompt and text. The tokens stay the same."""
+    """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
+    prompt and text, or ``suffix``, also in the recent texts of its tenant. The tokens stay the
+    same."""
+    suffix_bytes: Bytes = Field(_ENGINE.suffix_bytes, ge=2**16)
+    """Memory for the recent texts of all tenants; the oldest go first."""
     max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)
     """Most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
-from llorch_worker.engine.drafting.drafter import Drafter
+from llorch_worker.engine.drafting.drafter_maker import DrafterMaker
 from llorch_worker.engine.sampling.uniforms import choice_seed
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.text import Tokenizer
@@ -23,7 +21,7 @@ def sequences_of(
     arrival: int,
     eos_ids: frozenset[int],
     matcher: Matcher | None,
-    make_drafter: Callable[[], Drafter] | None,
+    make_drafter: DrafterMaker | None,
     job_id: str,
 ) -> tuple[Sequence, ...]:
     """The choices of a request, each with a seed, a text and a matcher of its own."""
@@ -45,7 +43,7 @@ def sequences_of(
             choice=choice,
             eos_ids=eos_ids,
             matcher=None if matcher is None else matcher.copy(),
-            drafter=None if make_drafter is None else make_drafter(),
+            drafter=None if make_drafter is None else make_drafter(request.tenant),
         )
         for choice in range(request.n)
     )

@@ -383,7 +383,8 @@ class EngineCore:
         # Call this last: a crash before the terminal event must still find the generation.
         self._with_deadline.discard(generation)
         for sequence in generation.sequences:
-            self._generations.pop(sequence, None)
+            if self._generations.pop(sequence, None) and sequence.drafter is not None:
+                sequence.drafter.end(sequence.generated_ids)
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))

@@ -28,8 +28,7 @@ from llorch_worker.engine.device.warm_up import (
     run_first_requests,
 )
 from llorch_worker.engine.drafting.draft_planner import DraftPlanner
-from llorch_worker.engine.drafting.drafter import Drafter
-from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
+from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
@@ -110,9 +109,7 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._max_step_tokens = options.max_step_tokens
-        self._make_drafter: Callable[[], Drafter] | None = None
-        if options.speculation == "lookup":
-            self._make_drafter = PromptLookup
+        self._make_drafter = drafter_maker(options.speculation, options.suffix_bytes)
         most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
             cache.blocks,

@@ -93,6 +93,8 @@ class RightAndWrong:
         drafts = [7 if self._rng.random() < 1 / 6 else token_id for token_id in drafts]
         return Draft(drafts, [1.0] * len(drafts))
 
+    def end(self, generated_ids: list[int]) -> None: ...
+
 
 class FreeRows(StepCosts):
     """Every draft pays, however slow this machine is."""
@@ -134,13 +136,13 @@ def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, 
         max_step_tokens=48,
         max_context=256,
         kv_cache_bytes=18 * block_bytes,
-        speculation="lookup",
+        speculation="suffix",
         **options,
     )
     with with_free_rows(small) as engine:
-        for company in ("looked up", "right and wrong"):
+        for company in ("looked up", "once more", "right and wrong"):
             if company == "right and wrong":
-                engine._make_drafter = lambda: RightAndWrong(texts, seed=3)
+                engine._make_drafter = lambda _: RightAndWrong(texts, seed=3)
             answers = run_in_company(engine, jobs, seed=2)
             engine.check_integrity()
             assert other_tokens(jobs, answers) == [], company
@@ -199,11 +201,39 @@ class OnlyWrong:
     def propose(self, token_ids: list[int], most: int) -> Draft:
         return Draft([3] * most, [1.0] * most)
 
+    def end(self, generated_ids: list[int]) -> None: ...
+
 
 def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]) -> None:
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.9, seed=4, n=2)
     expected = make_engine().submit(request).result(60).choices
     engine = with_free_rows(make_engine(speculation="lookup"))
-    engine._make_drafter = OnlyWrong
+    engine._make_drafter = lambda _: OnlyWrong()
     assert engine.submit(request).result(60).choices == expected
     assert engine.stats().accepted_draft_tokens_total == 0
+
+
+def test_only_the_tenants_own_texts_draft_for_it(make_engine: Callable[..., Engine]) -> None:
+    """Its second job takes few steps; another tenant's same job takes as many as the first."""
+    engine = with_free_rows(make_engine(speculation="suffix"))
+
+    def figures(tenant: str | None, **fields: Any) -> tuple[int, int, int]:
+        before = engine.stats()
+        request = GenerationRequest(
+            prompt=PHRASES[0], max_tokens=60, seed=3, tenant=tenant, ignore_eos=True, **fields
+        )
+        engine.submit(request).result(60)
+        after = engine.stats()
+        return (
+            after.steps_total - before.steps_total,
+            after.draft_tokens_total - before.draft_tokens_total,
+            after.accepted_draft_tokens_total - before.accepted_draft_tokens_total,
+        )
+
+    first = figures("a", speculation="off")
+    assert first == (60, 0, 0)
+    own = figures("a")
+    assert figures("b") == figures(None) == own, "what is kept of one tenant drafts for another"
+    steps, _, accepted = figures("a")
+    assert steps < own[0] / 3
+    assert accepted > 40

@@ -21,3 +21,6 @@ class Drafter(Protocol):
 
     def propose(self, token_ids: list[int], most: int) -> Draft | None:
         """Up to ``most`` tokens that may follow ``token_ids``, which only grow between calls."""
+
+    def end(self, generated_ids: list[int]) -> None:
+        """The text has ended, with these tokens."""

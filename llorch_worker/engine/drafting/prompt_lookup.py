@@ -46,6 +46,9 @@ class PromptLookup:
             draft.append(draft[len(draft) - period])
         return Draft(draft, self._acceptance.chances(self._matched, most))
 
+    def end(self, generated_ids: list[int]) -> None:
+        """See ``Drafter``."""
+
     def _follow(self, token_ids: list[int]) -> None:
         known = len(self._bytes) // ID_BYTES
         fresh = token_ids[known:]

@@ -1,0 +1,24 @@
+"""Which drafter a sequence gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llorch_worker.engine.drafting.better_of import BetterOf
+from llorch_worker.engine.drafting.drafter import Drafter
+from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
+from llorch_worker.engine.drafting.recent_texts import RecentLookup, RecentTexts
+from llorch_worker.engine_options import Speculation
+
+DrafterMaker = Callable[[str | None], Drafter]
+"""Makes a drafter for a new sequence of a tenant."""
+
+
+def drafter_maker(speculation: Speculation, suffix_bytes: int) -> DrafterMaker | None:
+    """The maker of one engine's drafters, which share its recent texts; None if there are none."""
+    if speculation == "off":
+        return None
+    if speculation == "lookup":
+        return lambda _: PromptLookup()
+    texts = RecentTexts(suffix_bytes)
+    return lambda tenant: BetterOf(PromptLookup(), RecentLookup(texts, tenant))
