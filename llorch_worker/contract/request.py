@@ -139,6 +139,10 @@ class GenerationRequest(BaseModel):
         BeforeValidator(_stop_as_tuple),
         Field(max_length=MAX_STOP_STRINGS),
     ] = ()
+    include_stop_str_in_output: bool = False
+    """Whether the text ends with the stop string that ended it."""
+    skip_special_tokens: bool = True
+    """Whether control tokens give no text. The one that ends the answer never does."""
     stop_token_ids: Annotated[
         tuple[TokenId, ...], BeforeValidator(as_tuple), Field(max_length=128)
     ] = ()

@@ -24,12 +24,15 @@ class ChoiceText:
         thoughts: ThoughtSplitter | None = None,
         calls: CallReader | None = None,
         marks: Mapping[int, str] | None = None,
+        *,
+        include_stop: bool = False,
     ) -> None:
-        """``marks``: control tokens that stand around thoughts and calls, and their spelling."""
+        """``marks``: control tokens that are shown, and their spelling. ``include_stop``: a stop
+        string that ends the text is shown too."""
         stops = tuple(stops)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._vocab_size = tokenizer.vocab_size
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, include=include_stop) if stops else None
         self._thoughts = thoughts
         self._calls = calls
         self._marks = marks or {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
@@ -26,7 +28,11 @@ def sequences_of(
 ) -> tuple[Sequence, ...]:
     """The choices of a request, each with a seed, a text and a matcher of its own."""
     dialect = tokenizer.dialect
-    marks = tokenizer.control_spellings(dialect.marks()) if request.may_call else {}
+    marks: Mapping[int, str] = {}
+    if not request.skip_special_tokens:
+        marks = tokenizer.decoding_table.control
+    elif request.may_call:
+        marks = tokenizer.control_spellings(dialect.marks())
     return tuple(
         Sequence(
             prompt_ids,
@@ -38,6 +44,7 @@ def sequences_of(
                 None if request.messages is None else tokenizer.thoughts(prompt_ids),
                 reader_of(request, dialect, job_id, choice),
                 marks,
+                include_stop=request.include_stop_str_in_output,
             ),
             arrival=arrival,
             choice=choice,

@@ -43,6 +43,8 @@ class Sampling(WholeBody):
     min_tokens: SkipValidation[int | None] = None
     ignore_eos: SkipValidation[bool | None] = None
     stop_token_ids: SkipValidation[list[int] | None] = None
+    include_stop_str_in_output: SkipValidation[bool | None] = None
+    skip_special_tokens: SkipValidation[bool | None] = None
     structured_outputs: SkipValidation[StructuredOutputs | None] = None
     """What the text must look like: exactly one of json, regex, choice and grammar."""
     grammar: Label | None = None

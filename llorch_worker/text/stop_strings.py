@@ -12,10 +12,12 @@ class StopStrings:
     back until that is known.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """``include``: cut the text behind the stop string instead."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.found: str | None = None
         """The stop string that ends the text."""
@@ -34,8 +36,7 @@ class StopStrings:
         match = self._first_match(held)
         beginning = self._first_beginning(held, len(held) if match is None else match)
         if match is not None and beginning is None:
-            self._end(held, match)
-            return held[:match], True
+            return self._end(held, match), True
         # A longer stop string that begins before a complete one may still win.
         cut = len(held) if beginning is None else beginning
         self._held = held[cut:]
@@ -45,16 +46,14 @@ class StopStrings:
         """The text held back at the end. Sets ``matched`` if it holds a stop string."""
         if self.matched:
             return ""
-        match = self._first_match(self._held)
-        text = self._held[:match]
-        if match is not None:
-            self._end(self._held, match)
-        self._held = ""
-        return text
+        text, self._held = self._held, ""
+        match = self._first_match(text)
+        return text if match is None else self._end(text, match)
 
-    def _end(self, text: str, match: int) -> None:
+    def _end(self, text: str, match: int) -> str:
         self.found = next(stop for stop in self._stops if text.startswith(stop, match))
         self._held = ""
+        return text[:match] + (self.found if self._include else "")
 
     def _first_match(self, text: str) -> int | None:
         found = [position for stop in self._stops if (position := text.find(stop)) >= 0]

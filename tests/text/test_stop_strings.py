@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from llorch_worker.text import StopStrings
 
 
-def _run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+def _run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[str, bool]:
     """What comes out of ``pieces``, up to the match or the end."""
-    stopper = StopStrings(stops)
+    stopper = StopStrings(stops, include=include)
     shown = ""
     for piece in pieces:
         text, matched = stopper.push(piece)
@@ -34,7 +34,10 @@ ALPHABET = "aab😀é"
 def test_the_cut_is_where_the_first_stop_begins_however_the_text_is_split(
     stops: list[str], pieces: list[str]
 ) -> None:
-    assert _run(stops, pieces) == _oracle(stops, "".join(pieces))
+    cut, matched = _oracle(stops, "".join(pieces))
+    assert _run(stops, pieces) == (cut, matched)
+    shown, _ = _run(stops, pieces, include=True)
+    assert shown.removeprefix(cut) in (stops if matched else [""])
 
 
 @given(
