@@ -76,6 +76,8 @@ class OutputConfig(Loose):
 class CountTokensRequest(Body):
     """Anthropic's request, with our own fields beside it. What it does not know is ignored."""
 
+    done = b""
+
     messages: list[Turn]
     system: Texts | None = None
     stop_sequences: SkipValidation[list[str] | None] = None
