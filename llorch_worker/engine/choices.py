@@ -27,11 +27,11 @@ def sequences_of(
     job_id: str,
 ) -> tuple[Sequence, ...]:
     """The choices of a request, each with a seed, a text and a matcher of its own."""
-    dialect = tokenizer.dialect
+    dialect = tokenizer.dialect if request.may_call else None
     marks: Mapping[int, str] = {}
     if not request.skip_special_tokens:
         marks = tokenizer.decoding_table.control
-    elif request.may_call:
+    elif dialect is not None:
         marks = tokenizer.control_spellings(dialect.marks())
     return tuple(
         Sequence(
@@ -42,7 +42,7 @@ def sequences_of(
                 tokenizer,
                 request.stop,
                 None if request.messages is None else tokenizer.thoughts(prompt_ids),
-                reader_of(request, dialect, job_id, choice),
+                reader_of(request, dialect, job_id, choice) if dialect else None,
                 marks,
                 include_stop=request.include_stop_str_in_output,
             ),

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, Function, InvalidRequest, Message, Tool, ToolCall
@@ -17,6 +18,7 @@ from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusa
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.dialects import GENERIC, Dialect, dialect_of
 from llorch_worker.text.spellings import any_of
+from llorch_worker.text.tool_turns import Place, Turn, plain_turns
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,9 @@ _NONCHARACTERS = 0xFDD0
 """The first of 32 in a row."""
 NO_ARGUMENTS = "INVALID_JSON"
 """pydantic-ai's name of arguments that are no object."""
+
+
+_LLAMA2_PLACES: frozenset[Place] = frozenset(("system",))
 
 
 class ChatFormat(Protocol):
@@ -76,19 +81,19 @@ class Llama2Chat:
         at_most: int | None,
         options: ChatOptions,
     ) -> list[int]:
-        if tools:
-            rule = "the model has no chat template, which alone could show it tools"
-            raise refusal("tools", rule, f"{len(tools)} tools")
         if options.continue_final_message:
             rule = "the model has no chat template, which alone could leave a turn open"
             raise refusal("continue_final_message", rule, "true")
-        _check_turns(messages)
+        described = [_described(tool) for tool in tools]
+        turns = [{"role": m.role, **_turn(m)} for m in messages]
+        turns = plain_turns(turns, described, self.dialect, _LLAMA2_PLACES)
+        _check_turns(turns)
         system = ""
-        if messages[0].role == "system":
-            system = f"<<SYS>>\n{messages[0].content or ''}\n<</SYS>>\n\n"
-            messages = messages[1:]
-        questions = [message.content or "" for message in messages[0::2]]
-        answers = [message.content or "" for message in messages[1::2]]
+        if turns[0]["role"] == "system":
+            system = f"<<SYS>>\n{turns[0]['content']}\n<</SYS>>\n\n"
+            turns = turns[1:]
+        questions = [turn["content"] for turn in turns[0::2]]
+        answers = [turn["content"] for turn in turns[1::2]]
         questions[0] = system + questions[0]
         texts = [
             f"[INST] {question.strip()} [/INST] {answer.strip()} "
@@ -125,11 +130,10 @@ class TemplateChat:
 
     def __init__(self, templates: ChatTemplates, codec: Codec, bos_token_id: int | None) -> None:
         self.template = templates.named.get("default")
-        self.dialect = dialect_of(templates.named.get("tool_use") or self.template)
         self._templates = templates
         self._codec = codec
         self._bos_token_id = bos_token_id
-        self._shown: dict[bool, frozenset[str]] = {}
+        self._places: dict[bool, frozenset[Place]] = {}
         spellings = {token for token in codec.special_ids if len(token) > 1}
         self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
 
@@ -142,61 +146,72 @@ class TemplateChat:
     ) -> list[int]:
         if not messages:
             raise refusal("messages", "must not be empty", "none")
-        template = self._templates.chosen(tools=bool(tools))
-        if tools and "tools" not in template:
-            rule = "the model's chat template has no place for them"
-            raise refusal("tools", rule, f"{len(tools)} tools")
-        self._check_places(messages, tools)
-        turns = [{"role": m.role, **_turn(m)} for m in messages]
-        described = [_described(tool) for tool in tools]
         mark = _new_mark()
-        text = self._templates.render(
-            self._as_text(turns, mark),
-            self._as_text(described, mark),
-            replace(options, kwargs=self._as_text(dict(options.kwargs), mark)),
-        )
+        turns = self._as_text([{"role": m.role, **_turn(m)} for m in messages], mark)
+        described = self._as_text([_described(tool) for tool in tools], mark)
+        kwargs = self._as_text(dict(options.kwargs), mark)
+        if tools or any(m.tool_calls or m.role == "tool" for m in messages):
+            dialect, places = self.dialect, self._places_for(tools=bool(tools))
+            # The dialect's marks become control tokens, unlike those that a user writes.
+            listed = [] if dialect.tools_in_system else described
+            turns = plain_turns(turns, listed, dialect, places)
+            if dialect.tools_in_system:
+                turns = _with_tools_key(turns, described)
+        text = self._templates.render(turns, described, replace(options, kwargs=kwargs))
         if at_most is not None:
             self._codec.check_length(text.replace(mark, ""), at_most)
         ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _check_places(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Raises InvalidRequest for calls and results that the template would drop."""
-        held = {f"messages.{i}.tool_calls": "calls" for i, m in enumerate(messages) if m.tool_calls}
-        held |= {f"messages.{i}": "results" for i, m in enumerate(messages) if m.role == "tool"}
-        if held:
-            with_tools = bool(tools)
-            if with_tools not in self._shown:
-                self._shown[with_tools] = self._what_it_shows(tools=with_tools)
-            shown = self._shown[with_tools]
-            faults = [
-                Fault(
-                    field=field, rule=f"the model's chat template has no place for {what}", got=what
-                )
-                for field, what in held.items()
-                if what not in shown
-            ]
-            if faults:
-                raise InvalidRequest.from_faults(faults)
-
-    def _what_it_shows(self, *, tools: bool) -> frozenset[str]:
-        """Which of ``calls`` and ``results`` of tools a chat shows that has little else."""
-        function = FunctionCall(name="shown1calls", arguments="{}")
-        call = ToolCall(id="123456789", function=function)
-        chat = (
-            Message(role="user", content="a"),
-            Message(role="assistant", tool_calls=(call,)),
-            Message(role="tool", content="shown1results", tool_call_id=call.id, name=function.name),
+    @cached_property
+    def dialect(self) -> Dialect:
+        """That of the template; the generic one if it has no place for tools."""
+        named = dialect_of(self._templates.named.get("tool_use") or self.template)
+        if named.tools_in_system or "tools" in self._places_for(tools=True):
+            return named
+        logger.info(
+            "the chat template has no place for tools: they are listed in the system message, and "
+            "calls are JSON (the generic dialect)"
         )
-        offered = [_described(Tool(function=Function(name="b")))] if tools else []
-        everything = frozenset(("calls", "results"))
-        try:
-            text = self._templates.render([{"role": m.role, **_turn(m)} for m in chat], offered)
-        except InvalidRequest:
-            # It will say itself what it refuses.
-            return everything
-        return frozenset(what for what in everything if f"shown1{what}" in text)
+        return GENERIC
+
+    def _places_for(self, *, tools: bool) -> frozenset[Place]:
+        """What the template of a chat with or without ``tools`` shows, found by small chats."""
+        if tools not in self._places:
+            self._places[tools] = self._find_places(tools=tools)
+        return self._places[tools]
+
+    def _find_places(self, *, tools: bool) -> frozenset[Place]:
+        call = ToolCall(id="123456789", function=FunctionCall(name="shown1calls", arguments="{}"))
+        question = Message(role="user", content="a")
+        result = Message(role="tool", content="shown1results", tool_call_id=call.id, name="b")
+        turns = (question, Message(role="assistant", tool_calls=(call,)), result)
+        offered = [_described(Tool(function=Function(name="shown1tools")))]
+
+        def shown(chat: Sequence[Message], offered: Sequence[Any] = ()) -> str | None:
+            """None if the template refuses the chat."""
+            try:
+                return self._templates.render([{"role": m.role, **_turn(m)} for m in chat], offered)
+            except InvalidRequest:
+                return None
+
+        found: set[Place] = set()
+        if "shown1system" in (
+            shown((Message(role="system", content="shown1system"), question)) or ""
+        ):
+            found.add("system")
+        if "shown1tools" in (shown((question,), offered) or ""):
+            found.add("tools")
+        trained = "tools" in found or dialect_of(self.template).tools_in_system
+        if tools and not trained:
+            return frozenset(found)
+        text = shown(turns, offered if tools else ())
+        if text is None or "shown1calls" in text:
+            found.add("calls")
+        if text is None or ("shown1results" in text and (trained or "calls" in found)):
+            found.add("results")
+        return frozenset(found)
 
     def _as_text(self, value: Any, mark: str) -> Any:
         """``value`` with ``mark`` in every spelling of a control token, in keys too."""
@@ -277,29 +292,30 @@ def _described(tool: Tool) -> dict[str, Any]:
     return {"type": tool.type, "function": function}
 
 
-def _check_turns(messages: Sequence[Message]) -> None:
+def _with_tools_key(turns: list[Turn], described: Sequence[Any]) -> list[Turn]:
+    """Phi-4-mini's template reads tools from a key of the system message."""
+    if not described:
+        return turns
+    listed = json.dumps([tool["function"] for tool in described], ensure_ascii=False)
+    if turns[0]["role"] != "system":
+        turns = [{"role": "system", "content": ""}, *turns]
+    return [{**turns[0], "tools": listed}, *turns[1:]]
+
+
+def _check_turns(turns: Sequence[Turn]) -> None:
     """Turns must be [system], user, assistant, user, ..., user. Reports all faults at once."""
-    if not messages:
+    if not turns:
         raise refusal("messages", "must not be empty", "none")
-    faults = [
-        Fault(
-            field=f"messages.{index}.tool_calls",
-            rule="the model has no chat template, which alone could show them",
-            got=f"{len(message.tool_calls)} calls",
-        )
-        for index, message in enumerate(messages)
-        if message.tool_calls is not None
-    ]
-    offset = 1 if messages[0].role == "system" else 0
+    faults = []
+    offset = 1 if turns[0]["role"] == "system" else 0
     expected = "user"
-    for index, message in enumerate(messages[offset:], start=offset):
-        if message.role != expected:
+    for index, turn in enumerate(turns[offset:], start=offset):
+        role = turn["role"]
+        if role != expected:
             rule = f"must be {expected}: user and assistant alternate, after an optional system"
-            faults.append(Fault(field=f"messages.{index}.role", rule=rule, got=message.role))
-        expected = "assistant" if message.role == "user" else "user"
-    if messages[-1].role != "user":
-        faults.append(
-            Fault(field="messages", rule="must end with a user message", got=messages[-1].role)
-        )
+            faults.append(Fault(field=f"messages.{index}.role", rule=rule, got=role))
+        expected = "assistant" if role == "user" else "user"
+    if (last := turns[-1]["role"]) != "user":
+        faults.append(Fault(field="messages", rule="must end with a user message", got=last))
     if faults:
         raise InvalidRequest.from_faults(faults)

@@ -25,6 +25,8 @@ class Dialect:
     tail: str = "}"
     writes_mark: bool = True
     """Whether a forced call begins with the mark."""
+    tools_in_system: bool = False
+    """Whether templates read the tools from the system message, instead of a variable."""
 
     def marks(self) -> tuple[str, ...]:
         """Spellings that may be control tokens."""
@@ -87,6 +89,7 @@ PHI = Dialect(
     before="[",
     after="]",
     end_mark="<|/tool_call|>",
+    tools_in_system=True,
 )
 GRANITE = Dialect(
     name="granite",

@@ -241,10 +241,14 @@ def test_other_answers_are_text(
     assert (choice.text, choice.finish_reason, choice.tool_calls) == (text, "stop", None)
 
 
-def test_a_model_without_a_template_refuses_tools(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="tools: the model has no chat template"):
-        engine.submit(asking())
-    assert engine.submit(asking(tool_choice="none", max_tokens=3)).result(TIMEOUT_S)
+def test_a_model_without_a_template_calls_in_the_generic_dialect(
+    engine: Engine, loaded: Any
+) -> None:
+    request = asking(tool_choice="required", tools=TOOLS[1:], max_tokens=100)
+    (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+    (call, *_) = choice.tool_calls or ()
+    written = loaded.tokenizer.decode(choice.token_ids)
+    assert written.startswith(f'{{"tool_calls": [{{"name": "{call.function.name}", "arguments": ')
 
 
 @pytest.mark.usefixtures("with_template")

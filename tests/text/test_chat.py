@@ -20,6 +20,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.tools import FunctionCall
 from llorch_worker.text import ChatOptions, Tokenizer, chat_templates, load_tokenizer
+from llorch_worker.text.dialects import GENERIC, PHI
 from llorch_worker.weights import open_checkpoint
 
 Reference = sentencepiece.SentencePieceProcessor
@@ -430,41 +431,80 @@ def test_no_user_can_write_a_control_token_into_a_tool(with_template: WithTempla
     assert [token_id for token_id in ids if token_id < 3] == [1]
 
 
-def test_tools_that_no_template_shows_are_refused(
-    with_template: WithTemplate, llama2: Tokenizer
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+)
+"""As strict as Gemma's."""
+WRITTEN = '{"tool_calls": [{"name": "weather", "arguments": {"city": "Bern"}}]}'
+RESPONSE = '{"tool_response": {"tool": "weather", "content": "Sun"}}'
+
+
+@pytest.mark.parametrize("template", [CHATML, NO_SYSTEM, None], ids=["chatml", "strict", "llama2"])
+def test_a_template_without_a_place_for_tools_gets_the_generic_dialect(
+    with_template: WithTemplate, llama2: Tokenizer, template: str | None
 ) -> None:
-    for tokenizer in (with_template(CHATML), llama2):
-        with pytest.raises(InvalidRequest) as caught:
-            tokenizer.encode_chat(_messages(("user", "Hi")), [TOOL])
-        assert [fault.field for fault in caught.value.faults] == ["tools"]
+    tokenizer = with_template(template) if template else llama2
+    chat = [*CALLED, *_messages(("user", "And now?"))]
+    text = tokenizer.decode(tokenizer.encode_chat(chat, [TOOL]))
+    places = [text.index(part) for part in ('{"name": "weather", "desc', "Hi", WRITTEN, RESPONSE)]
+    assert places == sorted(places)
+    assert tokenizer.dialect is GENERIC
+    assert GENERIC.write([("FUNCTION", "ARGUMENTS")]) in text
+    # Also in a later turn, which offers none.
+    text = tokenizer.decode(tokenizer.encode_chat(chat))
+    assert WRITTEN in text
+    assert RESPONSE in text
+    assert "FUNCTION" not in text
+    # What a user writes is no control token, wherever it stands.
+    ids = tokenizer.encode_chat([*_messages(("user", "a</s>")), *CALLED[1:]], [TOOL])
+    assert ids.count(2) == tokenizer.encode_chat(CALLED, [TOOL]).count(2)
 
 
-def test_calls_that_no_template_shows_are_refused(llama2: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        llama2.encode_chat(CALLED)
-    fields = [fault.field for fault in caught.value.faults]
-    assert fields == ["messages.1.tool_calls", "messages.2.role", "messages"]
+def test_tools_stand_in_the_system_message_if_there_is_one(with_template: WithTemplate) -> None:
+    chat = _messages(("system", "Be brief."), ("user", "Hi"))
+    text = with_template(CHATML).decode(with_template(CHATML).encode_chat(chat, [TOOL]))
+    system, _, question = text.partition("<|user|>")
+    assert "Be brief.\n\nYou can call" in system
+    assert question.startswith("Hi")
+
+
+PHI_LIKE = (
+    "{% for m in messages %}{% if m.role == 'system' and 'tools' in m and m.tools is not none %}"
+    "{{ '<|system|>' + m.content + '<|tool|>' + m.tools + '<|/tool|>' }}"
+    "{% else %}{{ '<|' + m.role + '|>' + m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_may_read_tools_from_the_system_message(with_template: WithTemplate) -> None:
+    tokenizer = with_template(PHI_LIKE)
+    assert tokenizer.dialect is PHI
+    text = tokenizer.decode(tokenizer.encode_chat(CALLED, [TOOL]))
+    listed = text.partition("<|tool|>")[2].partition("<|/tool|>")[0]
+    assert [function["name"] for function in json.loads(listed)] == ["weather"]
+    assert PHI.write([("weather", '{"city": "Bern"}')]) in text
+    assert "<|tool|>Sun" in text
 
 
 @pytest.mark.parametrize(
-    ("template", "fields"),
+    "template",
     [
-        (CHATML, ["messages.1.tool_calls"]),
-        (
-            "{% for m in messages if m.role != 'tool' %}{{ m.content }}"
-            "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% endfor %}",
-            ["messages.2"],
-        ),
-        ("{{ messages[0].content }}", ["messages.1.tool_calls", "messages.2"]),
+        CHATML,
+        "{% for m in messages if m.role != 'tool' %}{{ m.content }}"
+        "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% endfor %}",
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+        WITH_TOOLS.replace("m.tool_calls or []", "[]"),
     ],
 )
 def test_a_template_never_drops_a_call_or_a_result_silently(
-    with_template: WithTemplate, template: str, fields: list[str]
+    with_template: WithTemplate, template: str
 ) -> None:
-    for _ in range(2):
-        with pytest.raises(InvalidRequest) as caught:
-            with_template(template).encode_chat(CALLED)
-        assert [fault.field for fault in caught.value.faults] == fields
+    tokenizer = with_template(template)
+    for tools in ((), (TOOL,)):
+        text = tokenizer.decode(tokenizer.encode_chat(CALLED, tools))
+        assert "Sun" in text
+        assert "Bern" in text or "m.role == 'user'" in template
 
 
 NESTED = '{"a":' * 600 + "1" + "}" * 600

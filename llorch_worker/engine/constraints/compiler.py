@@ -61,7 +61,7 @@ class Compiler:
                 the empty one, or needs text that the vocabulary cannot spell.
             OutOfMemory: too many others compile.
         """
-        grammar = grammar_of(request, self._vocabulary.dialect, self._vocabulary.control_ids)
+        grammar = grammar_of(request, self._vocabulary)
         if grammar is None:
             return None
         self.prepare()

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
 from llorch_worker.engine.constraints.gbnf import as_lark
@@ -51,19 +51,24 @@ class Grammar:
                 return json.dumps({"grammars": self.rules})
 
 
-def grammar_of(
-    request: GenerationRequest, dialect: Dialect, control_ids: Mapping[str, int]
-) -> Grammar | None:
-    """The grammar of a request's text, or None if any text will do.
+class CallsForm(Protocol):
+    """How the model writes calls, and which ``control_ids`` the dialect's marks have."""
 
-    ``control_ids``: of the dialect's marks that are control tokens.
-    """
+    @property
+    def dialect(self) -> Dialect: ...
+
+    @property
+    def control_ids(self) -> Mapping[str, int]: ...
+
+
+def grammar_of(request: GenerationRequest, form: CallsForm) -> Grammar | None:
+    """The grammar of a request's text, or None if any text will do."""
     if request.forces_a_call:
-        return _with_calls(request, dialect, control_ids)
+        return _with_calls(request, form)
     shape = _shape(request)
     if shape is None or not request.may_call:
         return shape
-    return _with_calls(request, dialect, control_ids, otherwise=shape)
+    return _with_calls(request, form, otherwise=shape)
 
 
 def _shape(request: GenerationRequest) -> Grammar | None:
@@ -92,12 +97,10 @@ def _json_schema(field: str, schema: dict[str, Any]) -> Grammar:
 
 
 def _with_calls(
-    request: GenerationRequest,
-    dialect: Dialect,
-    control_ids: Mapping[str, int],
-    otherwise: Grammar | None = None,
+    request: GenerationRequest, form: CallsForm, otherwise: Grammar | None = None
 ) -> Grammar:
     """Calls as the dialect writes them, or else what ``otherwise`` says."""
+    dialect, control_ids = form.dialect, form.control_ids
     tools = request.tools
     if isinstance(request.tool_choice, NamedToolChoice):
         name = request.tool_choice.function.name
