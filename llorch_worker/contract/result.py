@@ -33,11 +33,13 @@ class TokenLogprobs(TokenLogprob):
 
 
 class Usage(_Part):
-    """Tokens of the prompt, of the prompt found in a cache, and generated in all choices."""
+    """Tokens of the prompt, of the prompt found in a cache, and generated in all choices;
+    ``reasoning``: of these, in thoughts."""
 
     prompt: int
     cached: int = 0
     completion: int
+    reasoning: int = 0
 
 
 class Timings(_Part):

@@ -28,11 +28,13 @@ def sequences_of(
 ) -> tuple[Sequence, ...]:
     """The choices of a request, each with a seed, a text and a matcher of its own."""
     dialect = tokenizer.dialect if request.may_call else None
-    marks: Mapping[int, str] = {}
-    if not request.skip_special_tokens:
-        marks = tokenizer.decoding_table.control
-    elif dialect is not None:
-        marks = tokenizer.control_spellings(dialect.marks())
+    tags = tokenizer.thought_tags if request.messages is not None else None
+    opening = tokenizer.thought_opening(prompt_ids) if tags and matcher is not None else []
+    marks: Mapping[int, str] = tokenizer.decoding_table.control
+    if request.skip_special_tokens:
+        spellings = [*(dialect.marks() if dialect else ())]
+        spellings += (tags.opening, tags.closing) if tags else ()
+        marks = tokenizer.control_spellings(spellings)
     return tuple(
         Sequence(
             prompt_ids,
@@ -49,7 +51,7 @@ def sequences_of(
             arrival=arrival,
             choice=choice,
             eos_ids=eos_ids,
-            matcher=None if matcher is None else matcher.copy(),
+            matcher=None if matcher is None else matcher.copy(opening),
             drafter=None if make_drafter is None else make_drafter(request.tenant),
         )
         for choice in range(request.n)

@@ -272,6 +272,7 @@ class Generation:
             prompt=self.sequences[0].prompt_length,
             cached=self._cached_tokens,
             completion=sum(len(sequence.generated_ids) for sequence in self.sequences),
+            reasoning=sum(sequence.thought_count for sequence in self.sequences),
         )
 
     def _timings(self, now_s: float) -> Timings:

@@ -115,6 +115,8 @@ class Sequence:
         """The most tokens that had keys and values before a preemption."""
         self.told_count = 0
         """Generated tokens that an event has told."""
+        self.thought_count = 0
+        """Generated tokens that belong to the thought."""
         self._forced_count = 0
         """How many of the last tokens the grammar forced, without a step of their own."""
         if self.ended:
@@ -211,8 +213,11 @@ class Sequence:
         if matcher is not None:
             matcher.end(token_id) if ended else matcher.push(token_id)
         self.token_ids.append(token_id)
+        thinking = self.text.thinking
         if not ended:
             ended = self.text.push(token_id, may_stop=may_stop)
+        self.thought_count += thinking or self.text.thinking
+        if not ended:
             ended |= matcher is not None and matcher.complete
         if ended:
             self.close("stop")
@@ -228,8 +233,9 @@ class Sequence:
         if self.matcher is None or self.logprobs is not None:
             return ()
         before = len(self.token_ids)
-        while self.finish_reason is None and self.matcher.forced:
-            self.append(self.matcher.forced[0])
+        # What is forced may open a thought, in which nothing is.
+        while self.finish_reason is None and (matcher := self.matcher) and matcher.forced:
+            self.append(matcher.forced[0])
         self._forced_count = len(self.token_ids) - before
         return tuple(self.token_ids[before:])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing_extensions import TypedDict
 
 from llorch_worker.contract import TokenLogprob, TokenLogprobs
-from llorch_worker.text.thoughts import CLOSING
+from llorch_worker.text.thoughts import ALL_TAGS
 
 
 class ChatAlternative(TypedDict):
@@ -55,7 +55,7 @@ class SentTokens:
         """Of the first of them, the byte with which the text begins or goes on, if it is sent."""
         self._sent = 0
         """How many bytes of the first are sent."""
-        self._behind = b""
+        self._behind: tuple[bytes, ...] = ()
         """What the text comes after, if it is still to come."""
 
     def add(self, tokens: Iterable[TokenLogprobs]) -> None:
@@ -64,7 +64,7 @@ class SentTokens:
     def skip(self, thought: str) -> None:
         """``thought`` is sent, which is no part of the text."""
         self.take(thought)
-        self._begun, self._behind = None, CLOSING.encode()
+        self._begun, self._behind = None, tuple(tags.closing.encode() for tags in ALL_TAGS)
 
     def take(self, text: str) -> list[TokenLogprobs]:
         """The tokens that ``text``, the next piece, completes."""
@@ -72,9 +72,10 @@ class SentTokens:
             return []
         piece, whole = text.encode(), b"".join(map(_bytes, self._waiting))
         first = self._sent
-        if self._behind in whole:
-            first = max(first, whole.index(self._behind) + len(self._behind))
-        self._behind = b""
+        for closing in self._behind:
+            if closing in whole:
+                first = max(first, whole.index(closing) + len(closing))
+        self._behind = ()
         begin = whole.find(piece, first)
         if begin < 0:
             # Its characters are not those of the tokens, whose bytes were no UTF-8.

@@ -84,6 +84,7 @@ class ResponseUsage(_Part):
             input_tokens=usage.prompt,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.cached),
             output_tokens=usage.completion,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning),
             total_tokens=usage.prompt + usage.completion,
         )
 

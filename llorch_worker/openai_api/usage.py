@@ -16,11 +16,16 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class UsageDocument(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 def usage_document(usages: Iterable[Usage]) -> UsageDocument:
@@ -33,6 +38,7 @@ def usage_document(usages: Iterable[Usage]) -> UsageDocument:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning for usage in usages)},
     }
 
 

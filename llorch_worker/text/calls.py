@@ -10,6 +10,7 @@ from typing import Any
 
 from llorch_worker.contract import CallPart, FunctionCall, GenerationRequest, ToolCall
 from llorch_worker.text.dialects import Dialect, Heads
+from llorch_worker.text.thoughts import begun
 
 
 class _Place(Enum):
@@ -130,12 +131,12 @@ class CallReader:
         return ""
 
     def _start(self) -> str:
-        begun = self._held.lstrip()
-        if self._mark and begun.startswith(self._mark):
-            self._place, self._held = _Place.HEAD, begun.removeprefix(self._mark)
+        start = self._held.lstrip()
+        if self._mark and start.startswith(self._mark):
+            self._place, self._held = _Place.HEAD, start.removeprefix(self._mark)
         elif not self._begin(marked=False) and not (
-            (self._mark and self._mark.startswith(begun))
-            or self._heads.may_follow(begun, marked=False)
+            (self._mark and self._mark.startswith(start))
+            or self._heads.may_follow(start, marked=False)
         ):
             self._place = _Place.TEXT
         return ""
@@ -145,7 +146,7 @@ class CallReader:
         if mark:
             self._place, self._held = _Place.HEAD, rest
         else:
-            shown = len(text) - _begun(text, self._mark)
+            shown = len(text) - begun(text, self._mark)
             text, self._held = text[:shown], text[shown:]
         return "" if self._written else text
 
@@ -153,21 +154,21 @@ class CallReader:
         held = self._held
         if self._begin(marked=True) or self._heads.may_follow(held, marked=True):
             return ""
-        begun = held.lstrip(" \r\n\t[")
-        if begun.startswith("{"):
+        value_at = held.lstrip(" \r\n\t[")
+        if value_at.startswith("{"):
             # Its keys may stand in another order.
-            if "}" not in begun:
+            if "}" not in value_at:
                 return ""
             try:
-                value, end = _DECODER.raw_decode(begun)
+                value, end = _DECODER.raw_decode(value_at)
             except (ValueError, RecursionError):
                 return ""
             if (call := self._read(value)) is not None:
                 self._written.append(call)
-                self._held = begun[end:]
+                self._held = value_at[end:]
                 self._completed(_Place.AFTER)
                 return ""
-        elif not begun:
+        elif not value_at:
             return ""
         self._place = _Place.TEXT
         return "" if self._written else self._mark + self._give_back()
@@ -270,12 +271,6 @@ def reader_of(
         forced=request.forces_a_call,
         parallel=request.calls_in_parallel,
     )
-
-
-def _begun(text: str, mark: str) -> int:
-    """How many of the last characters may begin the mark."""
-    lengths = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((n for n in lengths if text.endswith(mark[:n])), 0)
 
 
 _DECODER = json.JSONDecoder()

@@ -207,9 +207,12 @@ class TemplateChat:
         if tools and not trained:
             return frozenset(found)
         text = shown(turns, offered if tools else ())
-        if text is None or "shown1calls" in text:
+        if text is None:
+            # A trained one will say itself what it refuses.
+            return frozenset((*found, "calls", "results") if trained else found)
+        if "shown1calls" in text:
             found.add("calls")
-        if text is None or ("shown1results" in text and (trained or "calls" in found)):
+        if "shown1results" in text and (trained or "calls" in found):
             found.add("results")
         return frozenset(found)
 

@@ -1,11 +1,27 @@
-"""The thought that an answer may begin with, between ``<think>`` and ``</think>``."""
+"""The thought that an answer may begin with, such as between ``<think>`` and ``</think>``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
-OPENING = "<think>"
-CLOSING = "</think>"
+
+@dataclass(frozen=True)
+class Tags:
+    """What stands around a thought. They may be control tokens."""
+
+    opening: str
+    closing: str
+
+
+THINK = Tags("<think>", "</think>")
+MISTRAL_THINK = Tags("[THINK]", "[/THINK]")
+ALL_TAGS = (THINK, MISTRAL_THINK)
+
+
+def tags_of(template: str | None) -> Tags | None:
+    """Those that a chat template knows."""
+    return next((t for t in ALL_TAGS if t.closing in (template or "")), None)
 
 
 class _Place(Enum):
@@ -23,7 +39,8 @@ class ThoughtSplitter:
     Neither part has the white space at the tags. ``open``: the prompt ends within a thought.
     """
 
-    def __init__(self, *, open: bool) -> None:
+    def __init__(self, *, open: bool, tags: Tags = THINK) -> None:
+        self._tags = tags
         self._place = _Place.THOUGHT if open else _Place.START
         self._held = ""
         self._thought_begun = False
@@ -37,18 +54,18 @@ class ThoughtSplitter:
         self._held += text
         thought = ""
         if self._place is _Place.START:
-            begun = self._held.lstrip()
-            if begun.startswith(OPENING):
-                self._place, self._held = _Place.THOUGHT, begun.removeprefix(OPENING)
-            elif not OPENING.startswith(begun):
+            start = self._held.lstrip()
+            if start.startswith(self._tags.opening):
+                self._place, self._held = _Place.THOUGHT, start.removeprefix(self._tags.opening)
+            elif not self._tags.opening.startswith(start):
                 self._place = _Place.TEXT
         if self._place is _Place.THOUGHT:
-            thought, closing, behind = self._held.partition(CLOSING)
+            thought, closing, behind = self._held.partition(self._tags.closing)
             if closing:
                 self._place, self._held = _Place.BEHIND, behind
                 thought = thought.rstrip()
             else:
-                shown = len(thought) - _begun_closing(thought)
+                shown = len(thought) - begun(thought, self._tags.closing)
                 shown = len(thought[:shown].rstrip())
                 thought, self._held = thought[:shown], thought[shown:]
             thought = thought if self._thought_begun else thought.lstrip()
@@ -70,7 +87,7 @@ class ThoughtSplitter:
         return "", held
 
 
-def _begun_closing(text: str) -> int:
-    """How many of the last characters may begin the closing tag."""
-    lengths = range(min(len(text), len(CLOSING) - 1), 0, -1)
-    return next((n for n in lengths if text.endswith(CLOSING[:n])), 0)
+def begun(text: str, tag: str) -> int:
+    """How many of the last characters may begin the tag."""
+    lengths = range(min(len(text), len(tag) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(tag[:n])), 0)

@@ -12,7 +12,7 @@ from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 from llorch_worker.text.dialects import Dialect
-from llorch_worker.text.thoughts import CLOSING, OPENING, ThoughtSplitter
+from llorch_worker.text.thoughts import Tags, ThoughtSplitter, tags_of
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""
@@ -122,11 +122,30 @@ class Tokenizer:
 
     def thoughts(self, prompt_ids: Sequence[int]) -> ThoughtSplitter | None:
         """For the answer to this chat; None if the model's template knows no thoughts."""
-        if CLOSING not in (self._chat.template or ""):
+        if (tags := self.thought_tags) is None:
             return None
-        # Templates open the thought, if at all, at the very end.
-        end = self.decode(prompt_ids[-2 * len(OPENING) :])
-        return ThoughtSplitter(open=end.rstrip().endswith(OPENING))
+        return ThoughtSplitter(open=self._ends_with(prompt_ids, tags.opening), tags=tags)
+
+    @property
+    def thought_tags(self) -> Tags | None:
+        """What stands around thoughts; None if the model's template knows none."""
+        return tags_of(self._chat.template)
+
+    def thought_opening(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The tokens with which the answer to this chat may open a thought; none if it has none,
+        or if the prompt has opened or ended it."""
+        tags = self.thought_tags
+        if tags is None or any(
+            self._ends_with(prompt_ids, tag) for tag in (tags.opening, tags.closing)
+        ):
+            return []
+        control = self._codec.special_ids.get(tags.opening)
+        return self.encode_inside(tags.opening) if control is None else [control]
+
+    def _ends_with(self, ids: Sequence[int], tag: str) -> bool:
+        """Templates write tags, if at all, at the very end of a prompt."""
+        end = "".join(map(self.token_text, ids[-2 * len(tag) :]))
+        return end.rstrip().endswith(tag)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

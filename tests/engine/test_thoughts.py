@@ -37,7 +37,7 @@ def says(loaded: Any, make_engine: Callable[..., Engine], monkeypatch: pytest.Mo
         from llorch_worker.text import ChatOptions
 
         options = ChatOptions.of(request)
-        prompt = loaded.tokenizer.encode_chat(request.messages, options=options)
+        prompt = loaded.tokenizer.encode_chat(request.messages, request.tools, options=options)
         (end,) = loaded.tokenizer.eos_token_ids
         ids = [*loaded.tokenizer.encode_inside(text), end]
         engine = make_engine(model=Says(loaded.model, len(prompt), ids))
@@ -105,3 +105,40 @@ def test_a_grammar_begins_after_the_thought(says: Says_) -> None:
     assert choice.reasoning_content == "Hm."
     assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
     assert choice.finish_reason == "stop"
+
+
+RAIN = {"name": "x", "schema": {"enum": [{"rain": True}, {"rain": False}]}}
+SHAPE = {"type": "json_schema", "json_schema": RAIN}
+
+
+def test_a_grammar_begins_after_a_thought_that_the_model_opens(says: Says_) -> None:
+    (choice,) = result_of(says("<think>Hm.</think>", response_format=SHAPE)).choices
+    assert choice.reasoning_content == "Hm."
+    assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
+    (choice,) = result_of(says('{"rain": true}', response_format=SHAPE)).choices
+    assert (choice.reasoning_content, choice.text) == (None, '{"rain": true}')
+
+
+@pytest.mark.parametrize("tail", ["<think>\n\n</think>\n\n", ""])
+def test_a_grammar_begins_at_once_where_no_thought_may_come(says: Says_, tail: str) -> None:
+    template = f"{{{{ messages[0].content }}}}{tail}"
+    (choice,) = result_of(says("<think>Hm.</think>", template, response_format=SHAPE)).choices
+    assert choice.reasoning_content is None
+    assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
+
+
+def test_a_forced_call_follows_the_thought(says: Says_) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    template = f"{{% for t in tools or [] %}}{{{{ t | tojson }}}}{{% endfor %}}{TEMPLATE}"
+    result = result_of(says("<think>Hm.</think>", template, **fields))
+    (choice,) = result.choices
+    assert (choice.reasoning_content, choice.text) == ("Hm.", "")
+    assert [call.function.name for call in choice.tool_calls or ()] == ["weather"]
+
+
+def test_usage_says_how_many_tokens_were_thoughts(says: Says_) -> None:
+    kwargs = {"enable_thinking": True}
+    result = result_of(says("Hm.</think>It rains.", chat_template_kwargs=kwargs))
+    assert 0 < result.usage.reasoning < result.usage.completion
+    assert result_of(says("It rains.", "{{ messages[0].content }}")).usage.reasoning == 0

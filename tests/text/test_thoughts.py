@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.text import ThoughtSplitter
+from llorch_worker.text.thoughts import MISTRAL_THINK, THINK, tags_of
 
 PARTS = ["<think>", "</think>", "<", "think>", "</thi", "nk>", " ", "\n\n", "a", "é", "<b>"]
 
@@ -59,3 +60,11 @@ def test_nothing_of_a_tag_is_shown_before_it_is_decided() -> None:
     assert [part for part in shown if any(part)] == [("a", ""), ("b", ""), (" c", ""), ("", "d")]
     assert not splitter.thinking
     assert re.sub("[^<]", "", "".join(thought + text for thought, text in shown)) == ""
+
+
+def test_each_template_has_its_own_tags() -> None:
+    assert tags_of("{{ '<think>' }}{{ '</think>' }}") is THINK
+    assert tags_of("[THINK] [/THINK]") is MISTRAL_THINK
+    assert tags_of("{{ messages }}") is None
+    splitter = ThoughtSplitter(open=False, tags=MISTRAL_THINK)
+    assert splitter.push("[THINK]<think>Hm.[/THINK]Yes.") == ("<think>Hm.", "Yes.")

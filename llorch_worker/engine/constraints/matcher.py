@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,13 +27,25 @@ class Matcher:
     a journal's tokens continues as the one that chose them.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: ConstraintVocabulary, field: str) -> None:
-        """``field`` of the request has the grammar."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: ConstraintVocabulary,
+        field: str,
+        opening: Sequence[int] = (),
+    ) -> None:
+        """``field`` of the request has the grammar. ``opening``: tokens with which the model may
+        begin a thought instead; the grammar then begins after it."""
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._field = field
-        self.forced: list[int] = matcher.compute_ff_tokens()
-        """The tokens that must come next. The grammar leaves no choice of their text."""
+        self._forced: list[int] = matcher.compute_ff_tokens()
+        if len(opening) > 1 and matcher.validate_tokens([opening[0]]):
+            # The first of them may be text of the grammar, too.
+            opening = ()
+        self._opening = list(opening)
+        """Those of a thought's opening that may, or must, still come."""
+        self._opened = False
         self.complete = False
         """Whether the text fits the grammar and can only end."""
 
@@ -42,9 +54,16 @@ class Matcher:
         """For llguidance's executor."""
         return self._matcher
 
-    def copy(self) -> Matcher:
-        """Another matcher in the same state."""
-        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._field)
+    @property
+    def forced(self) -> list[int]:
+        """The tokens that must come next. The grammar leaves no choice of their text."""
+        if self._opening:
+            return self._opening if self._opened else []
+        return self._forced
+
+    def copy(self, opening: Sequence[int] = ()) -> Matcher:
+        """Another matcher in the same state, at the beginning of an answer."""
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._field, opening)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -65,11 +84,16 @@ class Matcher:
     def push(self, token_id: int) -> None:
         """Moves on by a token of the text. Raises InvalidRequest if it does not fit the grammar, or
         if the grammar has become too complex here."""
+        if self._opening and token_id == self._opening[0]:
+            self._opened = True
+            del self._opening[0]
+            return
+        self._opening.clear()
         if not self._matcher.consume_token(token_id):
             raise self._failure()
-        del self.forced[:1]
-        if not self.forced:
-            self.forced = self._matcher.compute_ff_tokens()
+        del self._forced[:1]
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
         may_end = self._matcher.is_accepting()
         self.complete = may_end and (
             # llguidance may notice late that nothing can follow; without a token that ends the
@@ -94,9 +118,19 @@ class Matcher:
             # ``push`` and ``end`` will say so. Until then the row must have a token.
             bits[:] = -1
             return
-        if self.forced:
+        if self._opening:
+            if self._opened:
+                bits[:] = 0
+            else:
+                self._finish_row(bits, stop_ids, may_stop)
+            _allow(bits, self._opening[:1])
+            return
+        self._finish_row(bits, stop_ids, may_stop)
+
+    def _finish_row(self, bits: Bits, stop_ids: frozenset[int], may_stop: bool) -> None:
+        if self._forced:
             bits[:] = 0
-            _allow(bits, self.forced[:1])
+            _allow(bits, self._forced[:1])
             return
         may_end = _has(bits, self._vocabulary.end_id)
         _forbid(bits, [self._vocabulary.end_id])
