@@ -89,7 +89,7 @@ class Answering:
             results = await self._waiting.answer(self._request, self._results())
             answer: Response = JSONResponse(self._body.answer(results, self._created))
         else:
-            answer = await self._waiting.stream(self._request, self._stream())
+            answer = await self._waiting.stream(self._request, self._stream(), self._failure)
         say_ignored(answer, self._body.ignored)
         return answer
 
@@ -121,11 +121,14 @@ class Answering:
             if not begun:
                 raise
             self._waiting.broken = True
-            shown = as_shown(error)
-            logger.warning("a stream of %s ends with %s", self._path, shown.code)
-            yield encoded(self._body.failure(shown), "error")
+            yield self._failure(error)
         finally:
             events.close()
+
+    def _failure(self, error: Exception) -> bytes:
+        shown = as_shown(error)
+        logger.warning("a stream of %s ends with %s", self._path, shown.code)
+        return encoded(self._body.failure(shown), "error")
 
     async def _documents(
         self, job: int, event: Progress, chunks: Chunks

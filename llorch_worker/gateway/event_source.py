@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -23,17 +23,33 @@ DRAIN_S = 3600.0
 """sse-starlette would end a stream without a word when the gateway stops; OpenRequests does it."""
 
 
-class _EventSource(EventSourceResponse):
-    """Sends ``body``, which reads ``stream``. The stream is closed in any case: a body whose client
-    hangs up before the first event is never begun, and would close nothing."""
+BEGIN_S = 30.0
+"""The longest wait for the first event before the answer's header. Clients and proxies give up on
+an answer of which nothing comes: nginx after 60 s, agents after 5 minutes."""
 
-    def __init__(self, body: AsyncGenerator[bytes], stream: AsyncGenerator[bytes]) -> None:
+
+class _EventSource(EventSourceResponse):
+    """Sends ``body``, which reads ``stream`` after its ``first`` event. The stream is closed in any
+    case: a body whose client hangs up before the first event is never begun, and would close
+    nothing."""
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes],
+        stream: AsyncGenerator[bytes],
+        first: asyncio.Future[bytes] | None = None,
+    ) -> None:
         super().__init__(body, send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S)
         self._stream = stream
+        self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._stream):
-            await super().__call__(scope, receive, send)
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                if self._first is not None:
+                    await _given_up(self._first)
 
 
 def event_source(stream: AsyncGenerator[bytes]) -> EventSourceResponse:
@@ -41,11 +57,27 @@ def event_source(stream: AsyncGenerator[bytes]) -> EventSourceResponse:
 
 
 async def begun_event_source(
-    request: Request, stream: AsyncGenerator[bytes]
+    request: Request,
+    stream: AsyncGenerator[bytes],
+    failure: Callable[[Exception], bytes],
+    patience_s: float = BEGIN_S,
 ) -> EventSourceResponse:
-    """Waits for the first event: what ``stream`` raises before it is an answer of its own."""
-    first = await unless_hung_up(request, _next(stream))
-    return _EventSource(_all(request.url.path, first, stream), stream)
+    """Waits for the first event: what ``stream`` raises before it is an answer of its own, or after
+    ``patience_s`` the event that ``failure`` makes of it."""
+    first = asyncio.ensure_future(anext(stream))
+    try:
+        await unless_hung_up(request, asyncio.wait((first,), timeout=patience_s))
+        if first.done():
+            first.result()
+    except BaseException:
+        await _given_up(first)
+        raise
+    return _EventSource(_all(request.url.path, first, stream, failure), stream, first)
+
+
+async def _given_up(first: asyncio.Future[bytes]) -> None:
+    first.cancel()
+    await asyncio.wait((first,))
 
 
 def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
@@ -55,13 +87,18 @@ def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
     return f"{head}data: {text}\n\n".encode()
 
 
-async def _next(stream: AsyncGenerator[bytes]) -> bytes:
-    return await anext(stream)
-
-
-async def _all(path: str, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _all(
+    path: str,
+    first: asyncio.Future[bytes],
+    rest: AsyncGenerator[bytes],
+    failure: Callable[[Exception], bytes],
+) -> AsyncGenerator[bytes]:
     try:
-        yield first
+        try:
+            yield await first
+        except Exception as error:  # noqa: BLE001 - an answer that has begun has no other way to say
+            yield failure(error)
+            return
         async for data in rest:
             yield data
     except (asyncio.CancelledError, GeneratorExit):

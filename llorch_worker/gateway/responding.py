@@ -21,7 +21,7 @@ from llorch_worker.contract import (
     Started,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
-from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.errors import HttpError, as_shown
 from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock
@@ -34,6 +34,7 @@ from llorch_worker.gateway.responses.progress import (
 )
 from llorch_worker.gateway.responses.store import NotKept
 from llorch_worker.gateway.waiting import Waiting
+from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.responses import (
     PREFIX,
     Compacted,
@@ -47,7 +48,7 @@ from llorch_worker.openai_api.responses import (
     output_of,
     response_of,
 )
-from llorch_worker.openai_api.responses_events import Event
+from llorch_worker.openai_api.responses_events import Event, ResponseEvents
 from llorch_worker.openai_api.responses_items import Item, ItemReference, Read, job_of
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
@@ -83,7 +84,9 @@ class Creation:
             return await response_now(record, job)
         if not self.body.stream:
             return await self._waiting.answer(request, self._result(record, job))
-        return await self._waiting.stream(request, self._stream(record, job))
+        return await self._waiting.stream(
+            request, self._stream(record, job), lambda error: _failed(record, error)
+        )
 
     async def events(self) -> AsyncGenerator[tuple[ResponseRecord, Event]]:
         """The response's events, for a client that hangs up by closing this. Raises like
@@ -260,6 +263,12 @@ class Creation:
         async for event in response_events(record, job, entries, first):
             self._waiting.broken = event["type"] == "error"
             yield event
+
+
+def _failed(record: ResponseRecord, error: Exception) -> bytes:
+    detail = body_of(as_shown(error)).error
+    event = ResponseEvents(record).error(detail.code, detail.message)
+    return encoded(event, event["type"])
 
 
 def _check(end: End) -> None:

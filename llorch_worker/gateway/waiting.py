@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Self, TypeVar
 
@@ -50,9 +50,14 @@ class Waiting:
         """The result of ``work``, which is over when the client hangs up."""
         return await unless_hung_up(request, self._whole(work))
 
-    async def stream(self, request: Request, events: AsyncGenerator[bytes]) -> EventSourceResponse:
-        """What ``events`` raises before the first is an answer of its own."""
-        return await begun_event_source(request, self._each(events))
+    async def stream(
+        self,
+        request: Request,
+        events: AsyncGenerator[bytes],
+        failure: Callable[[Exception], bytes],
+    ) -> EventSourceResponse:
+        """See :func:`begun_event_source`."""
+        return await begun_event_source(request, self._each(events), failure)
 
     async def _whole(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         async with self:
