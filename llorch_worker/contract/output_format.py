@@ -111,6 +111,8 @@ class StructuredOutputs(_Part):
     ] = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
     """In llguidance's dialect of Lark, or in GBNF."""
+    strict: bool = False
+    """Whether a schema is refused of which a grammar cannot hold all."""
 
     @model_validator(mode="after")
     def _one_constraint(self) -> StructuredOutputs:

@@ -62,6 +62,8 @@ class Choice(_Part):
     """The one of the request's that ended the text."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
+    unmet: tuple[str, ...] | None = None
+    """Rules of a schema that no grammar holds and that the text breaks: place and keyword."""
 
 
 class GenerationResult(_Part):

@@ -292,6 +292,7 @@ class Engine:
             retried_at=retried_at,
             on_event=on_event,
             request_cancel=self._thread.cancel,
+            checks=None if matcher is None else matcher.checks,
         )
         self._thread.add(generation)
         return generation

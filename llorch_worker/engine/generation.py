@@ -24,6 +24,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.engine.constraints.relaxed import Checks
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
 
@@ -55,6 +56,7 @@ class Generation:
         retried_at: float | None = None,
         on_event: Callable[[Event], None] | None,
         request_cancel: Callable[[Generation], None],
+        checks: Checks | None = None,
     ) -> None:
         """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
         and enqueued once more."""
@@ -82,6 +84,7 @@ class Generation:
         self._events: list[Event] = []
         self._result: GenerationResult | None = None
         self._prompt_entries: PromptEntries | None = None
+        self._checks = checks
         self._error: LlorchError | None = None
         # Separate from the events, because a token must not wake threads that wait for results.
         self._finished = threading.Event()
@@ -139,6 +142,10 @@ class Generation:
             # If two threads come here at once, both make the same result.
             self._result = self._result.model_copy(update={"prompt_logprobs": entries()})
             self._prompt_entries = None
+        if (checks := self._checks) is not None:
+            choices = tuple(_checked(choice, checks) for choice in self._result.choices)
+            self._result = self._result.model_copy(update={"choices": choices})
+            self._checks = None
         return self._result
 
     # Engine's side ---------------------------------------------------------------------------
@@ -284,3 +291,11 @@ class Generation:
             first_token_ms=(first - self._queued_s) * 1e3,
             decode_ms=(now_s - first) * 1e3,
         )
+
+
+def _checked(choice: Choice, checks: Checks) -> Choice:
+    """The choice with what it does not meet; one that was cut off meets nothing."""
+    if choice.finish_reason not in ("stop", "tool_calls"):
+        return choice
+    unmet = checks.unmet(choice.text, choice.tool_calls or ())
+    return choice.model_copy(update={"unmet": unmet}) if unmet else choice

@@ -37,7 +37,12 @@ class Answer(TypedDict):
     tool_calls: NotRequired[list[AnswerCall]]
 
 
-class ChatChoice(Finish):
+class Unmet(TypedDict):
+    llorch_unmet: NotRequired[list[str]]
+    """Rules of a schema that no grammar holds and that the answer breaks."""
+
+
+class ChatChoice(Finish, Unmet):
     index: int
     message: Answer
     logprobs: ChatLogprobs | None
@@ -79,11 +84,13 @@ def _choice(choice: Choice) -> ChatChoice:
     logprobs: Sequence[TokenLogprobs] | None = choice.logprobs
     if logprobs is not None and not choice.tool_calls:
         logprobs = sent_logprobs(logprobs, choice.reasoning_content, choice.text)
+    unmet: Unmet = {"llorch_unmet": list(choice.unmet)} if choice.unmet else {}
     return {
         "index": choice.index,
         "message": message,
         "logprobs": None if logprobs is None else chat_logprobs(logprobs),
         **finish(choice.finish_reason),
+        **unmet,
     }
 
 

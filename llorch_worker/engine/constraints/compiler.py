@@ -65,6 +65,11 @@ class Compiler:
         if grammar is None:
             return None
         self.prepare()
+        matcher = self._compile_in_time(grammar)
+        matcher.checks = grammar.checks
+        return matcher
+
+    def _compile_in_time(self, grammar: Grammar) -> Matcher:
         if not self._places.acquire(timeout=self._patience_s):
             raise OutOfMemory(f"the worker compiles {MOST_COMPILING} other grammars; try again")
         future: Future[Matcher] = Future()

@@ -8,8 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    NamedToolChoice,
+    Tool,
+    describe,
+    shown,
+)
 from llorch_worker.engine.constraints.gbnf import as_lark
+from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
 from llorch_worker.text.dialects import Dialect
 from llorch_worker.text.spellings import any_of
 
@@ -33,6 +42,8 @@ class Grammar:
     source: Any
     kind: Literal["json_schema", "regex", "lark", "several"]
     rules: Any
+    checks: Checks | None = None
+    """What of the source the rules do not hold."""
     is_users_own: bool = False
     """Whether the user wrote its rules, which may be ambiguous without end."""
 
@@ -80,7 +91,7 @@ def _shape(request: GenerationRequest) -> Grammar | None:
             return _json_schema("response_format", {"type": "object"})
     if (given := request.structured_outputs) is not None:
         if given.json_ is not None:
-            return _json_schema("structured_outputs.json", given.json_)
+            return _json_schema("structured_outputs.json", given.json_, strict=given.strict)
         if given.regex is not None:
             return Grammar("structured_outputs.regex", given.regex, "regex", given.regex)
         if given.choice is not None:
@@ -92,8 +103,34 @@ def _shape(request: GenerationRequest) -> Grammar | None:
     return None
 
 
-def _json_schema(field: str, schema: dict[str, Any]) -> Grammar:
-    return Grammar(field, schema, "json_schema", {"x-guidance": _OPTIONS, **schema})
+def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Grammar:
+    rules, is_whole = _rules(field, schema)
+    checks = None if is_whole else _checks(field, schema, text=schema)
+    if strict and not is_whole:
+        words = ", ".join(relax(schema).keywords)
+        raise _refusal(field, f"must have no {words} with strict: no grammar holds them", schema)
+    return Grammar(field, schema, "json_schema", rules, checks)
+
+
+def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """What of ``schema`` a grammar holds, and whether that is all."""
+    if (found := misspelt(schema)) is not None:
+        word, keyword = found
+        raise _refusal(field, f"has no keyword {shown(word)}: is it {keyword}?", schema)
+    relaxed = relax(schema)
+    options = _OPTIONS | ({"coerce_one_of": True} if "oneOf" in relaxed.keywords else {})
+    return {"x-guidance": options, **relaxed.schema}, not relaxed.keywords
+
+
+def _checks(field: str, source: Any, **schemas: Any) -> Checks:
+    try:
+        return Checks(schemas.get("text"), schemas.get("arguments", {}))
+    except ValueError:
+        raise _refusal(field, "must be valid by the metaschema of its draft", source) from None
+
+
+def _refusal(field: str, rule: str, source: Any) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(source))])
 
 
 def _with_calls(
@@ -125,24 +162,34 @@ def _with_calls(
     for index, tool in enumerate(tools):
         head, tail = spelt(dialect.head % tool.function.name), spelt(dialect.tail)
         lark.append(f"call_{index}: {head} @arguments_{index} {tail}")
+    parameters = [_rules("tools", _parameters(tool)) for tool in tools]
     grammars: list[dict[str, Any]] = [
         {"name": "calls", "lark_grammar": "\n".join(lark)},
         # Each a grammar of its own, so that "#" in a schema means that schema.
         *(
-            {"name": f"arguments_{index}", "json_schema": _parameters(tool)}
-            for index, tool in enumerate(tools)
+            {"name": f"arguments_{index}", "json_schema": rules}
+            for index, (rules, _) in enumerate(parameters)
         ),
     ]
     source: Any = [tool.model_dump(mode="json") for tool in tools]
+    arguments = {
+        tool.function.name: _parameters(tool)
+        for tool, (_, is_whole) in zip(tools, parameters, strict=True)
+        if not is_whole
+    }
+    text = otherwise.source if otherwise and otherwise.checks else None
+    checks = None
+    if arguments or text is not None:
+        checks = _checks("tools", source, text=text, arguments=arguments)
     if otherwise is None:
-        return Grammar("tools", source, "several", grammars)
+        return Grammar("tools", source, "several", grammars, checks)
     if otherwise.kind == "lark":
         grammars.append({"name": "otherwise", "lark_grammar": otherwise.rules})
     else:
         (whole,) = json.loads(otherwise.build())["grammars"]
         grammars.append({**whole, "name": "otherwise"})
     field, source = f"tools | {otherwise.field}", [source, otherwise.source]
-    return Grammar(field, source, "several", grammars, otherwise.is_users_own)
+    return Grammar(field, source, "several", grammars, checks, otherwise.is_users_own)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
@@ -150,4 +197,4 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     if schema is None:
         # OpenAI: a function without parameters has an empty list of them.
         schema = {"additionalProperties": False}
-    return {"type": "object", "x-guidance": _OPTIONS, **schema}
+    return {"type": "object", **schema}

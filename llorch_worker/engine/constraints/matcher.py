@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.engine.constraints.relaxed import Checks
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Matcher:
         self._opening = list(opening)
         """Those of a thought's opening that may, or must, still come."""
         self._opened = False
+        self.checks: Checks | None = None
+        """What the finished text must meet beyond the grammar."""
         self.complete = False
         """Whether the text fits the grammar and can only end."""
 

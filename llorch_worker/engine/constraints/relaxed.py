@@ -1,0 +1,255 @@
+"""JSON Schemas that a grammar can hold only in part: relaxed for it, checked on the whole text."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from llorch_worker.contract import ToolCall
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_UNHELD_WORDS = """
+propertyNames uniqueItems contains minContains maxContains not if then else dependentRequired
+dependentSchemas dependencies unevaluatedProperties unevaluatedItems
+"""
+_HELD_WORDS = """
+type enum const properties patternProperties additionalProperties required minProperties
+maxProperties items prefixItems additionalItems minItems maxItems minLength maxLength pattern format
+minimum maximum exclusiveMinimum exclusiveMaximum multipleOf anyOf allOf oneOf
+"""
+_FORMAT_WORDS = "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown"
+_UNHELD = frozenset(_UNHELD_WORDS.split())
+"""Keywords that llguidance does not know."""
+_KEYWORDS = _UNHELD | frozenset(_HELD_WORDS.split())
+_FORMATS = frozenset(_FORMAT_WORDS.split())
+"""Those that llguidance holds."""
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    *("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains"),
+    *("propertyNames", "unevaluatedProperties", "unevaluatedItems", "contentSchema"),
+)
+_LIKE = 0.85
+"""How alike a word and a keyword are if one is the other misspelt; below are words of their own."""
+
+
+_MOST_WORDS = 500
+_MOST_KEYS = 500
+"""Of an object's patterns times its names: beyond, the search for dead ends takes too long."""
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """``schema`` for the grammar, and the ``keywords`` of the user's that it does not hold."""
+
+    schema: dict[str, Any]
+    keywords: tuple[str, ...]
+
+
+def relax(schema: Mapping[str, Any]) -> Relaxed:
+    """What of ``schema`` a grammar can hold."""
+    keywords: dict[str, None] = {}
+    relaxed = _relaxed(schema, keywords)
+    return Relaxed(relaxed, tuple(keywords))
+
+
+def misspelt(schema: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first word in the place of a keyword that is like one, and that keyword."""
+    words = {word for each in _schemas(schema) for word in each} - _KEYWORDS
+    for word in sorted(words, key=lambda word: (len(word), word))[:_MOST_WORDS]:
+        plain = word.replace("_", "").replace("-", "").lower()
+        for keyword in sorted(_KEYWORDS):
+            near = len(plain) > 5 and abs(len(word) - len(keyword)) <= 2
+            if plain == keyword.lower() or (
+                near and difflib.SequenceMatcher(None, word, keyword).ratio() >= _LIKE
+            ):
+                return word, keyword
+    return None
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all within it."""
+    if not isinstance(schema, Mapping):
+        return
+    yield schema
+    for name in _OF_SCHEMAS:
+        if isinstance(each := schema.get(name), Mapping):
+            for inner in each.values():
+                yield from _schemas(inner)
+    for name in _LISTS:
+        if isinstance(each := schema.get(name), list):
+            for inner in each:
+                yield from _schemas(inner)
+    for name in _SINGLE:
+        yield from _schemas(schema.get(name))
+
+
+def _relaxed(schema: Any, keywords: dict[str, None]) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _UNHELD:
+            if not _says_nothing(schema, name, value):
+                keywords[name] = None
+        elif name == "format" and value not in _FORMATS:
+            keywords["format"] = None
+        elif name in ("minProperties", "maxProperties") and not _counts_alone(schema):
+            keywords[name] = None
+        elif name in _OF_SCHEMAS and isinstance(value, Mapping):
+            made[name] = {key: _relaxed(each, keywords) for key, each in value.items()}
+        elif name in _LISTS and isinstance(value, list):
+            made[name] = [_relaxed(each, keywords) for each in value]
+            if name == "oneOf":
+                keywords["oneOf"] = None
+        elif name in _SINGLE:
+            made[name] = _relaxed(value, keywords)
+        else:
+            made[name] = value
+    return _without_used_up_patterns(made)
+
+
+def _says_nothing(schema: Mapping[str, Any], name: str, value: Any) -> bool:
+    match name:
+        case "uniqueItems":
+            return value is False
+        case "minContains" | "maxContains":
+            return "contains" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "unevaluatedProperties" | "unevaluatedItems":
+            return value is True
+    return False
+
+
+def _counts_alone(schema: Mapping[str, Any]) -> bool:
+    """Whether the number of properties is that of the optional keys, which llguidance can count."""
+    required = schema.get("required", ())
+    return set(schema.get("properties", ())) <= set(required if isinstance(required, list) else ())
+
+
+def _without_used_up_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    """``schema`` without patterns of keys that match only keys which it names.
+
+    llguidance would offer another key after those, and then find none.
+    """
+    patterns, named = schema.get("patternProperties"), schema.get("properties", {})
+    required = schema.get("required", [])
+    if not (
+        schema.get("additionalProperties") is False
+        and isinstance(patterns, dict)
+        and isinstance(named, dict)
+        and isinstance(required, list)
+        and len(patterns) * (len(named) + len(required)) <= _MOST_KEYS
+    ):
+        return schema
+    left, properties = {}, dict(named)
+    for pattern, value in patterns.items():
+        names = [name for name in {*named, *required} if isinstance(name, str)]
+        own = []
+        if _is_finite(pattern):
+            own = [name for name in names if _fits({"type": "string", "pattern": pattern}, name)]
+        if not own or not _has_no_other(pattern, own):
+            left[pattern] = value
+            continue
+        for name in own:
+            properties[name] = {"allOf": [named[name], value]} if name in named else value
+    return {**schema, "properties": properties, "patternProperties": left}
+
+
+def _fits(schema: Mapping[str, Any], value: Any) -> bool:
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_bytes(), LLMatcher.grammar_from_json_schema(dict(schema)), log_level=0)
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    return matcher.consume_tokens(list(text)) and matcher.is_accepting()
+
+
+def _is_finite(pattern: str) -> bool:
+    """Whether a pattern may match a few texts only. One with an open end, or that repeats, has
+    always more; others with characters of rare meaning are not worth reading."""
+    anchored = pattern.startswith("^") and pattern.endswith("$")
+    return anchored and not re.search(r"[|\\^$*+]", pattern[1:-1])
+
+
+def _has_no_other(pattern: str, texts: Collection[str]) -> bool:
+    """Whether a finite pattern matches nothing but ``texts``."""
+    from llguidance import LLMatcher
+
+    inner = pattern[1:-1]
+    known = " | ".join(map(json.dumps, texts))
+    lark = f"start: T\nT: /{inner.replace('/', chr(92) + '/')}/ & ~({known})"
+    matcher = LLMatcher(_bytes(), lark, log_level=0)
+    if matcher.is_error():
+        return False
+    matcher.compute_bitmask()
+    return matcher.is_error()
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+class Checks:
+    """What the finished text, or the arguments of its calls, must meet beyond the grammar."""
+
+    def __init__(
+        self, text: Mapping[str, Any] | None, arguments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """``arguments``: the schema of each function's. Raises ValueError for a schema that is
+        none."""
+        self._text = None if text is None else _Check(text)
+        self._arguments = {name: _Check(schema) for name, schema in arguments.items()}
+
+    def unmet(self, text: str, calls: Collection[ToolCall]) -> tuple[str, ...]:
+        """The place and the keyword of each rule that is broken."""
+        if not calls:
+            return tuple(self._text.unmet(text)) if self._text else ()
+        return tuple(
+            f"tool_calls.{index}{unmet}"
+            for index, call in enumerate(calls)
+            if call.function.name in self._arguments
+            for unmet in self._arguments[call.function.name].unmet(call.function.arguments)
+        )
+
+
+class _Check:
+    MOST = 16
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        # Its patterns take linear time, as those of grammars do, and it fetches nothing.
+        import jsonschema_rs
+
+        try:
+            self._validator = jsonschema_rs.validator_for(
+                dict(schema),
+                validate_formats=True,
+                pattern_options=jsonschema_rs.RegexOptions(),
+                retriever=_nothing,
+            )
+        except jsonschema_rs.ValidationError as error:
+            # Its message may quote the schema.
+            raise ValueError(str(error.schema_path[-1:] or "")) from None
+
+    def unmet(self, text: str) -> Iterator[str]:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        for error, _ in zip(self._validator.iter_errors(value), range(self.MOST), strict=False):
+            place = "".join(f"/{part}" for part in error.instance_path)
+            yield f"{place}: {error.schema_path[-1] if error.schema_path else 'false'}"
+
+
+def _nothing(uri: str) -> Any:  # noqa: ARG001 the signature of a retriever
+    raise ValueError("schemas are not fetched")

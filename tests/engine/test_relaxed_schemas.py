@@ -1,0 +1,136 @@
+"""What of a schema no grammar holds is relaxed in it, and checked on the finished text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import Choice, InvalidRequest
+from llorch_worker.engine import Engine
+from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
+from tests.engine.structured import TIMEOUT_S, asking
+from tests.engine.test_tools import asking as asking_for_a_call
+
+OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+CLOSED = {**OBJECT, "additionalProperties": False}
+TWINS = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+
+
+def choice_of(engine: Engine, schema: dict[str, Any], seed: int = 1) -> Choice:
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    (choice,) = engine.submit(asking(response_format=shape, seed=seed)).result(TIMEOUT_S).choices
+    assert choice.finish_reason == "stop"
+    return choice
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"propertyNames": {"pattern": "^[a-z]$"}},
+        {"not": {"required": ["b"]}},
+        {"if": {"required": ["b"]}, "then": {"required": ["c"]}},
+        {"dependentRequired": {"b": ["c"]}},
+        {"dependentSchemas": {"b": {"required": ["c"]}}},
+        {"minProperties": 1, "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [1]}}},
+        {"unevaluatedProperties": False},
+        {"properties": {"a": {"type": "string", "format": "binary", "maxLength": 2}}},
+        {"properties": {"a": {"enum": ["/{x}"], "format": "uri-template"}}},
+        {"properties": {"a": {"oneOf": [{"enum": [1, 2]}, {"enum": [3, "x"]}]}}},
+        {"properties": {"a": {**TWINS, "uniqueItems": False}}},
+        {"properties": {"a": {"type": "array", "contains": {"const": 1}, "items": {"const": 1},
+                              "minItems": 1, "maxItems": 2}}},
+    ],
+    ids=lambda rules: next(iter(rules)),
+)  # fmt: skip
+def test_schemas_of_ordinary_tools_compile(engine: Engine, rules: dict[str, Any]) -> None:
+    choice = choice_of(engine, {**CLOSED, **rules})
+    assert isinstance(json.loads(choice.text), dict)
+    assert choice.unmet is None
+
+
+def test_what_the_text_breaks_is_said(engine: Engine) -> None:
+    assert choice_of(engine, TWINS).unmet == (": uniqueItems",)
+    assert choice_of(engine, {**CLOSED, "properties": {"a": TWINS}}).unmet == ("/a: uniqueItems",)
+    either = {"oneOf": [{"const": 1}, {"enum": [1]}]}
+    assert choice_of(engine, either).unmet == (": oneOf",)
+
+
+def test_what_the_arguments_of_a_call_break_is_said(engine: Engine) -> None:
+    tool = {"function": {"name": "f", "parameters": {**CLOSED, "properties": {"a": TWINS}}}}
+    fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    request = asking_for_a_call(**fields, max_tokens=100)
+    (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.unmet == ("tool_calls.0/a: uniqueItems",)
+
+
+def test_strict_refuses_what_no_grammar_holds(engine: Engine) -> None:
+    outputs = {"json": TWINS, "strict": True}
+    with pytest.raises(InvalidRequest, match="must have no uniqueItems with strict"):
+        engine.submit(asking(structured_outputs=outputs))
+    held = {"json": CLOSED, "strict": True}
+    assert engine.submit(asking(structured_outputs=held)).result(TIMEOUT_S)
+
+
+def test_a_schema_that_is_none_by_its_draft_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="must be valid by the metaschema"):
+        choice_of(engine, {"type": "array", "uniqueItems": "zsecretz"})
+
+
+@pytest.mark.parametrize(
+    ("word", "keyword"),
+    [("maxlength", "maxLength"), ("min_length", "minLength"), ("requierd", "required")],
+)
+def test_a_misspelt_keyword_is_named(engine: Engine, word: str, keyword: str) -> None:
+    schema = {**CLOSED, "properties": {"a": {"type": "string", word: 3}}}
+    with pytest.raises(InvalidRequest, match=f"has no keyword .?{word}.?: is it {keyword}"):
+        choice_of(engine, schema)
+
+
+def test_names_and_other_words_are_no_misspelt_keywords() -> None:
+    words = (
+        "title description default example examples deprecated readOnly nullable discriminator "
+        "xml externalDocs contentEncoding contentMediaType enumNames propertyOrdering x-order "
+        "$schema $id $comment $anchor"
+    )
+    schema = {"properties": {"maxlength": {}}, "enum": [{"requierd": 1}]}
+    assert misspelt({**schema, **dict.fromkeys(words.split(), "x")}) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"patternProperties": {"^x$": {"enum": [1]}}, "required": ["x"]},
+        {"properties": {"x": {}, "y": {}}, "patternProperties": {"^[xy]$": {"enum": [1]}}},
+        {"properties": {"x": {"enum": [1, 2]}}, "patternProperties": {"^x$": {"enum": [1]}}},
+    ],
+    ids=["required", "two", "both"],
+)
+def test_a_pattern_whose_keys_are_all_named_is_no_dead_end(
+    engine: Engine, schema: dict[str, Any]
+) -> None:
+    closed = {"type": "object", "additionalProperties": False, **schema}
+    (comma,) = engine.tokenizer.encode("x,", add_special_tokens=False)[-1:]
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": closed}}
+    for seed in range(4):
+        request = asking(response_format=shape, seed=seed, logit_bias={comma: 100})
+        (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+        assert choice.finish_reason == "stop"
+        assert set(json.loads(choice.text).values()) <= {1}
+
+
+def test_a_pattern_with_more_keys_stays() -> None:
+    schema = {
+        "properties": {"x": {}},
+        "patternProperties": {"^[xy]$": {}, "^z": {}},
+        "additionalProperties": False,
+    }
+    assert relax(schema).schema == schema
+
+
+def test_patterns_are_checked_in_linear_time() -> None:
+    checks = Checks({"not": {"pattern": "^(a+)+$"}}, {})
+    assert checks.unmet(json.dumps("a" * 100_000 + "b"), ()) == ()
+    assert checks.unmet(json.dumps("a" * 100_000), ()) == (": not",)
