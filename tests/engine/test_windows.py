@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
+from llorch_worker.engine.device.graphs import DecodeGraphs
 from llorch_worker.engine.device.queue import InlineQueue
+from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel, load_exactly
 from tests.engine.lazy_queue import LazyQueue
@@ -25,6 +27,7 @@ from tests.engine.random_company import (
     run_alone,
     run_in_company,
 )
+from tests.engine.recording import Recorder
 from tests.model.test_families import make_reference
 from tests.sizes import sized
 
@@ -158,6 +161,29 @@ def test_choices_share_the_blocks_of_their_prompt(windowed: Windowed, engine: En
     with windowed.loaded.engine(prefix_caching=False, max_sequences=1) as plain:
         alone = plain.submit(generation.request).result(TIMEOUT_S)
     assert alone.choices == choices
+
+
+def test_recorded_steps_read_the_windows_of_their_own_sequences(windowed: Windowed) -> None:
+    loaded, recorder = windowed.loaded, Recorder()
+    sizes = {"max_sequences": 3, "max_step_tokens": 64, "decode_rows": 3}
+    cache = loaded.cache(100, **sizes)
+    requests = [request(random_ids(20 + 30 * i, seed=i), max_tokens=60 + 20 * i) for i in range(4)]
+    with Engine(
+        model=DecodeGraphs(loaded.model, cache, recorder),
+        config=loaded.config,
+        cache=cache,
+        tokenizer=loaded.tokenizer,
+        model_name="windowed",
+        weight_bytes=0,
+        options=EngineOptions(max_sequences=3, max_step_tokens=64),
+    ) as engine:
+        generations = [engine.submit(each) for each in requests]
+        for generation, each in zip(generations, requests, strict=True):
+            tokens = list(generation.result(TIMEOUT_S).choices[0].token_ids)
+            ids = list(each.prompt_token_ids or ())
+            assert tokens == windowed.chosen([*ids, *tokens])[len(ids) - 1 : -1]
+        check_all_free(engine)
+    assert recorder.replayed > 50
 
 
 @settings(
