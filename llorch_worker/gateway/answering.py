@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -19,11 +19,13 @@ from llorch_worker.contract import (
     DeadlineExceeded,
     Event,
     Finished,
+    GenerationRequest,
     GenerationResult,
     Started,
     Tokens,
     shown,
 )
+from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -70,7 +72,7 @@ class Answering:
 
     def __init__(self, request: Request, gateway: Gateway, caller: Caller, body: Body) -> None:
         """Raises ``InvalidRequest``."""
-        self._request = request
+        self._request, self._gateway = request, gateway
         self._path = request.url.path
         self._body = body
         gateway.check(body)
@@ -87,11 +89,28 @@ class Answering:
             await self._waiting.submit(request)
         if not self._body.stream:
             results = await self._waiting.answer(self._request, self._results())
-            answer: Response = JSONResponse(self._body.answer(results, self._created))
+            document = self._body.answer(results, self._created)
+            answer: Response = JSONResponse((await self._prompt_ids())(document))
         else:
             answer = await self._waiting.stream(self._request, self._stream(), self._failure)
         say_ignored(answer, self._body.ignored)
         return answer
+
+    async def _prompt_ids(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        """What adds the ids of the prompts to documents, if they are wanted."""
+        if not self._body.wants_prompt_ids:
+            return lambda document: document
+        ids, told = [await self._ids_of(request) for request in self._requests], set[int]()
+        return lambda document: self._body.with_prompt_ids(document, ids, told)
+
+    async def _ids_of(self, request: GenerationRequest) -> Sequence[int]:
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        text = request.prompt
+        question = TokenizeChat.of(request) if text is None else TokenizeText(prompt=text)
+        card = await self._gateway.client.model_card(request.model)
+        ids: Sequence[int] = (await self._gateway.ask(card, question))["tokens"]
+        return ids
 
     async def _results(self) -> Sequence[GenerationResult]:
         async with self._clock.limiting():
@@ -105,6 +124,7 @@ class Answering:
         """Server-sent events. Raises only before the first; an error after it is one of them."""
         begun = False
         chunks = self._body.chunks(self._requests, self._jobs[0].id, self._created)
+        with_prompt_ids = await self._prompt_ids()
         events = JobEvents(self._jobs, self._clock)
         try:
             async for job, event in events.read():
@@ -112,6 +132,7 @@ class Answering:
                     _refuse_nothing([event])
                 for document in await self._documents(job, event, chunks):
                     begun = True
+                    document = with_prompt_ids(document)
                     yield encoded(document, document.get("type"))
             for document in chunks.end():
                 yield encoded(document, document.get("type"))

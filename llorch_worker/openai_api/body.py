@@ -55,6 +55,18 @@ class Body(Sampling):
     def chunks(self, requests: Sequence[GenerationRequest], job_id: str, created: int) -> Chunks:
         """The same answer as a stream. ``job_id``: of the first job."""
 
+    @property
+    def wants_prompt_ids(self) -> bool:
+        """Whether :meth:`with_prompt_ids` is to be called."""
+        return False
+
+    def with_prompt_ids(
+        self, document: Mapping[str, Any], ids: Sequence[Sequence[int]], told: set[int]
+    ) -> Mapping[str, Any]:
+        """``document``, an answer or a chunk of one, with the ``ids`` of the prompts, each once:
+        ``told`` notes which are."""
+        raise NotImplementedError
+
     def failure(self, error: LlorchError) -> Mapping[str, Any]:
         """What ends a stream that has begun."""
         return body_of(error).model_dump(mode="json")

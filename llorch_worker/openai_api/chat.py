@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import SkipValidation
@@ -21,6 +21,7 @@ from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.chat_message import ChatMessage
+from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, with_effort
 
 TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -49,6 +50,10 @@ class ChatRequest(Body):
     add_generation_prompt: SkipValidation[bool | None] = None
     continue_final_message: SkipValidation[bool | None] = None
     """Whether the answer goes on in the last message, which is an assistant's."""
+    prompt_logprobs: SkipValidation[int | None] = None
+    """Also the log probabilities of the prompt's tokens, with so many alternatives each."""
+    return_token_ids: bool | None = None
+    """Also the ids of the prompt and of the answer."""
     add_special_tokens: Literal[False] | None = None
     """The template writes them."""
     echo: Literal[False] | None = None
@@ -61,6 +66,7 @@ class ChatRequest(Body):
             "chat_template_kwargs": with_effort(self.chat_template_kwargs, self.reasoning_effort),
             "messages": [message.to_contract() for message in self.messages],
             "max_tokens": self.max_tokens,
+            "prompt_logprobs": self.prompt_logprobs,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "response_format": self.response_format,
             "tools": self.tools,
@@ -81,15 +87,37 @@ class ChatRequest(Body):
         return [request]
 
     def answer(self, results: Sequence[GenerationResult], created: int) -> ChatCompletion:
-        return chat_completion(results[0], created)
+        document = chat_completion(results[0], created)
+        if self.prompt_logprobs is not None:
+            document["prompt_logprobs"] = prompt_logprobs(results[0].prompt_logprobs or ())
+        if self.return_token_ids:
+            for given, choice in zip(document["choices"], results[0].choices, strict=True):
+                given["token_ids"] = list(choice.token_ids)
+        return document
 
     def chunks(
         self, requests: Sequence[GenerationRequest], job_id: str, created: int
     ) -> ChatChunks:
-        return ChatChunks(requests[0], job_id, created, self.stream_options)
+        ids = bool(self.return_token_ids)
+        return ChatChunks(requests[0], job_id, created, self.stream_options, token_ids=ids)
+
+    @property
+    def wants_prompt_ids(self) -> bool:
+        return bool(self.return_token_ids)
+
+    def with_prompt_ids(
+        self, document: Mapping[str, Any], ids: Sequence[Sequence[int]], told: set[int]
+    ) -> Mapping[str, Any]:
+        if 0 in told:
+            return document
+        told.add(0)
+        return {**document, "prompt_token_ids": list(ids[0])}
 
     def _faults(self) -> list[Fault]:
         faults = []
+        if self.prompt_logprobs is not None and self.stream:
+            got = describe(self.prompt_logprobs)
+            faults.append(Fault(field="prompt_logprobs", rule="cannot be streamed", got=got))
         if self.top_logprobs and not self.logprobs:
             got = describe(self.top_logprobs)
             faults.append(Fault(field="top_logprobs", rule="needs logprobs: true", got=got))

@@ -14,7 +14,12 @@ from llorch_worker.contract import (
     ToolCall,
 )
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import ChatLogprobs, chat_logprobs, sent_logprobs
+from llorch_worker.openai_api.logprobs import (
+    ChatLogprobs,
+    PromptToken,
+    chat_logprobs,
+    sent_logprobs,
+)
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
 
 
@@ -46,6 +51,7 @@ class ChatChoice(Finish, Unmet):
     index: int
     message: Answer
     logprobs: ChatLogprobs | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -56,6 +62,8 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: UsageDocument
     system_fingerprint: str | None
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
 def chat_completion(result: GenerationResult, created: int) -> ChatCompletion:
@@ -90,7 +98,8 @@ def _choice(choice: Choice) -> ChatChoice:
         "message": message,
         "logprobs": None if logprobs is None else chat_logprobs(logprobs),
         **finish(choice.finish_reason),
-        **unmet,
+        # mypy takes it for one that may have what is not required here.
+        **unmet,  # type: ignore[typeddict-item]
     }
 
 

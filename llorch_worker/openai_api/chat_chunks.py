@@ -32,6 +32,8 @@ class _Sent:
     begun: bool = False
     """Whether it has had its first chunk, which has the role."""
     tokens: SentTokens = field(default_factory=SentTokens)
+    ids: list[int] = field(default_factory=list)
+    """Of tokens that no chunk has named yet."""
 
 
 class ChatChunks:
@@ -43,7 +45,10 @@ class ChatChunks:
         job_id: str,
         created: int,
         options: StreamOptions | None,
+        *,
+        token_ids: bool = False,
     ) -> None:
+        self._token_ids = token_ids
         self._may_call = request.may_call
         self.needs_results = request.n > 1
         self._same: dict[str, Any] = {
@@ -66,6 +71,7 @@ class ChatChunks:
         yield from self._begin(event.choice)
         tokens = self._sent[event.choice].tokens
         tokens.add(event.logprobs or ())
+        self._sent[event.choice].ids += event.ids
         if event.reasoning_content:
             tokens.skip(event.reasoning_content)
             yield self._chunk(event.choice, {"reasoning_content": event.reasoning_content})
@@ -112,6 +118,8 @@ class ChatChunks:
             "logprobs": chat_logprobs(logprobs) if logprobs else None,
             **end,
         }
+        if self._token_ids:
+            body["token_ids"], self._sent[choice].ids = self._sent[choice].ids, []
         return {**self._same, "choices": [body], **self._usage.fields()}
 
 

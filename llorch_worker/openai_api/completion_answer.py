@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NotRequired
 
@@ -17,7 +18,12 @@ from llorch_worker.contract import (
 )
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import CompletionLogprobs, TextOffsets, completion_logprobs
+from llorch_worker.openai_api.logprobs import (
+    CompletionLogprobs,
+    PromptToken,
+    TextOffsets,
+    completion_logprobs,
+)
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
 
@@ -29,6 +35,9 @@ class CompletionChoice(Finish):
     index: int
     """Choices of the first prompt come first."""
     logprobs: CompletionLogprobs | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
 class Completion(TypedDict):
@@ -87,7 +96,8 @@ def _choice(
         "logprobs": None
         if tokens is None
         else completion_logprobs(tokens, TextOffsets(offset), first_text=first_text),
-        **finish(choice.finish_reason),
+        # mypy takes a ``Finish`` for one that may have what is not required here.
+        **finish(choice.finish_reason),  # type: ignore[typeddict-item]
     }
 
 
@@ -103,7 +113,10 @@ class CompletionChunks:
         echoed: Sequence[str],
         logprobs: bool,
         options: StreamOptions | None,
+        token_ids: bool,
     ) -> None:
+        self._ids: dict[int, list[int]] | None = defaultdict(list) if token_ids else None
+        """Of tokens that no chunk has named yet, by choice."""
         self.needs_results = n > 1
         self._same: dict[str, Any] = {
             "id": completion_id(job_id),
@@ -128,6 +141,8 @@ class CompletionChunks:
         self._usage.tokens(job, event)
         index = self._n * job + event.choice
         text = self._unsent_echo(job, index) + event.text
+        if self._ids is not None:
+            self._ids[index] += event.ids
         logprobs = None
         if self._logprobs:
             logprobs = completion_logprobs(event.logprobs or (), self._offsets[index])
@@ -160,4 +175,6 @@ class CompletionChunks:
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: Finish
     ) -> dict[str, Any]:
         choice = {"text": text, "index": index, "logprobs": logprobs, **end}
+        if self._ids is not None:
+            choice["token_ids"] = self._ids.pop(index, [])
         return {**self._same, "choices": [choice], **self._usage.fields()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, SkipValidation
@@ -22,6 +22,7 @@ from llorch_worker.openai_api.completion_answer import (
     Prompt,
     completion,
 )
+from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import generation_request
 
 MAX_PROMPTS = 1_024
@@ -63,6 +64,10 @@ class CompletionRequest(Body):
     """Put the prompt before the text. With logprobs, the prompt's tokens are scored too."""
     logprobs: SkipValidation[int | None] = None
     """Log probabilities of the tokens, and of so many alternatives each."""
+    prompt_logprobs: SkipValidation[int | None] = None
+    """Also the log probabilities of the prompts' tokens, with so many alternatives each."""
+    return_token_ids: bool | None = None
+    """Also the ids of the prompts and of the answers."""
     best_of: int | None = None
     """Only as many as n: every choice is returned."""
     add_special_tokens: Literal[True] | None = None
@@ -82,7 +87,14 @@ class CompletionRequest(Body):
         return requests
 
     def answer(self, results: Sequence[GenerationResult], created: int) -> Completion:
-        return completion(results, created, self.prompt if self.echo else ())
+        document = completion(results, created, self.prompt if self.echo else ())
+        each = ((result, choice) for result in results for choice in result.choices)
+        for given, (result, choice) in zip(document["choices"], each, strict=True):
+            if self.prompt_logprobs is not None:
+                given["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs or ())
+            if self.return_token_ids:
+                given["token_ids"] = list(choice.token_ids)
+        return document
 
     def chunks(
         self, requests: Sequence[GenerationRequest], job_id: str, created: int
@@ -95,23 +107,40 @@ class CompletionRequest(Body):
             echoed=texts if self.echo else (),
             logprobs=self.logprobs is not None,
             options=self.stream_options,
+            token_ids=bool(self.return_token_ids),
         )
+
+    @property
+    def wants_prompt_ids(self) -> bool:
+        return bool(self.return_token_ids)
+
+    def with_prompt_ids(
+        self, document: Mapping[str, Any], ids: Sequence[Sequence[int]], told: set[int]
+    ) -> Mapping[str, Any]:
+        choices = [
+            choice
+            if choice["index"] in told
+            else {**choice, "prompt_token_ids": list(ids[choice["index"] // (self.n or 1)])}
+            for choice in document["choices"]
+        ]
+        told |= {choice["index"] for choice in choices}
+        return {**document, "choices": choices}
 
     def _to_request(self, number: int) -> GenerationRequest:
         prompt = self.prompt[number]
         several = len(self.prompt) > 1
         kind = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         fields = self.passed_on()
-        fields |= {kind: prompt, "logprobs": self.logprobs, "prompt_logprobs": None}
+        fields |= {kind: prompt, "logprobs": self.logprobs}
+        fields["prompt_logprobs"] = self.prompt_logprobs
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        if self.echo:
+        names = {kind: f"prompt.{number}" if several else "prompt"}
+        if self.echo and self.prompt_logprobs is None:
             fields["prompt_logprobs"] = self._echoed_logprobs()
+            names["prompt_logprobs"] = "logprobs"
         if several and isinstance(self.idempotency_key, str):
             fields["idempotency_key"] = f"{self.idempotency_key}#{number}"
-        return generation_request(
-            fields,
-            {kind: f"prompt.{number}" if several else "prompt", "prompt_logprobs": "logprobs"},
-        )
+        return generation_request(fields, names)
 
     def _echoed_logprobs(self) -> int | None:
         if self.logprobs is None and self.max_tokens == 0:
@@ -123,6 +152,9 @@ class CompletionRequest(Body):
         faults = []
         if self.best_of is not None and self.best_of != (self.n or 1):
             faults.append(Fault(field="best_of", rule="must equal n", got=describe(self.best_of)))
+        if self.prompt_logprobs is not None and self.stream:
+            got = describe(self.prompt_logprobs)
+            faults.append(Fault(field="prompt_logprobs", rule="cannot be streamed", got=got))
         if self.echo and self.logprobs is not None and self.stream:
             rule = "with echo they come at the end, so they cannot be streamed"
             faults.append(Fault(field="logprobs", rule=rule, got=describe(self.logprobs)))

@@ -131,6 +131,28 @@ def sent_logprobs(
     return [*sent.take(text), *sent.end()]
 
 
+class PromptToken(TypedDict):
+    logprob: float
+    rank: int | None
+    """From 1, the likeliest; None if it is not among the alternatives."""
+    decoded_token: str
+
+
+def prompt_logprobs(
+    tokens: Iterable[TokenLogprobs | None],
+) -> list[dict[str, PromptToken] | None]:
+    """vLLM's form: for each token of a prompt, it and its alternatives by their ids."""
+    return [None if token is None else _by_id(token) for token in tokens]
+
+
+def _by_id(token: TokenLogprobs) -> dict[str, PromptToken]:
+    ranked: list[tuple[int | None, TokenLogprob]] = [(None, token), *enumerate(token.top, 1)]
+    return {
+        str(each.id): {"logprob": each.logprob, "rank": rank, "decoded_token": each.text}
+        for rank, each in ranked
+    }
+
+
 class CompletionLogprobs(TypedDict):
     """Every list has one entry for each token; a prompt's first token has no log probability."""
 

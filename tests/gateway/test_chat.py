@@ -113,6 +113,38 @@ def test_the_cached_part_of_a_prompt_is_reported(stories: httpx.Client) -> None:
     assert last["usage"] == second
 
 
+def test_the_ids_of_prompt_and_answer_are_given_where_they_are_asked_for(
+    stories: httpx.Client,
+) -> None:
+    prompt = stories.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
+    whole = asked(stories, return_token_ids=True)
+    assert whole["prompt_token_ids"] == prompt
+    ids = whole["choices"][0]["token_ids"]
+    assert len(ids) == 12
+    chunks = streamed(stories, return_token_ids=True)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [
+        prompt,
+        *[None] * (len(chunks) - 1),
+    ]
+    pieces = [chunk["choices"][0]["token_ids"] for chunk in chunks]
+    assert [each for piece in pieces for each in piece] == ids
+    assert "prompt_token_ids" not in asked(stories)
+
+
+def test_a_prompt_is_scored_in_the_form_of_vllm(stories: httpx.Client) -> None:
+    answer = asked(stories, prompt_logprobs=2)
+    first, *rest = answer["prompt_logprobs"]
+    assert first is None
+    assert len(rest) == answer["usage"]["prompt_tokens"] - 1
+    for entry in rest:
+        assert len(entry) in (2, 3)
+        ranked = {e["rank"]: e["logprob"] for e in entry.values() if e["rank"] is not None}
+        assert sorted(ranked) == [1, 2]
+        assert ranked[1] >= ranked[2]
+    refused = stories.post(PATH, json={"messages": [USER], "prompt_logprobs": 1, "stream": True})
+    assert refused.json()["error"]["param"] == "prompt_logprobs"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_before_the_first_token_is_a_504(stories: httpx.Client, stream: bool) -> None:
     body = {"messages": [USER], "deadline_s": DEADLINE_S, "stream": stream}

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import (
@@ -37,6 +38,27 @@ def test_a_streamed_completion_is_the_whole_one(api: openai.OpenAI) -> None:
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [choice.text for choice in whole.choices]
     assert len(set(texts)) == 4
+
+
+def test_ids_and_scores_belong_to_their_prompts(api: openai.OpenAI, wire: httpx.Client) -> None:
+    texts = ["The cat", "Once"]
+    prompts = [wire.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+    body: Any = {"model": MODEL, "prompt": texts, "n": 2, "max_tokens": 3, "seed": 1}
+    extra = {"return_token_ids": True}
+    whole: list[Any] = list(
+        api.completions.create(**body, extra_body={**extra, "prompt_logprobs": 0}).choices
+    )
+    assert [c.prompt_token_ids for c in whole] == [prompts[0]] * 2 + [prompts[1]] * 2
+    assert [len(c.prompt_logprobs) for c in whole] == [len(c.prompt_token_ids) for c in whole]
+    ids: dict[int, list[int]] = {}
+    told = []
+    for chunk in api.completions.create(**body, stream=True, extra_body=extra):
+        for choice in chunk.choices:
+            given: Any = choice
+            ids.setdefault(choice.index, []).extend(given.token_ids)
+            told += [choice.index] if "prompt_token_ids" in given.model_extra else []
+    assert ids == {c.index: c.token_ids for c in whole}
+    assert sorted(told) == [0, 1, 2, 3]
 
 
 def test_completions_take_token_ids(api: openai.OpenAI) -> None:
