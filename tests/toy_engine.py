@@ -65,6 +65,9 @@ class ToyStats:
     prompt_tokens_total: int
     cached_tokens_total: int
     preempted_total: int
+    drafts_total: int
+    draft_tokens_total: int
+    accepted_draft_tokens_total: int
     frozen_objects: int
     """Objects that the process's garbage collector ignores, if ``TOY_COUNTS_FROZEN`` is set:
     counting takes long."""
@@ -181,6 +184,9 @@ class ToyEngine:
             prompt_tokens_total=0,
             cached_tokens_total=0,
             preempted_total=0,
+            drafts_total=0,
+            draft_tokens_total=0,
+            accepted_draft_tokens_total=0,
             frozen_objects=gc.get_freeze_count() if "TOY_COUNTS_FROZEN" in os.environ else 0,
         )
 

@@ -35,6 +35,9 @@ class RecentJobs(BaseModel):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """How many tokens of the prompts were found in the KV cache."""
+    completion_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    """How many tokens of the texts the workers had guessed."""
     queue_ms: Durations = {}
     first_token_ms: Durations = {}
     """From the enqueueing, as is ``e2e_ms``."""
@@ -44,6 +47,12 @@ class RecentJobs(BaseModel):
     def cache_hits(self) -> float | None:
         """The share of the prompts' tokens found in the KV cache; None without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def draft_hits(self) -> float | None:
+        """The share of the texts' tokens that were guessed; None if none was."""
+        drafted = self.accepted_draft_tokens
+        return drafted / max(drafted, self.completion_tokens) if drafted else None
 
     def document(self) -> dict[str, Any]:
         """For scripts: percentiles instead of buckets."""
@@ -68,6 +77,8 @@ def total(parts: Iterable[RecentJobs]) -> RecentJobs:
         jobs_per_min=sum(part.jobs_per_min for part in parts),
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         cached_tokens=sum(part.cached_tokens for part in parts),
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        accepted_draft_tokens=sum(part.accepted_draft_tokens for part in parts),
         queue_ms=_added(part.queue_ms for part in parts),
         first_token_ms=_added(part.first_token_ms for part in parts),
         e2e_ms=_added(part.e2e_ms for part in parts),

@@ -39,10 +39,11 @@ def _name(text: str, *, cut: bool = False) -> Text:
 
 def workers_table(workers: Sequence[WorkerCard]) -> Table:
     """A row for each worker, with whole names."""
+    drafted = _drafted(workers)
     seen = ["last seen"] if any(worker.silent for worker in workers) else []
     made = _table(
         ("worker", "model", "device"),
-        ("running", "waiting", "tokens/s", "KV used", "cached", *seen),
+        ("running", "waiting", "tokens/s", "KV used", "cached", *drafted, *seen),
     )
     for worker in workers:
         made.add_row(
@@ -52,6 +53,7 @@ def workers_table(workers: Sequence[WorkerCard]) -> Table:
             f"{worker.running}/{worker.max_sequences}",
             f"{worker.waiting}",
             *_figures(worker),
+            *(_percent(worker.recent.draft_hits) for _ in drafted),
             *(f"{_silence(worker)} ago" for _ in seen),
             style="red" if worker.silent else None,
         )
@@ -60,8 +62,11 @@ def workers_table(workers: Sequence[WorkerCard]) -> Table:
 
 def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
     """A line for each worker; names are cut if there is no room for them."""
+    drafted = _drafted(workers)
     silent = ["silent"] if any(worker.silent for worker in workers) else []
-    made = _table(("worker", "model"), ("running", "tokens/s", "KV used", "cached", *silent))
+    made = _table(
+        ("worker", "model"), ("running", "tokens/s", "KV used", "cached", *drafted, *silent)
+    )
     for worker in workers:
         running = f"{worker.running}/{worker.max_sequences}"
         made.add_row(
@@ -69,10 +74,17 @@ def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
             _name(worker.model, cut=True),
             f"{running} +{worker.waiting}" if worker.waiting else running,
             *_figures(worker),
+            *(_percent(worker.recent.draft_hits) for _ in drafted),
             *(_silence(worker) if worker.silent else "" for _ in silent),
             style="red" if worker.silent else None,
         )
     return made
+
+
+def _drafted(workers: Sequence[WorkerCard]) -> list[str]:
+    """The column for tokens that were guessed, if a worker guesses."""
+    guesses = any(worker.recent.draft_hits is not None for worker in workers)
+    return ["drafted"] if guesses else []
 
 
 def _figures(worker: WorkerCard) -> tuple[str, str, str]:

@@ -166,6 +166,8 @@ class GenerationRequest(BaseModel):
     continue_final_message: bool = False
     """Whether the answer goes on in the last turn, which is an assistant's."""
 
+    prediction: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    """What the text may say. It changes no token, and makes the text faster where it is right."""
     speculation: Literal["auto", "off"] = "auto"
     """``auto``: as the worker is set. The tokens are the same with and without."""
     priority: Priority = "normal"

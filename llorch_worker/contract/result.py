@@ -34,12 +34,14 @@ class TokenLogprobs(TokenLogprob):
 
 class Usage(_Part):
     """Tokens of the prompt, of the prompt found in a cache, and generated in all choices;
-    ``reasoning``: of these, in thoughts."""
+    ``reasoning``: of these, in thoughts; ``accepted_draft_tokens``: of these, guessed by the last
+    worker (see ``LLORCH_SPECULATION``)."""
 
     prompt: int
     cached: int = 0
     completion: int
     reasoning: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class Timings(_Part):

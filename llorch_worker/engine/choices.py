@@ -35,6 +35,11 @@ def sequences_of(
         spellings = [*(dialect.marks() if dialect else ())]
         spellings += (tags.opening, tags.closing) if tags else ()
         marks = tokenizer.control_spellings(spellings)
+    prediction: list[int] = []
+    if make_drafter is not None and request.prediction:
+        prediction = tokenizer.encode(request.prediction, add_special_tokens=False)
+        # A text may leave parts of it out, but a search of far more would only take time.
+        prediction = prediction[: 2 * request.max_tokens]
     return tuple(
         Sequence(
             prompt_ids,
@@ -52,7 +57,7 @@ def sequences_of(
             choice=choice,
             eos_ids=eos_ids,
             matcher=None if matcher is None else matcher.copy(opening),
-            drafter=None if make_drafter is None else make_drafter(request.tenant),
+            drafter=None if make_drafter is None else make_drafter(request.tenant, prediction),
         )
         for choice in range(request.n)
     )

@@ -242,6 +242,7 @@ class EngineCore:
             if drafts is not None and sequence.finish_reason is None:
                 held, goes_on = drafts.take(sequence, taken)
                 self.scheduler.accept(sequence, held)
+                sequence.accepted_drafts += held
                 self._counters.accepted_draft_tokens_total += held
                 if goes_on:
                     self._count_more(1)

@@ -332,6 +332,7 @@ class Engine:
             finished_total=counters.finished_total,
             preempted_total=self._scheduler.preempted_total,
             steps_total=counters.steps_total,
+            drafts_total=counters.drafts_total,
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
         )

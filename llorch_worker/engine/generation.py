@@ -280,6 +280,7 @@ class Generation:
             cached=self._cached_tokens,
             completion=sum(len(sequence.generated_ids) for sequence in self.sequences),
             reasoning=sum(sequence.thought_count for sequence in self.sequences),
+            accepted_draft_tokens=sum(sequence.accepted_drafts for sequence in self.sequences),
         )
 
     def _timings(self, now_s: float) -> Timings:

@@ -113,6 +113,8 @@ class Sequence:
         """When its last token came, in monotonic seconds. Only an observer of steps keeps it."""
         self.most_computed = 0
         """The most tokens that had keys and values before a preemption."""
+        self.accepted_drafts = 0
+        """How many of its tokens were drafts that held."""
         self.told_count = 0
         """Generated tokens that an event has told."""
         self.thought_count = 0

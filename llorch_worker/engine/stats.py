@@ -23,8 +23,9 @@ class EngineStats:
     ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
     blocks whose contents later prompts may find. ``prefix_hits_total``: prefills that found their
     beginning. ``cached_tokens_total``: tokens that did not have to be computed, including those of
-    preempted sequences and resumed jobs. ``draft_tokens_total`` were computed as drafts, and
-    ``accepted_draft_tokens_total`` of them became tokens of a text.
+    preempted sequences and resumed jobs. ``drafts_total`` counts the guesses of one or more
+    tokens that a step checked, ``draft_tokens_total`` their tokens, and
+    ``accepted_draft_tokens_total`` those that became tokens of a text.
     """
 
     model: str
@@ -48,6 +49,7 @@ class EngineStats:
     finished_total: int
     preempted_total: int
     steps_total: int
+    drafts_total: int
     draft_tokens_total: int
     accepted_draft_tokens_total: int
 
@@ -60,6 +62,7 @@ class Counters:
     completion_tokens_total: int = 0
     finished_total: int = 0
     steps_total: int = 0
+    drafts_total: int = 0
     draft_tokens_total: int = 0
     accepted_draft_tokens_total: int = 0
     _seconds: deque[tuple[int, int]] = field(default_factory=deque)
@@ -70,6 +73,7 @@ class Counters:
         self.steps_total += 1
         self.completion_tokens_total += tokens
         for chunk in plan.chunks:
+            self.drafts_total += bool(chunk.drafts)
             self.draft_tokens_total += len(chunk.drafts)
             prompt_left = chunk.sequence.prompt_length - chunk.start
             if prompt_left > 0:

@@ -17,6 +17,7 @@ from llorch_worker.contract import (
     ToolChoice,
     describe,
 )
+from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
@@ -54,6 +55,9 @@ class ChatRequest(Body):
     """Also the log probabilities of the prompt's tokens, with so many alternatives each."""
     return_token_ids: bool | None = None
     """Also the ids of the prompt and of the answer."""
+    prediction: Any = None
+    """What the answer may say: ``{"type": "content", "content": text or parts of text}``. Anything
+    else says nothing, because a prediction changes no token."""
     add_special_tokens: Literal[False] | None = None
     """The template writes them."""
     echo: Literal[False] | None = None
@@ -73,6 +77,7 @@ class ChatRequest(Body):
             # Clients send OpenAI's default without tools too.
             "tool_choice": self.tool_choice if self.tools or self.tool_choice != "auto" else None,
             "parallel_tool_calls": self.parallel_tool_calls,
+            "prediction": _predicted(self.prediction),
         }
         names = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
@@ -126,3 +131,11 @@ class ChatRequest(Body):
             rule = "must be the same, if both are given"
             faults.append(Fault(field="max_tokens | max_completion_tokens", rule=rule, got="both"))
         return faults
+
+
+def _predicted(prediction: Any) -> str | None:
+    """The text of a prediction."""
+    content = prediction.get("content") if isinstance(prediction, dict) else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))[:MAX_PROMPT_CHARS] or None

@@ -31,7 +31,7 @@ KNOWN_FIELDS: dict[str, Known] = {
     **dict.fromkeys(
         (
             *("cache_prompt", "client_metadata", "expires_after", "id_slot", "keep_alive"),
-            *("metadata", "output_expires_after", "prediction", "prompt_cache_options"),
+            *("metadata", "output_expires_after", "prompt_cache_options"),
             *("prompt_cache_retention", "provider", "request_id", "return_progress"),
             *("safety_identifier", "service_tier", "session_id", "store", "timings_per_token"),
             *("trace", "usage", "user", "verbosity"),

@@ -60,6 +60,8 @@ class Sampling(WholeBody):
     affinity_key: SkipValidation[str | None] = None
     """Requests with the same key go to the same worker if that makes none wait; by default those
     whose prompts begin alike."""
+    speculation: SkipValidation[str | None] = None
+    """"off": the worker guesses no tokens. The answer is the same."""
     prompt_cache_key: Label | None = None
     """OpenAI's name for ``affinity_key``."""
 

@@ -18,6 +18,8 @@ class PromptTokensDetails(TypedDict):
 
 class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    """Tokens that the worker had guessed, from ``prediction`` or otherwise."""
 
 
 class UsageDocument(TypedDict):
@@ -33,12 +35,16 @@ def usage_document(usages: Iterable[Usage]) -> UsageDocument:
     usages = tuple(usages)
     prompt = sum(usage.prompt for usage in usages)
     completion = sum(usage.completion for usage in usages)
+    accepted = sum(usage.accepted_draft_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning for usage in usages)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(usage.reasoning for usage in usages),
+            "accepted_prediction_tokens": accepted,
+        },
     }
 
 

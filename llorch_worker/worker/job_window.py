@@ -39,6 +39,8 @@ class JobWindow:
             prompt_tokens=sum(usage.prompt for usage, _ in done),
             # A resumed job also finds what it generated before.
             cached_tokens=sum(min(usage.cached, usage.prompt) for usage, _ in done),
+            completion_tokens=sum(usage.completion for usage, _ in done),
+            accepted_draft_tokens=sum(usage.accepted_draft_tokens for usage, _ in done),
             queue_ms=by_bucket(took.queue_ms for _, took in done),
             first_token_ms=by_bucket(took.first_token_ms for _, took in done),
             e2e_ms=by_bucket(took.first_token_ms + took.decode_ms for _, took in done),

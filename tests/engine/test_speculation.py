@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, 
     with with_free_rows(small) as engine:
         for company in ("looked up", "once more", "right and wrong"):
             if company == "right and wrong":
-                engine._make_drafter = lambda _: RightAndWrong(texts, seed=3)
+                engine._make_drafter = lambda *_: RightAndWrong(texts, seed=3)
             answers = run_in_company(engine, jobs, seed=2)
             engine.check_integrity()
             assert other_tokens(jobs, answers) == [], company
@@ -208,7 +209,7 @@ def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.9, seed=4, n=2)
     expected = make_engine().submit(request).result(60).choices
     engine = with_free_rows(make_engine(speculation="lookup"))
-    engine._make_drafter = lambda _: OnlyWrong()
+    engine._make_drafter = lambda *_: OnlyWrong()
     assert engine.submit(request).result(60).choices == expected
     assert engine.stats().accepted_draft_tokens_total == 0
 
@@ -237,3 +238,22 @@ def test_only_the_tenants_own_texts_draft_for_it(make_engine: Callable[..., Engi
     steps, _, accepted = figures("a")
     assert steps < own[0] / 3
     assert accepted > 40
+
+
+def test_a_prediction_drafts_and_changes_nothing(make_engine: Callable[..., Engine]) -> None:
+    fields = {"prompt": PHRASES[1], "max_tokens": 60, "seed": 8, "ignore_eos": True}
+    expected = make_engine().submit(GenerationRequest(**fields)).result(60)
+    engine = with_free_rows(make_engine(speculation="lookup"))
+    steps = [0]
+    accepted = []
+    for prediction in (None, expected.text, "Something else. " + expected.text[9:], ""):
+        result = engine.submit(GenerationRequest(**fields, prediction=prediction)).result(60)
+        assert result.choices == expected.choices
+        steps.append(engine.stats().steps_total)
+        accepted.append(result.usage.accepted_draft_tokens)
+    alone, predicted, in_part, empty = (after - before for before, after in pairwise(steps))
+    assert predicted <= 10
+    assert predicted <= in_part < alone
+    assert empty == alone
+    assert accepted[1] >= 45
+    assert engine.stats().accepted_draft_tokens_total == sum(accepted)

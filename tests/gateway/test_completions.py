@@ -73,7 +73,10 @@ def test_an_answer_has_the_shape_of_openai(toy: httpx.Client) -> None:
             "completion_tokens": 2,
             "total_tokens": 3,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+            },
         },
     }
 

@@ -91,9 +91,29 @@ def test_our_own_fields_go_through_by_their_names() -> None:
         "deadline_s": 3.0,
         "idempotency_key": "k",
         "affinity_key": "tenant 7",
+        "speculation": "off",
     }
     assert extras.items() <= chat(**extras).items()
     assert extras.items() <= completion(**extras)[0].items()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("def f", "def f"),
+        ([{"type": "text", "text": "def "}, {"type": "text", "text": "f"}], "def f"),
+        ("", None),
+        ([{"type": "image"}, 3], None),
+        (None, None),
+    ],
+)
+def test_a_prediction_is_its_text(content: object, text: str | None) -> None:
+    assert chat(prediction={"type": "content", "content": content}).get("prediction") == text
+
+
+def test_a_prediction_that_is_none_says_nothing() -> None:
+    assert "prediction" not in chat(prediction="def f")
+    assert "prediction" not in chat(prediction={"type": "content"})
 
 
 def test_a_grammar_is_a_structured_output() -> None:

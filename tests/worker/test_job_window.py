@@ -13,7 +13,7 @@ from llorch_worker.contract import Timings, Usage
 from llorch_worker.worker.job_window import MOST_JOBS, JobWindow
 
 
-def done(*, cached: int = 0) -> EndedJob:
+def done(*, cached: int = 0, drafted: int = 0) -> EndedJob:
     return EndedJob(
         id="a job",
         model="toy",
@@ -21,7 +21,7 @@ def done(*, cached: int = 0) -> EndedJob:
         attempts=1,
         ended_at=0,
         outcome="stop",
-        usage=Usage(prompt=100, cached=cached, completion=5),
+        usage=Usage(prompt=100, cached=cached, completion=5, accepted_draft_tokens=drafted),
         timings=Timings(queue_ms=10, prefill_ms=40, first_token_ms=50, decode_ms=500),
     )
 
@@ -42,6 +42,14 @@ def test_jobs_are_timed_from_their_enqueueing() -> None:
     assert percentile_ms(found.queue_ms, 0.5) == pytest.approx(10, rel=0.2)
     assert percentile_ms(found.first_token_ms, 0.5) == pytest.approx(50, rel=0.2)
     assert percentile_ms(found.e2e_ms, 0.5) == pytest.approx(550, rel=0.2)
+
+
+def test_guessed_tokens_are_a_share_of_all() -> None:
+    window = JobWindow()
+    window.add(done())
+    assert window.read().draft_hits is None, "no worker guesses"
+    window.add(done(drafted=4))
+    assert window.read().draft_hits == 0.4
 
 
 def test_older_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

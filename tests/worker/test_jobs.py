@@ -61,7 +61,13 @@ def test_a_stock_producer_gets_a_dict(story_worker: WorkerProcess) -> None:
     assert isinstance(value, dict)
     assert value["id"] == answer["id"]
     assert value["text"] == value["choices"][0]["text"] != ""
-    assert value["usage"] == {"prompt": 5, "cached": 0, "completion": 16, "reasoning": 0}
+    assert value["usage"] == {
+        "prompt": 5,
+        "cached": 0,
+        "completion": 16,
+        "reasoning": 0,
+        "accepted_draft_tokens": 0,
+    }
     assert value["worker"] == story_worker.hostname
 
 
@@ -169,7 +175,13 @@ def test_a_prompt_is_scored_without_a_token(
     assert value["choices"] == [
         {"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}
     ]
-    assert value["usage"] == {"prompt": 5, "cached": 0, "completion": 0, "reasoning": 0}
+    assert value["usage"] == {
+        "prompt": 5,
+        "cached": 0,
+        "completion": 0,
+        "reasoning": 0,
+        "accepted_draft_tokens": 0,
+    }
     first, *others = value["prompt_logprobs"]
     assert first is None
     assert len(others) == 4

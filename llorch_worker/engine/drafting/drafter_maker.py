@@ -10,8 +10,8 @@ from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
 from llorch_worker.engine.drafting.recent_texts import RecentLookup, RecentTexts
 from llorch_worker.engine_options import Speculation
 
-DrafterMaker = Callable[[str | None], Drafter]
-"""Makes a drafter for a new sequence of a tenant."""
+DrafterMaker = Callable[[str | None, list[int]], Drafter]
+"""Makes a drafter for a new sequence of a tenant, with the tokens of the request's prediction."""
 
 
 def drafter_maker(speculation: Speculation, suffix_bytes: int) -> DrafterMaker | None:
@@ -19,6 +19,8 @@ def drafter_maker(speculation: Speculation, suffix_bytes: int) -> DrafterMaker |
     if speculation == "off":
         return None
     if speculation == "lookup":
-        return lambda _: PromptLookup()
+        return lambda _, prediction: PromptLookup(prediction)
     texts = RecentTexts(suffix_bytes)
-    return lambda tenant: BetterOf(PromptLookup(), RecentLookup(texts, tenant))
+    return lambda tenant, prediction: BetterOf(
+        PromptLookup(prediction), RecentLookup(texts, tenant)
+    )

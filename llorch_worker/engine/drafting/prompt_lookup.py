@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ids
 from struct import pack
 from typing import Final
 
@@ -15,6 +16,8 @@ MOST_PLACES: Final = 16
 """How many of the latest such places are compared."""
 LONGEST_MATCH: Final = 32
 """Tokens up to which places are compared; a longer match is no better."""
+_BORDER: Final = -1
+"""Between the prediction and the prompt. No token."""
 
 
 class PromptLookup:
@@ -24,44 +27,50 @@ class PromptLookup:
     another only when a token differs, at the place with the longest match, the latest of equals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prediction: Ids[int] = ()) -> None:
+        """``prediction``: what the text may say. It is read as if it stood before the prompt."""
+        self._ids = [*prediction, _BORDER] if prediction else []
+        self._before = len(self._ids)
         # A search in bytes is one call of memmem; an index in Python would cost each token of a
         # prompt more than the search costs each step.
-        self._bytes = bytearray()
+        self._bytes = bytearray(_packed(self._ids))
         self._next: int | None = None
-        """The place whose token is expected next."""
+        """The place in ``_ids`` whose token is expected next."""
         self._matched = 0
         """How many tokens before that place the text has repeated."""
         self._acceptance = Acceptance()
 
     def propose(self, token_ids: list[int], most: int) -> Draft | None:
         """See ``Drafter``."""
-        self._follow(token_ids)
+        self._follow(token_ids[len(self._ids) - self._before :])
         if self._next is None:
             return None
-        draft = token_ids[self._next : self._next + most]
+        draft = self._ids[self._next : self._next + most]
         # A text that repeats itself goes on with what the draft has just repeated.
-        period = len(token_ids) - self._next
+        period = len(self._ids) - self._next
         while len(draft) < most:
             draft.append(draft[len(draft) - period])
-        return Draft(draft, self._acceptance.chances(self._matched, most))
+        if _BORDER in draft:
+            del draft[draft.index(_BORDER) :]
+        if not draft:
+            return None
+        return Draft(draft, self._acceptance.chances(self._matched, len(draft)))
 
     def end(self, generated_ids: list[int]) -> None:
         """See ``Drafter``."""
 
-    def _follow(self, token_ids: list[int]) -> None:
-        known = len(self._bytes) // ID_BYTES
-        fresh = token_ids[known:]
-        self._bytes += pack(f"<{len(fresh)}i", *fresh)
+    def _follow(self, fresh: list[int]) -> None:
+        self._ids += fresh
+        self._bytes += _packed(fresh)
         for token_id in fresh:
             if self._next is not None:
-                held = token_ids[self._next] == token_id
+                held = self._ids[self._next] == token_id
                 self._acceptance.note(self._matched, held)
                 if held:
                     self._next += 1
                     self._matched += 1
                     continue
-            self._next, self._matched = self._search(token_ids)
+            self._next, self._matched = self._search(self._ids)
             return
 
     def _search(self, token_ids: list[int]) -> tuple[int | None, int]:
@@ -88,3 +97,7 @@ class PromptLookup:
             if length > longest:
                 best, longest = place, length
         return best, longest
+
+
+def _packed(token_ids: list[int]) -> bytes:
+    return pack(f"<{len(token_ids)}i", *token_ids)

@@ -92,6 +92,18 @@ _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
         "Generated tokens.",
         lambda _, steps: steps.generated_tokens,
     ),
+    "spec_decode_num_drafts": (
+        "Guesses of one or more next tokens that a step checked.",
+        lambda worker, _: worker.stats.drafts_total,
+    ),
+    "spec_decode_num_draft_tokens": (
+        "Tokens of these guesses.",
+        lambda worker, _: worker.stats.draft_tokens_total,
+    ),
+    "spec_decode_num_accepted_tokens": (
+        "Tokens of these guesses that became tokens of a text.",
+        lambda worker, _: worker.stats.accepted_draft_tokens_total,
+    ),
     "num_preemptions": (
         "Sequences that gave up their KV blocks to others.",
         lambda worker, _: worker.stats.preempted_total,

@@ -89,3 +89,10 @@ def test_guesses_that_fail_are_trusted_less_and_those_that_hold_again_more() -> 
         held = last_chance()
     assert failed < before / 3
     assert held > 2 * failed
+
+
+def test_a_prediction_is_read_before_the_prompt_and_not_beyond_its_end() -> None:
+    lookup = PromptLookup([5, 6, 7, 8])
+    assert guess(lookup, [1, 2, 5, 6], 4) == [7, 8]
+    assert guess(lookup, [1, 2, 5, 6, 7, 8], 4) == [], "nothing follows it"
+    assert guess(lookup, [1, 2, 5, 6, 7, 8, 1, 2], 4) == [5, 6, 7, 8]
