@@ -158,6 +158,12 @@ class GenerationRequest(BaseModel):
     parallel_tool_calls: bool = True
     """Whether an answer may hold more than one call. With a named function it never does."""
 
+    add_special_tokens: bool = True
+    """Whether a ``prompt`` gets what the model puts around a text, such as BOS."""
+    parse_special: bool | None = None
+    """Whether spellings of control tokens in a ``prompt`` become these tokens. None: they stay
+    text, but with ``prompt_logprobs`` a prompt that has one is refused: the count of its tokens is
+    not what the client expects."""
     chat_template_kwargs: TemplateKwargs | None = None
     """Variables for the chat template, such as ``enable_thinking``."""
     add_generation_prompt: bool | None = None
@@ -244,6 +250,14 @@ class GenerationRequest(BaseModel):
         faults = []
         if self.tools and self.messages is None:
             faults.append(Fault(field="tools", rule="need messages", got=describe(self.tools)))
+        if self.prompt is None:
+            given = {"add_special_tokens": not self.add_special_tokens}
+            given["parse_special"] = self.parse_special is not None
+            faults += [
+                Fault(field=name, rule="needs prompt", got=describe(getattr(self, name)))
+                for name, has in given.items()
+                if has
+            ]
         faults += template_faults(
             self.messages,
             self.chat_template_kwargs,
@@ -254,10 +268,10 @@ class GenerationRequest(BaseModel):
             "response_format": self._has_format,
             "structured_outputs": self.structured_outputs is not None,
         }
-        given = [name for name, has in shapes.items() if has]
-        if len(given) > 1:
+        shaping = [name for name, has in shapes.items() if has]
+        if len(shaping) > 1:
             rule = "at most one of them may shape the text"
-            faults.append(Fault(field=" | ".join(shapes), rule=rule, got=" and ".join(given)))
+            faults.append(Fault(field=" | ".join(shapes), rule=rule, got=" and ".join(shaping)))
         if faults:
             raise InvalidRequest.from_faults(faults)
         return self

@@ -23,12 +23,14 @@ class _Question(BaseModel):
 class TokenizeText(_Question):
     """The ids of a text, as a job with this ``prompt`` would get them.
 
-    Without special tokens, a text that is the spelling of one control token is that token.
+    Without special tokens, a text that is the spelling of one control token is that token, unless
+    ``parse_special`` says otherwise.
     """
 
     ask: Literal["tokenize_text"] = "tokenize_text"
     prompt: str = Field(max_length=MAX_PROMPT_CHARS)
     add_special_tokens: bool = True
+    parse_special: bool | None = None
     strings: bool = False
     """Whether to answer each token's text too."""
 

@@ -101,8 +101,13 @@ def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) ->
         tools = () if request.tool_choice == "none" else request.tools
         options = ChatOptions.of(request)
         return tokenizer.encode_chat(request.messages, tools, at_most=at_most, options=options)
-    assert request.prompt is not None
-    return tokenizer.encode(request.prompt, at_most=at_most)
+    prompt, special = request.prompt, request.parse_special
+    assert prompt is not None
+    if special is None and request.prompt_logprobs is not None and tokenizer.has_control(prompt):
+        rule = "must be true or false: the prompt has the spelling of a control token"
+        fault = Fault(field="parse_special", rule=rule, got="null")
+        raise InvalidRequest.from_faults([fault])
+    return tokenizer.encode(prompt, request.add_special_tokens, bool(special), at_most=at_most)
 
 
 def _unknown_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[Fault]:

@@ -228,11 +228,13 @@ class Creation:
             kept = [*conversation[:head], *conversation[begin:]]
             return self.body.to_generation(kept).model_copy(update={"model": generation.model})
 
+        # An answer needs room too, but not as much as it might be allowed.
+        room = min(generation.max_tokens, card.max_context // 4)
         # The last turn stays in any case: the worker refuses it if it is too long alone.
         low, high, middle = 0, len(begins) - 1, 0
         while low < high:
             request = cut(begins[middle])
-            if await self._length(card, request) + request.max_tokens <= card.max_context:
+            if await self._length(card, request) + room <= card.max_context:
                 high = middle
             else:
                 low = middle + 1

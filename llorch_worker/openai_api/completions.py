@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SkipValidation
 from pydantic_core import PydanticCustomError
@@ -70,7 +70,11 @@ class CompletionRequest(Body):
     """Also the ids of the prompts and of the answers."""
     best_of: int | None = None
     """Only as many as n: every choice is returned."""
-    add_special_tokens: Literal[True] | None = None
+    add_special_tokens: SkipValidation[bool | None] = None
+    """Whether a text gets what the model puts around it, such as BOS; by default it does."""
+    parse_special: SkipValidation[bool | None] = None
+    """Whether spellings of control tokens in a text become these tokens; by default they stay
+    text. With echo and logprobs a text that has one needs it."""
 
     def to_requests(self) -> list[GenerationRequest]:
         faults = [*self.refusals(), *self._faults()]
@@ -134,6 +138,9 @@ class CompletionRequest(Body):
         fields |= {kind: prompt, "logprobs": self.logprobs}
         fields["prompt_logprobs"] = self.prompt_logprobs
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if isinstance(prompt, str):
+            fields |= {"add_special_tokens": self.add_special_tokens}
+            fields |= {"parse_special": self._parse_special()}
         names = {kind: f"prompt.{number}" if several else "prompt"}
         if self.echo and self.prompt_logprobs is None:
             fields["prompt_logprobs"] = self._echoed_logprobs()
@@ -141,6 +148,13 @@ class CompletionRequest(Body):
         if several and isinstance(self.idempotency_key, str):
             fields["idempotency_key"] = f"{self.idempotency_key}#{number}"
         return generation_request(fields, names)
+
+    def _parse_special(self) -> bool | None:
+        scored = self.echo or self.prompt_logprobs is not None
+        if self.parse_special is None and scored and not (self.echo and self.logprobs is not None):
+            # Nobody counts the tokens: the answer says which are the prompt's, or has no scores.
+            return False
+        return self.parse_special
 
     def _echoed_logprobs(self) -> int | None:
         if self.logprobs is None and self.max_tokens == 0:

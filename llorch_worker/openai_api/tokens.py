@@ -30,6 +30,8 @@ class TokenizeRequest(WholeBody):
     tools: SkipValidation[list[Tool] | None] = None
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
+    parse_special: bool | None = None
+    """Whether spellings of control tokens in a prompt become these tokens."""
     return_token_strs: bool = False
     chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
     add_generation_prompt: SkipValidation[bool | None] = None
@@ -52,11 +54,14 @@ class TokenizeRequest(WholeBody):
             return TokenizeText(
                 prompt=self.prompt,
                 add_special_tokens=self.add_special_tokens is not False,
+                parse_special=self.parse_special,
                 strings=self.return_token_strs,
             )
         if self.add_special_tokens:
             rule = "a chat's template decides that; leave it out with messages"
             raise _refusal("add_special_tokens", rule, "true")
+        if self.parse_special is not None:
+            raise _refusal("parse_special", "needs prompt", describe(self.parse_special))
         turns = [message.to_contract() for message in self.messages]
         # The contract has the only copy of the rules for turns and tools.
         fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}

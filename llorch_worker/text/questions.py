@@ -39,9 +39,8 @@ def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
         case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
             # How clients ask for the id of a control token, such as EOS.
             named = not add_special_tokens and prompt in tokenizer.decoding_table.control.values()
-            ids = tokenizer.encode(
-                prompt, add_special_tokens, parse_special=named, at_most=MAX_PROMPT_TOKENS
-            )
+            special = named if question.parse_special is None else question.parse_special
+            ids = tokenizer.encode(prompt, add_special_tokens, special, at_most=MAX_PROMPT_TOKENS)
             return _tokens(tokenizer, ids, strings=question.strings)
         case TokenizeChat(messages=messages, tools=tools):
             options = ChatOptions(

@@ -88,6 +88,10 @@ class Tokenizer:
         ids = self._codec.encode(text, parse_special)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
+    def has_control(self, text: str) -> bool:
+        """Whether ``text`` has the spelling of a control token."""
+        return any(spelling in text for spelling in self._codec.special_ids)
+
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of ``text`` in the middle of a longer text, without a space put in front."""
         before = self._codec.encode("\n")

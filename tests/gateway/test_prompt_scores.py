@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llorch_worker.text import load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 
 PATH = "/v1/completions"
@@ -85,3 +87,33 @@ def test_an_echoed_text_is_the_prompt_and_its_tokens(exact: httpx.Client, max_to
 def test_a_prompt_is_echoed_alone(exact: httpx.Client) -> None:
     (choice,) = scored(exact, prompt=TEXTS[0], max_tokens=0, logprobs=None)
     assert (choice["text"], choice["logprobs"]) == (TEXTS[0], None)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("parse", [True, False])
+def test_a_text_is_tokenised_as_it_is_asked_for(
+    exact: httpx.Client, trained_model: Path, special: bool, parse: bool
+) -> None:
+    tokenizer = load_tokenizer(open_vocabulary(trained_model / "hf"))
+    fields = {"add_special_tokens": special, "parse_special": parse}
+    for text in (TEXTS[0], f"<s>{TEXTS[0]}</s>"):
+        ids = tokenizer.encode(text, special, parse)
+        (choice,) = scored(exact, prompt=text, max_tokens=1, **fields)
+        (expected,) = scored(exact, prompt=ids, max_tokens=1)
+        logprobs = [each["logprobs"]["token_logprobs"] for each in (choice, expected)]
+        assert logprobs[0] == logprobs[1]
+        assert choice["text"].startswith(text)
+
+
+def test_a_text_whose_tokens_a_client_may_count_otherwise_is_not_scored(
+    exact: httpx.Client,
+) -> None:
+    body = {"prompt": "Once</s>", "echo": True, "logprobs": 1}
+    answer = exact.post(PATH, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "parse_special"
+    for other in ({"echo": False}, {"logprobs": None}, {"echo": False, "prompt_logprobs": 1}):
+        assert exact.post(PATH, json={**body, **other}).status_code == 200
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "parse_special": True}
+    job = exact.post("/v1/jobs", json=chat)
+    assert (job.status_code, job.json()["error"]["param"]) == (400, "parse_special")

@@ -163,6 +163,15 @@ def test_a_client_finds_the_id_of_a_control_token_by_its_spelling(api: httpx.Cli
         assert answer["tokens"] == [token_id]
 
 
+@pytest.mark.parametrize("parse", [True, False])
+def test_control_tokens_are_read_where_that_is_asked_for(
+    api: httpx.Client, tokenizer: Tokenizer, parse: bool
+) -> None:
+    for text in ("<s>", "Once</s> upon<s>"):
+        answer = post(api, "/tokenize", prompt=text, parse_special=parse, add_special_tokens=False)
+        assert answer["tokens"] == tokenizer.encode(text, False, parse)
+
+
 def test_ids_become_the_engines_text(api: httpx.Client, tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text)
