@@ -130,8 +130,8 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mod
         answer = client.chat.completions.create(model=MODEL, response_model=kind, max_retries=2, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=100)
         print(mode, answer if kind is Answer else list(answer))
     except Exception as error:
-        # A weak model may write no call where nothing makes it.
-        assert type(error).__name__ == "InstructorRetryException", error
+        # A weak model may write no call where nothing makes it, or write on and on.
+        assert type(error).__name__ in ("InstructorRetryException", "IncompleteOutputException"), error
         assert "Error code" not in str(error), (mode, str(error)[:2000])
         print(mode, "no JSON")
 """,
