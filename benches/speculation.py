@@ -1,0 +1,122 @@
+"""What guessed tokens gain: pairs with and without, in one process, and that no token differs.
+
+    python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2]
+
+Two engines of one file take turns. Repeating texts answer thirty chats that ask for code with an
+edit, for JSON of a text, or for quotes of it; free texts answer ten open questions. Everything is
+greedy, but for half of the free texts. Exit code 1 if a token differs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from benches.command import main
+from benches.speculation_prompts import FREE, REPEATING
+from llorch_worker.contract import GenerationRequest, GenerationResult, Message
+from llorch_worker.engine import Engine
+from llorch_worker.engine_options import Speculation
+
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Pass:
+    tokens_per_s: float
+    texts: list[tuple[int, ...]]
+    accepted: float
+
+
+def speculation(
+    model: Annotated[Path, typer.Option("--model", help="A .gguf file or a folder.")],
+    sequences: Annotated[str, typer.Option("--sequences", help="How many at once.")] = "1,8,16,32",
+    chats: Annotated[int, typer.Option("--chats", min=1, help="Of each kind, for one.")] = 30,
+    tokens: Annotated[int, typer.Option("--tokens", min=2)] = 100,
+    passes: Annotated[int, typer.Option("--passes", min=1)] = 3,
+    threads: Annotated[int | None, typer.Option("--threads")] = None,
+    way: Annotated[str, typer.Option("--speculation", help="lookup or suffix")] = "lookup",
+) -> int:
+    """Decode speed with and without guesses, and their ratio: medians of alternating passes."""
+    counts = [int(count) for count in sequences.split(",")]
+    ways: tuple[Speculation, Speculation] = ("off", "suffix" if way == "suffix" else "lookup")
+    engines = [
+        Engine.load(
+            model,
+            device="cpu",
+            max_context=1024,
+            max_sequences=max(counts),
+            speculation=each,
+            num_threads=threads,
+        )
+        for each in ways
+    ]
+    different = 0
+    print("| text | sequences | off, tokens/s | on, tokens/s | ratio | guessed |")
+    print("|---|---|---|---|---|---|")
+    for engine in engines:
+        engine.warm_up()
+    for count in counts:
+        for name, prompts in (("repeating", REPEATING), ("free", FREE)):
+            requests = _requests(name, list(islice(cycle(prompts), max(count, chats))), tokens)
+            # Once before, so that both find the prompts in their prefix caches.
+            for engine in engines:
+                _run(engine, requests, count, tokens=2)
+            pairs = [[_run(engine, requests, count) for engine in engines] for _ in range(passes)]
+            different += sum(off.texts != on.texts for off, on in pairs)
+            off, on = (median(pair[i].tokens_per_s for pair in pairs) for i in (0, 1))
+            ratio = median(on.tokens_per_s / off.tokens_per_s for off, on in pairs)
+            accepted = median(on.accepted for _, on in pairs)
+            row = (name, count, f"{off:.1f}", f"{on:.1f}", f"{ratio:.2f}", f"{accepted:.0%}")
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
+    for engine in engines:
+        engine.close()
+    print(f"{different} passes with other tokens")
+    return int(different > 0)
+
+
+def _requests(name: str, prompts: list[str], tokens: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            messages=(Message(role="user", content=prompt),),
+            max_tokens=tokens,
+            temperature=0.8 if name == "free" and number % 2 else 0,
+            seed=number,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _run(
+    engine: Engine, requests: list[GenerationRequest], count: int, tokens: int | None = None
+) -> Pass:
+    """All requests, ``count`` at once. Alone, the time is that from the first token on."""
+    results: list[GenerationResult] = []
+    seconds = 0.0
+    for first in range(0, len(requests), count):
+        batch = requests[first : first + count]
+        if tokens is not None:
+            batch = [request.model_copy(update={"max_tokens": tokens}) for request in batch]
+        begun_s = time.perf_counter()
+        running = [engine.submit(request) for request in batch]
+        ended = [generation.result(TIMEOUT_S) for generation in running]
+        took_s = time.perf_counter() - begun_s
+        seconds += ended[0].timings.decode_ms / 1e3 if count == 1 else took_s
+        results += ended
+    completion = sum(result.usage.completion for result in results)
+    accepted = sum(result.usage.accepted_draft_tokens for result in results)
+    return Pass(
+        tokens_per_s=completion / max(seconds, 1e-9),
+        texts=[choice.token_ids for result in results for choice in result.choices],
+        accepted=accepted / completion,
+    )
+
+
+if __name__ == "__main__":
+    main(speculation, "speculation")
