@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,9 @@ class ChatChunks:
     ) -> None:
         self._token_ids = token_ids
         self._may_call = request.may_call
-        self.needs_results = request.n > 1
+        # The result alone says what of a schema the text breaks.
+        held = request.shapes_text or request.forces_a_call
+        self.needs_results = request.n > 1 or held
         self._same: dict[str, Any] = {
             "id": chat_id(job_id),
             "object": "chat.completion.chunk",
@@ -88,7 +90,7 @@ class ChatChunks:
             yield from self._finish(0, event.finish_reason)
             return
         for choice in result.choices:
-            yield from self._finish(choice.index, choice.finish_reason)
+            yield from self._finish(choice.index, choice.finish_reason, choice.unmet)
 
     def end(self) -> Iterator[dict[str, Any]]:
         if self._usage.in_the_end:
@@ -100,9 +102,14 @@ class ChatChunks:
             content = None if self._may_call else ""
             yield self._chunk(choice, {"role": "assistant", "content": content, "refusal": None})
 
-    def _finish(self, choice: int, reason: FinishReason) -> Iterator[dict[str, Any]]:
+    def _finish(
+        self, choice: int, reason: FinishReason, unmet: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Any]]:
         yield from self._begin(choice)
-        yield self._chunk(choice, {}, self._sent[choice].tokens.end(), reason)
+        chunk = self._chunk(choice, {}, self._sent[choice].tokens.end(), reason)
+        if unmet:
+            chunk["choices"][0]["llorch_unmet"] = list(unmet)
+        yield chunk
 
     def _chunk(
         self,

@@ -127,6 +127,8 @@ class Response(_Part):
 
     seed: int | None = None
     """The seed that was used; None until the end."""
+    llorch_unmet: list[str] | None = None
+    """Rules of a schema that no grammar holds and that the answer breaks."""
     system_fingerprint: str | None = None
     """As a chat's; None until the end."""
 
@@ -283,6 +285,7 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         "output": output_of(record, end),
         "usage": ResponseUsage.of(end.usage),
         "seed": end.seed,
+        "llorch_unmet": list(end.choices[0].unmet or ()) or None,
         "system_fingerprint": system_fingerprint(end),
     }
     if status == "completed":

@@ -57,6 +57,8 @@ class CallReader:
         self._parallel = parallel
         self._place = _Place.START
         self._held = ""
+        self._may_close = False
+        """Whether an object may end with the latest piece."""
         self._tailed = False
         self._end = _End(0)
         self._written: list[list[str]] = []
@@ -76,6 +78,7 @@ class CallReader:
     def push(self, text: str) -> str:
         """What of the text before the calls ``text`` completes."""
         self._held += text
+        self._may_close = "}" in text
         shown = ""
         while True:
             before = self._place, len(self._held)
@@ -157,7 +160,7 @@ class CallReader:
         value_at = held.lstrip(" \r\n\t[")
         if value_at.startswith("{"):
             # Its keys may stand in another order.
-            if "}" not in value_at:
+            if not self._may_close:
                 return ""
             try:
                 value, end = _DECODER.raw_decode(value_at)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 OURS = {
     "store", "seed", "system_fingerprint", "bytes", "presence_penalty", "frequency_penalty",
-    "llorch_code", "retriable", "llorch_finish_reason",
+    "llorch_unmet", "llorch_code", "retriable", "llorch_finish_reason",
 }  # fmt: skip
 """Fields that the types do not have. Open Responses requires some of them."""
 NOT_HERE = {
