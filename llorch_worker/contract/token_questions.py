@@ -23,7 +23,7 @@ class _Question(BaseModel):
 class TokenizeText(_Question):
     """The ids of a text, as a job with this ``prompt`` would get them.
 
-    Without special tokens, a text that is the spelling of one control token is that token, unless
+    Without ``add_special_tokens``, spellings of control tokens are these tokens, unless
     ``parse_special`` says otherwise.
     """
 
@@ -60,7 +60,7 @@ class TokenizeChat(_Question):
 
 
 class Detokenize(_Question):
-    """The text of ids."""
+    """The text of ids, with the spellings of control tokens."""
 
     ask: Literal["detokenize"] = "detokenize"
     tokens: tuple[TokenId, ...] = Field(max_length=MAX_PROMPT_TOKENS)

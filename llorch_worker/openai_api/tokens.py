@@ -31,7 +31,8 @@ class TokenizeRequest(WholeBody):
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
     parse_special: bool | None = None
-    """Whether spellings of control tokens in a prompt become these tokens."""
+    """Whether spellings of control tokens in a prompt become these tokens; by default they do
+    where add_special_tokens is false."""
     return_token_strs: bool = False
     chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
     add_generation_prompt: SkipValidation[bool | None] = None

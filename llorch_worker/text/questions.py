@@ -37,9 +37,9 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
 def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
     match question:
         case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
-            # How clients ask for the id of a control token, such as EOS.
-            named = not add_special_tokens and prompt in tokenizer.decoding_table.control.values()
-            special = named if question.parse_special is None else question.parse_special
+            # Clients that want nothing added write control tokens themselves.
+            parse = question.parse_special
+            special = not add_special_tokens if parse is None else parse
             ids = tokenizer.encode(prompt, add_special_tokens, special, at_most=MAX_PROMPT_TOKENS)
             return _tokens(tokenizer, ids, strings=question.strings)
         case TokenizeChat(messages=messages, tools=tools):
@@ -52,7 +52,7 @@ def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
             return _tokens(tokenizer, ids, strings=question.strings)
         case Detokenize(tokens=tokens):
             _check(tokenizer, tokens)
-            return {"prompt": tokenizer.decode(tokens)}
+            return {"prompt": tokenizer.decode_whole(tokens)}
         case DescribeTokenizer():
             return tokenizer.describe()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from llorch_worker.contract import Message, Tool
@@ -158,6 +159,18 @@ class Tokenizer:
         """
         detokenizer = IncrementalDetokenizer(self, continuation=False)
         return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def decode_whole(self, token_ids: Iterable[int]) -> str:
+        """As :meth:`decode`, with the spellings of control tokens."""
+        control = self.decoding_table.control
+        detokenizer = IncrementalDetokenizer(self, continuation=False)
+        parts = []
+        for is_control, ids in groupby(token_ids, control.__contains__):
+            if is_control:
+                parts += [detokenizer.flush(), *(control[token_id] for token_id in ids)]
+            else:
+                parts.append(detokenizer.push(ids))
+        return "".join(parts) + detokenizer.flush()
 
     def describe(self) -> dict[str, Any]:
         """What a tokenizer_config.json says, by its names, and the ids of BOS and of all ends."""

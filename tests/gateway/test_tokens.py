@@ -144,9 +144,7 @@ def test_every_text_gets_the_engines_ids(
     api: httpx.Client, tokenizer: Tokenizer, special: bool
 ) -> None:
     for text in TEXTS:
-        if not special and text in ("<s>", "</s>", "<unk>"):
-            continue  # see the next test
-        expected = tokenizer.encode(text, add_special_tokens=special)
+        expected = tokenizer.encode(text, add_special_tokens=special, parse_special=not special)
         options = {"add_special_tokens": special, "return_token_strs": special}
         answer = post(api, "/tokenize", prompt=text, **options)
         assert answer["tokens"] == expected, text
@@ -175,9 +173,18 @@ def test_control_tokens_are_read_where_that_is_asked_for(
 def test_ids_become_the_engines_text(api: httpx.Client, tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        assert post(api, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode(ids)}
+        assert post(api, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode_whole(ids)}
+        assert tokenizer.decode_whole(ids) == f"<s>{tokenizer.decode(ids)}"
     every_id = list(range(tokenizer.vocab_size))
-    assert post(api, "/detokenize", tokens=every_id)["prompt"] == tokenizer.decode(every_id)
+    whole = post(api, "/detokenize", tokens=every_id)["prompt"]
+    assert whole == tokenizer.decode_whole(every_id)
+    assert whole.startswith("<unk><s></s>")
+
+
+def test_control_tokens_go_there_and_back(api: httpx.Client) -> None:
+    text = "<s>Once</s> upon a<s> time"
+    ids = post(api, "/tokenize", prompt=text, add_special_tokens=False)["tokens"]
+    assert post(api, "/detokenize", tokens=ids)["prompt"] == text
 
 
 def test_a_conversation_goes_through_the_models_template(

@@ -55,7 +55,7 @@ async def tokenize(request: TokenizeRequest, gateway: TheGateway) -> Response:
 async def detokenize(
     request: DetokenizeRequest, gateway: TheGateway, whole: Response
 ) -> Detokenized:
-    """The text of ids, without that of control tokens."""
+    """The text of ids, with the spellings of control tokens."""
     gateway.check(request)
     say_ignored(whole, request.unknown)
     card = await gateway.client.model_card(request.model)
