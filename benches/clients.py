@@ -191,6 +191,27 @@ async def main():
 asyncio.run(main())
 """,
     ),
+    "anthropic": Client(
+        "anthropic",
+        """
+from anthropic import Anthropic
+client = Anthropic(base_url=URL.removesuffix("/v1"), api_key="none")
+tool = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+turns = [{"role": "user", "content": "The weather in Paris?"}]
+common = {"model": MODEL, "tools": [tool], "system": "Be brief."}
+print(client.messages.count_tokens(messages=turns, **common).input_tokens)
+for choice in ({"type": "auto"}, {"type": "any", "disable_parallel_tool_use": True}):
+    with client.messages.stream(messages=turns, max_tokens=100, tool_choice=choice, **common) as stream:
+        for _ in stream:
+            pass
+        message = stream.get_final_message()
+    print(message.stop_reason, [block.type for block in message.content])
+results = [{"type": "tool_result", "tool_use_id": block.id, "content": weather("Paris")} for block in message.content if block.type == "tool_use"]
+turns += [{"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+print(client.messages.create(messages=turns, max_tokens=40, **common).content)
+print(client.messages.create(messages=turns[:1], model=MODEL, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 1024}).content)
+""",
+    ),
     "autogen": Client(
         "autogen-agentchat autogen-ext[openai]",
         """
