@@ -63,7 +63,7 @@ def repeating_requests(count: int, seed: int) -> Iterator[GenerationRequest]:
         phrases = rng.choices(PHRASES, k=rng.randint(1, 8))
         yield GenerationRequest(
             prompt=" ".join(phrases),
-            max_tokens=rng.randint(1, 60),
+            max_tokens=rng.randint(9, 60),
             temperature=rng.choice([0, 0, 0.3, 0.8, 1.2]),
             top_p=rng.choice([1.0, 1.0, 0.9]),
             top_k=rng.choice([0, 0, 5]),
