@@ -187,6 +187,7 @@ class NoText:
     """For tests of what happens before there is text: takes tokens and says nothing."""
 
     released = ""
+    thinking = False
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
         return False

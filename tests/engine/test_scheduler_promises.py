@@ -34,6 +34,8 @@ Slot = tuple[int, int, int]
 
 
 class NoText:
+    thinking = False
+
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
         return False
 
