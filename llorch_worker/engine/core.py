@@ -320,7 +320,11 @@ class EngineCore:
                 if sequence.finish_reason is None:
                     sequence.close("deadline")
             self._settle()
-            self._finish_if_complete(generation, now_s)
+            try:
+                self._finish_if_complete(generation, now_s)
+            except Exception:
+                logger.exception("job %s failed at its deadline", generation.id)
+                self._fail(generation, InternalError("the engine could not end the job"))
 
     def _finish_if_complete(self, generation: Generation, now_s: float) -> None:
         if generation.complete:

@@ -295,7 +295,7 @@ class Generation:
 
 
 def _checked(choice: Choice, checks: Checks) -> Choice:
-    """The choice with what it does not meet; one that was cut off meets nothing."""
+    """The choice with what it does not meet. One that was cut off is not checked."""
     if choice.finish_reason not in ("stop", "tool_calls"):
         return choice
     unmet = checks.unmet(choice.text, choice.tool_calls or ())

@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest, InternalError, OutOfMemory
 from llorch_worker.engine import Engine
+from llorch_worker.engine.generation import Generation
 from llorch_worker.model import RaggedBatch
 from tests.engine.together import all_at_once
 
@@ -123,6 +124,24 @@ def test_a_defect_in_the_text_of_one_job_affects_no_other(
     with pytest.raises(InternalError, match="deliver"):
         with_logprobs.result(timeout=60)
     assert neighbour.result(timeout=60).text == expected
+
+
+def test_a_defect_in_the_text_of_a_job_at_its_deadline_affects_no_other(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, expected: str
+) -> None:
+    finish = Generation.finish
+
+    def fails(self: Generation, *arguments: Any) -> None:
+        if self.deadline_s is not None:
+            raise ValueError("not UTF-8")
+        finish(self, *arguments)
+
+    monkeypatch.setattr(Generation, "finish", fails)
+    engine = make_engine()
+    late = engine.submit(request(prompt=PROMPT, max_tokens=50, deadline_s=1e-3))
+    with pytest.raises(InternalError):
+        late.result(timeout=60)
+    assert engine.submit(request(prompt=PROMPT, max_tokens=20)).result(timeout=60).text == expected
 
 
 def test_if_the_thread_dies_every_job_fails_and_none_hangs(

@@ -9,6 +9,7 @@ import pytest
 
 from llorch_worker.contract import Choice, InvalidRequest
 from llorch_worker.engine import Engine
+from llorch_worker.engine.constraints import schema_check
 from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
 from tests.engine.structured import TIMEOUT_S, asking
 from tests.engine.test_tools import asking as asking_for_a_call
@@ -75,7 +76,7 @@ def test_strict_refuses_what_no_grammar_holds(engine: Engine) -> None:
 
 
 def test_a_schema_that_is_none_by_its_draft_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="must be valid by the metaschema"):
+    with pytest.raises(InvalidRequest, match="is no valid JSON Schema"):
         choice_of(engine, {"type": "array", "uniqueItems": "zsecretz"})
 
 
@@ -93,7 +94,7 @@ def test_names_and_other_words_are_no_misspelt_keywords() -> None:
     words = (
         "title description default example examples deprecated readOnly nullable discriminator "
         "xml externalDocs contentEncoding contentMediaType enumNames propertyOrdering x-order "
-        "$schema $id $comment $anchor"
+        "x-format $schema $id $comment $anchor"
     )
     schema = {"properties": {"maxlength": {}}, "enum": [{"requierd": 1}]}
     assert misspelt({**schema, **dict.fromkeys(words.split(), "x")}) is None
@@ -134,3 +135,25 @@ def test_patterns_are_checked_in_linear_time() -> None:
     checks = Checks({"not": {"pattern": "^(a+)+$"}}, {})
     assert checks.unmet(json.dumps("a" * 100_000 + "b"), ()) == ()
     assert checks.unmet(json.dumps("a" * 100_000), ()) == (": not",)
+
+
+def test_a_check_that_takes_too_long_is_given_up_and_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schema_check, "LIMIT_S", 1.0)
+    twice = {f"d{n}": {"allOf": 2 * [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
+    checks = Checks({"not": {"$ref": "#/$defs/d0"}, "$defs": {**twice, "d40": {}}}, {})
+    assert checks.unmet("1", ()) == (": not checked, because it takes too long",)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"format": []},
+        {"minProperties": 1, "properties": 5},
+        {"minProperties": 1, "required": [[]], "properties": {"a": {}}},
+    ],
+)
+def test_values_of_the_wrong_type_are_refused(engine: Engine, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        choice_of(engine, schema)

@@ -126,7 +126,11 @@ def _checks(field: str, source: Any, **schemas: Any) -> Checks:
     try:
         return Checks(schemas.get("text"), schemas.get("arguments", {}))
     except ValueError:
-        raise _refusal(field, "must be valid by the metaschema of its draft", source) from None
+        raise _refusal(
+            field,
+            "is no valid JSON Schema, or has a pattern or a $ref that cannot be checked here",
+            source,
+        ) from None
 
 
 def _refusal(field: str, rule: str, source: Any) -> InvalidRequest:

@@ -63,6 +63,8 @@ def relax(schema: Mapping[str, Any]) -> Relaxed:
 def misspelt(schema: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first word in the place of a keyword that is like one, and that keyword."""
     words = {word for each in _schemas(schema) for word in each} - _KEYWORDS
+    # Annotations of OpenAPI and others begin like this.
+    words = {word for word in words if not word.startswith(("x-", "$", "_"))}
     for word in sorted(words, key=lambda word: (len(word), word))[:_MOST_WORDS]:
         plain = word.replace("_", "").replace("-", "").lower()
         for keyword in sorted(_KEYWORDS):
@@ -99,7 +101,7 @@ def _relaxed(schema: Any, keywords: dict[str, None]) -> Any:
         if name in _UNHELD:
             if not _says_nothing(schema, name, value):
                 keywords[name] = None
-        elif name == "format" and value not in _FORMATS:
+        elif name == "format" and not (isinstance(value, str) and value in _FORMATS):
             keywords["format"] = None
         elif name in ("minProperties", "maxProperties") and not _counts_alone(schema):
             keywords[name] = None
@@ -131,8 +133,10 @@ def _says_nothing(schema: Mapping[str, Any], name: str, value: Any) -> bool:
 
 def _counts_alone(schema: Mapping[str, Any]) -> bool:
     """Whether the number of properties is that of the optional keys, which llguidance can count."""
-    required = schema.get("required", ())
-    return set(schema.get("properties", ())) <= set(required if isinstance(required, list) else ())
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return False
+    return all(name in required for name in properties)
 
 
 def _without_used_up_patterns(schema: dict[str, Any]) -> dict[str, Any]:
@@ -208,48 +212,26 @@ class Checks:
     ) -> None:
         """``arguments``: the schema of each function's. Raises ValueError for a schema that is
         none."""
-        self._text = None if text is None else _Check(text)
-        self._arguments = {name: _Check(schema) for name, schema in arguments.items()}
+        from llorch_worker.engine.constraints.schema_check import validator
+
+        self._text, self._arguments = text, arguments
+        for schema in (*([] if text is None else [text]), *arguments.values()):
+            validator(schema)
 
     def unmet(self, text: str, calls: Collection[ToolCall]) -> tuple[str, ...]:
         """The place and the keyword of each rule that is broken."""
-        if not calls:
-            return tuple(self._text.unmet(text)) if self._text else ()
-        return tuple(
-            f"tool_calls.{index}{unmet}"
+        from llorch_worker.engine.constraints.schema_check import broken
+
+        due = [
+            (f"tool_calls.{index}", self._arguments[call.function.name], call.function.arguments)
             for index, call in enumerate(calls)
             if call.function.name in self._arguments
-            for unmet in self._arguments[call.function.name].unmet(call.function.arguments)
+        ]
+        if self._text is not None and not calls:
+            due = [("", self._text, text)]
+        if not due:
+            return ()
+        found = broken([(schema, checked) for _, schema, checked in due])
+        return tuple(
+            place + rule for (place, _, _), rules in zip(due, found, strict=True) for rule in rules
         )
-
-
-class _Check:
-    MOST = 16
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        # Its patterns take linear time, as those of grammars do, and it fetches nothing.
-        import jsonschema_rs
-
-        try:
-            self._validator = jsonschema_rs.validator_for(
-                dict(schema),
-                validate_formats=True,
-                pattern_options=jsonschema_rs.RegexOptions(),
-                retriever=_nothing,
-            )
-        except jsonschema_rs.ValidationError as error:
-            # Its message may quote the schema.
-            raise ValueError(str(error.schema_path[-1:] or "")) from None
-
-    def unmet(self, text: str) -> Iterator[str]:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        for error, _ in zip(self._validator.iter_errors(value), range(self.MOST), strict=False):
-            place = "".join(f"/{part}" for part in error.instance_path)
-            yield f"{place}: {error.schema_path[-1] if error.schema_path else 'false'}"
-
-
-def _nothing(uri: str) -> Any:  # noqa: ARG001 the signature of a retriever
-    raise ValueError("schemas are not fetched")
