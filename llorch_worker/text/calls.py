@@ -9,8 +9,12 @@ from hashlib import blake2b
 from typing import Any
 
 from llorch_worker.contract import CallPart, FunctionCall, GenerationRequest, ToolCall
+from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
 from llorch_worker.text.dialects import Dialect, Heads
 from llorch_worker.text.thoughts import begun
+
+LONGEST_HEAD_CHARS = 4096
+"""What is longer and no call's head yet is text, so that each piece costs little to look at."""
 
 
 class _Place(Enum):
@@ -20,6 +24,8 @@ class _Place(Enum):
     """Only a mark begins a call."""
     HEAD = auto()
     """Behind a mark, before the arguments."""
+    OBJECT = auto()
+    """Behind a mark, within an object whose keys may stand in another order."""
     ARGUMENTS = auto()
     TAIL = auto()
     """Behind the arguments, within the object of the call."""
@@ -32,9 +38,10 @@ class _Place(Enum):
 class CallReader:
     """Splits an answer into text and calls.
 
-    Text before the first call is text. What follows a call and is none is dropped: a model that
-    goes on there makes up the answer of the tool. A call whose arguments end is complete; one that
-    is cut off is in no result, and no part of it is text.
+    Text before the first call is text. Text after a call is dropped: a model that goes on there
+    makes up the answer of the tool. A call whose arguments end is complete. A call that is cut off
+    appears neither in the result nor in the text, and one whose arguments are too long counts as
+    cut off.
     """
 
     def __init__(
@@ -57,8 +64,8 @@ class CallReader:
         self._parallel = parallel
         self._place = _Place.START
         self._held = ""
-        self._may_close = False
-        """Whether an object may end with the latest piece."""
+        self._object: list[str] = []
+        """What is held of an object that may be a call."""
         self._tailed = False
         self._end = _End(0)
         self._written: list[list[str]] = []
@@ -78,7 +85,6 @@ class CallReader:
     def push(self, text: str) -> str:
         """What of the text before the calls ``text`` completes."""
         self._held += text
-        self._may_close = "}" in text
         shown = ""
         while True:
             before = self._place, len(self._held)
@@ -89,9 +95,20 @@ class CallReader:
     def flush(self) -> str:
         """What is held back of the text before the calls, because the answer ends."""
         held, self._held = self._held, ""
-        if self._place is _Place.START and not self._forced and not self._heads.named(held):
+        if self._written:
+            return ""
+        if self._place is _Place.TEXT:
             return held
-        return held if self._place is _Place.TEXT and not self._written else ""
+        if self._forced:
+            return ""
+        match self._place:
+            case _Place.START if not self._heads.named(held, marked=False):
+                return held
+            case _Place.HEAD if not self._heads.named(held, marked=True):
+                return self._mark + held
+            case _Place.OBJECT:
+                return self._mark + "".join(self._object)
+        return ""
 
     def take(self) -> tuple[CallPart, ...]:
         """What of the calls is new since the last time."""
@@ -120,6 +137,8 @@ class CallReader:
                 return self._text()
             case _Place.HEAD:
                 return self._head()
+            case _Place.OBJECT:
+                return self._other_order()
             case _Place.ARGUMENTS:
                 self._arguments()
             case _Place.TAIL:
@@ -134,13 +153,10 @@ class CallReader:
         return ""
 
     def _start(self) -> str:
-        start = self._held.lstrip()
+        start = self._held[:LONGEST_HEAD_CHARS].lstrip()
         if self._mark and start.startswith(self._mark):
-            self._place, self._held = _Place.HEAD, start.removeprefix(self._mark)
-        elif not self._begin(marked=False) and not (
-            (self._mark and self._mark.startswith(start))
-            or self._heads.may_follow(start, marked=False)
-        ):
+            self._place, self._held = _Place.HEAD, self._held.lstrip().removeprefix(self._mark)
+        elif not self._begin(marked=False) and not self._may_begin(marked=False, mark=self._mark):
             self._place = _Place.TEXT
         return ""
 
@@ -154,47 +170,62 @@ class CallReader:
         return "" if self._written else text
 
     def _head(self) -> str:
-        held = self._held
-        if self._begin(marked=True) or self._heads.may_follow(held, marked=True):
+        if self._begin(marked=True) or self._may_begin(marked=True):
             return ""
-        value_at = held.lstrip(" \r\n\t[")
-        if value_at.startswith("{"):
-            # Its keys may stand in another order.
-            if not self._may_close:
-                return ""
-            try:
-                value, end = _DECODER.raw_decode(value_at)
-            except (ValueError, RecursionError):
-                return ""
-            if (call := self._read(value)) is not None:
-                self._written.append(call)
-                self._held = value_at[end:]
-                self._completed(_Place.AFTER)
-                return ""
-        elif not value_at:
+        value = self._held[:LONGEST_HEAD_CHARS].lstrip(" \r\n\t[")
+        if value.startswith("{"):
+            before, brace, rest = self._held.partition("{")
+            self._place, self._object, self._held = _Place.OBJECT, [before], brace + rest
+            self._end = _End(0)
+            return ""
+        if not value and len(self._held) < LONGEST_HEAD_CHARS:
             return ""
         self._place = _Place.TEXT
-        return "" if self._written else self._mark + self._give_back()
+        return "" if self._written else self._mark
 
-    def _give_back(self) -> str:
-        held, self._held = self._held, ""
-        return held
+    def _may_begin(self, *, marked: bool, mark: str = "") -> bool:
+        """Whether more text may make what is held the head of a call, or ``mark``."""
+        held = self._held
+        return len(held) < LONGEST_HEAD_CHARS and (
+            mark.startswith(held.lstrip()) or self._heads.may_follow(held, marked=marked)
+        )
 
-    def _read(self, value: Any) -> list[str] | None:
-        if not isinstance(value, dict) or value.get("name") not in self._names:
-            return None
-        arguments = value.get("arguments", value.get("parameters"))
-        if isinstance(arguments, str):
-            try:
+    def _other_order(self) -> str:
+        """Gathers an object and decodes it when it ends."""
+        end = self._end.find(self._held)
+        new = self._held if end is None else self._held[:end]
+        self._object.append(new)
+        self._held = self._held[len(new) :]
+        if end is None:
+            return ""
+        call = self._read("".join(self._object[1:]))
+        if call is None:
+            self._place = _Place.TEXT
+            return "" if self._written else self._mark + "".join(self._object)
+        name, arguments = call
+        self._written.append([name, ""])
+        if self._write(arguments):
+            self._completed(_Place.AFTER)
+        return ""
+
+    def _read(self, spelt: str) -> tuple[str, str] | None:
+        """The name and the arguments of an object that is a call."""
+        try:
+            value = json.loads(spelt)
+            name = value.get("name")
+            arguments = value.get("arguments", value.get("parameters"))
+            if isinstance(arguments, str):
                 arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
+            if not (isinstance(name, str) and name in self._names and isinstance(arguments, dict)):
                 return None
-        if not isinstance(arguments, dict):
+            written = json.dumps(arguments, ensure_ascii=False)
+        except (ValueError, RecursionError):
             return None
-        return [value["name"], json.dumps(arguments, ensure_ascii=False)]
+        # A lone surrogate has no bytes in UTF-8; JSON spells it as an escape.
+        return name, written.encode(errors="backslashreplace").decode()
 
     def _begin(self, *, marked: bool) -> bool:
-        found = self._heads.match(self._held, marked=marked)
+        found = self._heads.match(self._held[:LONGEST_HEAD_CHARS], marked=marked)
         if found is None:
             return False
         name, end, self._tailed = found
@@ -206,11 +237,18 @@ class CallReader:
     def _arguments(self) -> None:
         end = self._end.find(self._held)
         new = self._held if end is None else self._held[:end]
-        self._written[-1][1] += new
         self._held = self._held[len(new) :]
-        if end is not None:
+        if self._write(new) and end is not None:
             self._end = _End(1)
             self._completed(_Place.TAIL if self._tailed else _Place.AFTER)
+
+    def _write(self, arguments: str) -> bool:
+        """Adds to the arguments of the last call; False if they are too long, which ends it."""
+        room = MAX_ARGUMENTS_CHARS - len(self._written[-1][1])
+        self._written[-1][1] += arguments[:room]
+        if len(arguments) > room:
+            self._place, self._held = _Place.OVER, ""
+        return len(arguments) <= room
 
     def _completed(self, place: _Place) -> None:
         self._complete = len(self._written)
@@ -224,9 +262,7 @@ class CallReader:
             self._place, self._held = _Place.HEAD, rest.removeprefix(self._mark)
         elif rest and not self._begin(marked=False):
             marks = (self._mark, self._end_mark)
-            if not any(mark.startswith(rest) for mark in marks) and not self._heads.may_follow(
-                rest, marked=False
-            ):
+            if not any(self._may_begin(marked=False, mark=mark) for mark in marks):
                 self._place = _Place.TEXT
 
 
@@ -274,6 +310,3 @@ def reader_of(
         forced=request.forces_a_call,
         parallel=request.calls_in_parallel,
     )
-
-
-_DECODER = json.JSONDecoder()

@@ -160,12 +160,12 @@ class Heads:
             for each in self._own_spelt
         )
 
-    def named(self, text: str) -> bool:
+    def named(self, text: str, *, marked: bool) -> bool:
         """Whether ``text`` has the name of a function already, at the place of a head's."""
         begun = "".join(text.split())
-        return any(
-            begun.startswith(each[: each.rindex(',"')]) for each in self._spelt if each[-1] == "{"
-        )
+        own = self._own_spelt if marked else ()
+        named = [each[: each.rindex(',"')] for each in self._spelt]
+        return begun.startswith((*named, *(each[: each.index("[") + 1] for each in own)))
 
     @staticmethod
     def _spellings(names: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.text.calls import CallReader, reader_of
+from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
+from llorch_worker.text.calls import LONGEST_HEAD_CHARS, CallReader, reader_of
 from llorch_worker.text.dialects import (
     DIALECTS,
     GRANITE,
@@ -123,6 +124,13 @@ def test_calls_are_read_as_the_model_wrote_them(
         ("<tool_call>none", HERMES),
         ("[TOOL_CALLS]none", MISTRAL),
         ("<tool_calls>", HERMES),
+        ('<tool_call>\n{"foo": bad} and the rest {"of": ["it', HERMES),
+        ('<tool_call>\n[{"foo": "bad} and the rest', HERMES),
+        ('<tool_call>{"arguments": {}, "name": ["weather"]}</tool_call>', HERMES),
+        ('<tool_call>{"arguments": {}, "name": {"weather": 1}}</tool_call>', HERMES),
+        ('<tool_call>{"name": "wea', HERMES),
+        ("[TOOL_CALLS]weather", MISTRAL),
+        (f"<tool_call>none <tool_call>{{bad}} {CALL}", HERMES),
         ("[]", LLAMA3),
         ("{}", LLAMA3),
         ("[1, 2]", MISTRAL_LIST),
@@ -157,6 +165,74 @@ def test_no_part_of_a_call_that_is_cut_off_is_text(dialect: Dialect) -> None:
         assert calls == TWO[: len(calls)]
         if end >= begins:
             assert len(calls) >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ('<tool_call>\n{"name": "weather"', HERMES),
+        ('[TOOL_CALLS]weather[ARGS]', MISTRAL),
+        ('[TOOL_CALLS]weather[CALL_ID]a1', MISTRAL),
+    ],
+)
+def test_no_part_of_a_call_is_text_once_it_has_its_name(text: str, dialect: Dialect) -> None:
+    assert read(text, dialect, 1) == ("", [])
+
+
+def test_text_that_was_no_call_does_not_hide_the_call_behind_it() -> None:
+    text = f"<tool_call>none {HERMES.write(ONE)}"
+    assert read(text) == read(text, size=1) == ("<tool_call>none ", ONE)
+
+
+def test_arguments_can_always_be_encoded() -> None:
+    other_order = r'<tool_call>{"arguments": {"city": "Z\ud800ü"}, "name": "weather"}</tool_call>'
+    assert read(other_order) == ("", [("weather", r'{"city": "Z\ud800ü"}')])
+
+
+@pytest.mark.parametrize("size", [0, 99_999])
+@pytest.mark.parametrize(
+    "call",
+    ['{"name": "weather", "arguments": %s}', '{"arguments": %s, "name": "weather"}'],
+)
+def test_a_call_with_too_long_arguments_counts_as_cut_off(call: str, size: int) -> None:
+    def answer(chars: int) -> str:
+        arguments = json.dumps({"city": "B" * (chars - len('{"city": ""}'))})
+        return HERMES.write(ONE) + f"<tool_call>{call % arguments}</tool_call>" + HERMES.write(ONE)
+
+    assert [name for name, _ in read(answer(MAX_ARGUMENTS_CHARS), size=size)[1]] == ["weather"] * 3
+    assert read(answer(MAX_ARGUMENTS_CHARS + 1), size=size) == ("", ONE)
+
+
+@pytest.mark.parametrize("size", [0, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        (" " * 20_000, HERMES),
+        ("{" + " " * 20_000, HERMES),
+        ("<tool_call>" + " " * 20_000 + CALL, HERMES),
+        ("<tool_call>" + "[" * 20_000, HERMES),
+        ("[TOOL_CALLS]weather[CALL_ID]" + "a" * 20_000, MISTRAL),
+    ],
+)
+def test_what_is_long_and_no_call_yet_is_text(text: str, dialect: Dialect, size: int) -> None:
+    assert read(text, dialect, size) == (text, [])
+    reading = reader(dialect)
+    for char in text[: 2 * LONGEST_HEAD_CHARS]:
+        reading.push(char)
+    assert reading.push("a") == "a"
+
+
+def test_an_object_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+
+    def loads(text: str) -> Any:
+        decoded.append(len(text))
+        return json.JSONDecoder().decode(text)
+
+    monkeypatch.setattr("llorch_worker.text.calls.json.loads", loads)
+    answer = '{"arguments": {"a": [' + "{}, " * 50_000 + '{}]}, "name": "weather"}'
+    assert len(read(f"<tool_call>{answer}</tool_call>", size=4)[1]) == 1
+    assert decoded == [len(answer)]
 
 
 def test_arguments_come_as_they_are_written() -> None:
