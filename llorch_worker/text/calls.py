@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from hashlib import blake2b
-from typing import Any
 
 from llorch_worker.contract import CallPart, FunctionCall, GenerationRequest, ToolCall
 from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
