@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import redis
 from celery.utils.log import get_logger
+from redis.client import Pipeline
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from llorch_worker.broker import journal, keys, scripts
@@ -209,12 +210,10 @@ class Publisher(Repeater):
                     outbox.sending = outbox.taken()
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
-            for outbox in due:
-                journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
-                pipe.exists(keys.watchers(outbox.claim.job_id))
+            queued = [outbox for outbox in due if self._queue(pipe, outbox)]
             replies = pipe.execute(raise_on_error=False)
         failure: RedisError | None = None
-        for outbox, written, watched in zip(due, replies[::2], replies[1::2], strict=True):
+        for outbox, written, watched in zip(queued, replies[::2], replies[1::2], strict=True):
             if isinstance(written, ResponseError) and WRONG_TYPE in str(written):
                 logger.error("the stream key of job %s is not a stream", outbox.claim.job_id)
                 self._confirm(outbox, watched=False)
@@ -228,6 +227,24 @@ class Publisher(Repeater):
                 self._lose(outbox)
         if failure is not None:
             raise failure
+
+    def _queue(self, pipe: Pipeline, outbox: _Outbox) -> bool:
+        """Adds a write to ``pipe``; False if the events cannot be encoded, which drops them."""
+        try:
+            journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
+        except ValueError as error:
+            # The message may quote the answer.
+            logger.error(
+                "dropped %d events of job %s that cannot be encoded: %s",
+                len(outbox.sending),
+                outbox.claim.job_id,
+                type(error).__name__,
+            )
+            outbox.sending = []
+            self._confirm(outbox, watched=outbox.watched)
+            return False
+        pipe.exists(keys.watchers(outbox.claim.job_id))
+        return True
 
     def _confirm(self, outbox: _Outbox, *, watched: bool) -> None:
         with self._changed:

@@ -136,6 +136,22 @@ def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) ->
     assert ids_of(read(store, "a")) == [0]
 
 
+def test_an_event_that_cannot_be_written_stops_no_other_job(
+    publisher: Publisher, store: redis.Redis
+) -> None:
+    broken, sound = claimed(store, "a"), claimed(store, "b")
+    for claim in broken, sound:
+        publisher.open(claim, 1)
+    publisher.append(broken, Tokens.model_construct(index=0, ids=(0,), text="\ud800"))
+    publisher.append(sound, token(0))
+    assert publisher.flush(broken, patience(FLUSH_S))
+    assert publisher.flush(sound, patience(FLUSH_S))
+    publisher.append(broken, token(1))
+    assert publisher.flush(broken, patience(FLUSH_S))
+    assert ids_of(read(store, "a")) == [1]
+    assert ids_of(read(store, "b")) == [0]
+
+
 def test_the_next_attempt_goes_on_where_the_stream_ends(
     publisher: Publisher, store: redis.Redis
 ) -> None:
