@@ -171,8 +171,8 @@ def test_no_part_of_a_call_that_is_cut_off_is_text(dialect: Dialect) -> None:
     ("text", "dialect"),
     [
         ('<tool_call>\n{"name": "weather"', HERMES),
-        ('[TOOL_CALLS]weather[ARGS]', MISTRAL),
-        ('[TOOL_CALLS]weather[CALL_ID]a1', MISTRAL),
+        ("[TOOL_CALLS]weather[ARGS]", MISTRAL),
+        ("[TOOL_CALLS]weather[CALL_ID]a1", MISTRAL),
     ],
 )
 def test_no_part_of_a_call_is_text_once_it_has_its_name(text: str, dialect: Dialect) -> None:
