@@ -51,7 +51,7 @@ class TokenizeChat(_Question):
         """The question for the prompt of a job whose request has messages."""
         return cls(
             messages=chat.messages or (),
-            tools=chat.tools,
+            tools=() if chat.tool_choice == "none" else chat.tools,
             chat_template_kwargs=chat.chat_template_kwargs,
             add_generation_prompt=chat.begins_answer,
             continue_final_message=chat.continue_final_message,

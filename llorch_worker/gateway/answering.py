@@ -25,7 +25,7 @@ from llorch_worker.contract import (
     Tokens,
     shown,
 )
-from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText
+from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, TokenQuestion
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -88,9 +88,8 @@ class Answering:
         for request in self._requests:
             await self._waiting.submit(request)
         if not self._body.stream:
-            results = await self._waiting.answer(self._request, self._results())
-            document = self._body.answer(results, self._created)
-            answer: Response = JSONResponse((await self._prompt_ids())(document))
+            work = self._waiting.answer(self._request, self._document())
+            answer: Response = JSONResponse(await work)
         else:
             answer = await self._waiting.stream(self._request, self._stream(), self._failure)
         say_ignored(answer, self._body.ignored)
@@ -107,10 +106,24 @@ class Answering:
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         text = request.prompt
-        question = TokenizeChat.of(request) if text is None else TokenizeText(prompt=text)
+        question: TokenQuestion
+        if text is None:
+            question = TokenizeChat.of(request)
+        else:
+            question = TokenizeText(
+                prompt=text,
+                add_special_tokens=request.add_special_tokens,
+                # A question's None may parse; a job's never does.
+                parse_special=bool(request.parse_special),
+            )
         card = await self._gateway.client.model_card(request.model)
         ids: Sequence[int] = (await self._gateway.ask(card, question))["tokens"]
         return ids
+
+    async def _document(self) -> Mapping[str, Any]:
+        # First, while the jobs run: afterwards, the worker that has answered may be gone.
+        with_prompt_ids = await self._prompt_ids()
+        return with_prompt_ids(self._body.answer(await self._results(), self._created))
 
     async def _results(self) -> Sequence[GenerationResult]:
         async with self._clock.limiting():

@@ -44,8 +44,8 @@ class ChatRequest(Body):
     tool_choice: SkipValidation[ToolChoice | None] = None
     parallel_tool_calls: SkipValidation[bool | None] = None
     reasoning_effort: ReasoningEffort | None = None
-    """For the chat template, as ``reasoning_effort`` and, unless it is "none", as
-    ``enable_thinking``."""
+    """For the chat template, as ``reasoning_effort`` and as ``enable_thinking``, which is false for
+    "none" and else true."""
     chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
     """Variables for the chat template, which go before reasoning_effort."""
     add_generation_prompt: SkipValidation[bool | None] = None

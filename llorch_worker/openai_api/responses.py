@@ -232,12 +232,18 @@ SUMMARISE = (
     "was asked, what was found and done, what is left to do. Answer with the summary alone."
 )
 
+_NOT_OF_A_SUMMARY = (
+    *("tools", "tool_choice", "text", "include"),
+    *("idempotency_key", "callback_url", "background", "stream"),
+)
+"""Fields that would make the answer another than the summary, or come back for it."""
+
 
 def summarising(request: ResponseRequest) -> ResponseRequest:
     """The request for the summary of a conversation that ends with the input of ``request``."""
     ask = MessageItem(role="user", content=[InputText(text=SUMMARISE)])
-    changes = {"input": [*request.input, ask], "store": False, "tools": None, "tool_choice": None}
-    return request.model_copy(update=changes | {"text": None, "include": None})
+    reset = dict.fromkeys(_NOT_OF_A_SUMMARY)
+    return request.model_copy(update=reset | {"input": [*request.input, ask], "store": False})
 
 
 def compacted(record: ResponseRecord, response: Response) -> Compacted:

@@ -27,8 +27,8 @@ UNWATCHED_INTERVAL_S = 0.2
 """How often tokens are written while no client reads them and they only serve as the journal."""
 GIVE_UP_CHECK_S = 0.1
 MOST_APART = 8
-"""So many events that a client waits for are written as they are: an event for each token, unless
-a step gave several. More are merged, as are those that nobody reads."""
+"""So many events that a client waits for are written apart, an event for each token; more are
+merged, as are those that nobody reads."""
 MERGE_FROM = 64
 """Above this number a job's unwritten events are merged, so that an outage costs little memory."""
 WRONG_TYPE = "WRONGTYPE"

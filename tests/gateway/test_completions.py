@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
@@ -229,6 +230,20 @@ def test_a_client_that_hangs_up_before_the_first_token_cancels_too(
     body = {"prompt": latch.prompt(after=0), "stream": stream}
     with pytest.raises(httpx.ReadTimeout):
         toy.post(PATH, json=body, timeout=httpx.Timeout(30, read=0.5))
+    latch.wait_ended(1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_whose_prompt_ids_cannot_be_told_is_cancelled(
+    toy: httpx.Client, redis_server: RedisServer, latch: Latch, stream: bool
+) -> None:
+    body = {"prompt": latch.prompt(), "return_token_ids": True, "stream": stream}
+    with connect(redis_server.url) as store:
+        store.set(keys.token_questions("toy"), "no list")
+        try:
+            assert toy.post(PATH, json=body).is_error
+        finally:
+            store.delete(keys.token_questions("toy"))
     latch.wait_ended(1)
 
 

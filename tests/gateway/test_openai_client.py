@@ -61,6 +61,28 @@ def test_ids_and_scores_belong_to_their_prompts(api: openai.OpenAI, wire: httpx.
     assert sorted(told) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"add_special_tokens": False},
+        {"parse_special": True},
+        {"add_special_tokens": False, "parse_special": True},
+    ],
+)
+def test_the_ids_of_a_prompt_are_those_that_the_job_reads(
+    api: openai.OpenAI, fields: dict[str, bool]
+) -> None:
+    answer = api.completions.create(
+        model=MODEL,
+        prompt="The cat</s>",
+        max_tokens=1,
+        extra_body={**fields, "return_token_ids": True},
+    )
+    given: Any = answer.choices[0]
+    assert answer.usage is not None
+    assert len(given.prompt_token_ids) == answer.usage.prompt_tokens
+
+
 def test_completions_take_token_ids(api: openai.OpenAI) -> None:
     one = api.completions.create(model=MODEL, prompt=[1, 403], max_tokens=4, temperature=0)
     two = api.completions.create(

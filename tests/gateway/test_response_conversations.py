@@ -88,9 +88,11 @@ def test_the_oldest_turns_make_room_if_the_request_says_so(api: OpenAI) -> None:
     refused(lambda: api.responses.create(**{**ASK, "input": [alone]}, truncation="auto"))
 
 
-def test_a_prompt_is_counted_before_it_is_sent(api: OpenAI) -> None:
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_prompt_is_counted_before_it_is_sent(api: OpenAI, choice: str) -> None:
     first = api.responses.create(**ASK)
     fields: dict[str, Any] = {"model": MODEL, "input": "And then?", "tools": [TOOL]}
+    fields["tool_choice"] = choice
     fields |= {"previous_response_id": first.id, "instructions": "Be kind."}
     counted = api.responses.input_tokens.count(**fields)
     assert counted.object == "response.input_tokens"
@@ -122,6 +124,16 @@ def test_a_compacted_conversation_goes_on(api: OpenAI, wire: httpx.Client) -> No
     assert "compaction" in [item.type for item in kept]
     assert api.responses.compact(**fields).object == "response.compaction"
     refused(lambda: api.responses.retrieve(document["id"]), 404)
+
+
+def test_a_summary_is_made_anew_and_waited_for(api: OpenAI, wire: httpx.Client) -> None:
+    key = {"idempotency_key": "summary"}
+    earlier = api.responses.create(**ASK, extra_body=key).output_text
+    fields: dict[str, Any] = {**ASK, **key, "max_output_tokens": 5, "stream": True}
+    fields |= {"background": True, "callback_url": "http://127.0.0.1:9/"}
+    document = wire.post(f"{PATH}/compact", json=fields).json()
+    assert document["usage"]["output_tokens"] == 5
+    assert unsealed(document["output"][-1]["encrypted_content"]) != earlier
 
 
 def test_input_items_come_in_pages(api: OpenAI) -> None:

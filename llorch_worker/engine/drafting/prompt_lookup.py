@@ -14,6 +14,8 @@ NEEDLE_TOKENS: Final = 2
 """How many of the last tokens an earlier place must share to be found."""
 MOST_PLACES: Final = 16
 """How many of the latest such places are compared."""
+MOST_SEARCHED: Final = 32_768
+"""Among how many of the last tokens they are looked for."""
 LONGEST_MATCH: Final = 32
 """Tokens up to which places are compared; a longer match is no better."""
 _BORDER: Final = -1
@@ -31,8 +33,8 @@ class PromptLookup:
         """``prediction``: what the text may say. It is read as if it stood before the prompt."""
         self._ids = [*prediction, _BORDER] if prediction else []
         self._before = len(self._ids)
-        # A search in bytes is one call of memmem; an index in Python would cost each token of a
-        # prompt more than the search costs each step.
+        # A few calls of rfind find the latest places; an index in Python would cost each token of a
+        # prompt more than they cost each step.
         self._bytes = bytearray(_packed(self._ids))
         self._next: int | None = None
         """The place in ``_ids`` whose token is expected next."""
@@ -80,8 +82,9 @@ class PromptLookup:
         best, longest = None, 0
         # Overlapping places count: "a a a" goes on with "a".
         end = len(self._bytes) - 1
+        begin = max(0, len(self._bytes) - MOST_SEARCHED * ID_BYTES)
         for _ in range(MOST_PLACES):
-            at = self._bytes.rfind(needle, 0, end)
+            at = self._bytes.rfind(needle, begin, end)
             if at < 0 or size <= NEEDLE_TOKENS:
                 break
             end = at + len(needle) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from llorch_worker.engine.drafting.prompt_lookup import PromptLookup
+from llorch_worker.engine.drafting.prompt_lookup import MOST_SEARCHED, PromptLookup
 
 
 def guess(lookup: PromptLookup, token_ids: list[int], most: int) -> list[int]:
@@ -96,3 +96,9 @@ def test_a_prediction_is_read_before_the_prompt_and_not_beyond_its_end() -> None
     assert guess(lookup, [1, 2, 5, 6], 4) == [7, 8]
     assert guess(lookup, [1, 2, 5, 6, 7, 8], 4) == [], "nothing follows it"
     assert guess(lookup, [1, 2, 5, 6, 7, 8, 1, 2], 4) == [5, 6, 7, 8]
+
+
+def test_only_the_latest_part_of_a_long_text_is_searched() -> None:
+    text = [1, 2, 3, *range(10, MOST_SEARCHED + 5), 1, 2]
+    assert guess(PromptLookup(), text, 1) == [3]
+    assert guess(PromptLookup(), [*text[:-2], 4, 1, 2], 1) == []
