@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from llorch_worker.bench.instruments.model_costs import (
 )
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
 from llorch_worker.engine.device.queue import DeviceQueue
@@ -186,7 +188,10 @@ class Bench:
         request = GenerationRequest(
             prompt_token_ids=ids, max_tokens=new_tokens, ignore_eos=True, temperature=0
         )
-        text: Any = _NoText()
+        # It knows no token, so it costs next to nothing.
+        table = SimpleNamespace(errors="strict", drops_first_space=False)
+        tokenizer: Any = SimpleNamespace(vocab_size=0, decoding_table=table)
+        text = ChoiceText(tokenizer)
         generation = Generation(
             str(row),
             request,
@@ -237,24 +242,6 @@ class _NoLogits:
         return torch.zeros(
             len(batch.logits_rows), self._vocab_size, device=batch.logits_rows.device
         )
-
-
-class _NoText:
-    """Replaces a choice's text, whose cost is not the device's."""
-
-    released = thought = ""
-    stop_string = None
-
-    def push(self, token_id: int, *, may_stop: bool = True) -> bool:  # noqa: ARG002
-        return False
-
-    def close(self) -> bool:
-        return False
-
-    def take(self) -> str:
-        return ""
-
-    take_thought = take
 
 
 def _held(sequences: list[Running]) -> int:

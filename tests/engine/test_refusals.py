@@ -120,7 +120,7 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(
 ) -> None:
     # A vocabulary that was added to has ids beyond the embedding.
     beyond = engine.config.vocab_size
-    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [1, beyond])
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *_, **__: [1, beyond])
     error = refusal(engine, prompt="Once [PAD] upon")
     assert type(error) is InvalidRequest
     (fault,) = error.faults
@@ -147,7 +147,7 @@ def test_a_prompt_without_a_token_is_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A vocabulary without BOS makes no token of some texts.
-    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [])
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *_, **__: [])
     error = refusal(engine, prompt="\x00")
     assert error.faults[0].field == "prompt"
     assert "at least one token" in error.faults[0].rule

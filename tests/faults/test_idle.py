@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 from llorch_worker.client import Client
@@ -33,16 +34,16 @@ def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWo
 def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorker) -> None:
     start_worker(lease_s=10, sweep_s=5)
     client.submit(prompt="x", max_tokens=1).result(30)
-    client.redis.config_resetstat()
-    began_s = time.monotonic()
+    calls = []
     for _ in range(JOBS):
+        client.redis.config_resetstat()
         job = client.submit(prompt="x", max_tokens=1)
         # Only ended jobs expire; nothing else asks with TTL.
         wait_until(lambda job=job: ttls(client.redis, job.id)[1] > 0)
-    idle = MOST_COMMANDS_A_SECOND * (time.monotonic() - began_s)
-    stats = client.redis.info("commandstats")
-    calls = sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl")
-    assert calls - idle < MOST_COMMANDS_A_JOB * JOBS, stats
+        stats = client.redis.info("commandstats")
+        calls.append(sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl"))
+    # What the worker does besides, now and then, is in a few of them.
+    assert statistics.median(calls) < MOST_COMMANDS_A_JOB, calls
 
 
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:

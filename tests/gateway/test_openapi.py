@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
@@ -11,8 +15,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.gateways import GatewayProcess
-from tests.services import WorkerProcess
+from tests.gateways import GatewayProcess, running_gateway
+from tests.services import RedisServer, WorkerProcess
 from tests.sizes import sized
 
 EXAMPLES = sized(usual=4, full=50)
@@ -22,6 +26,13 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
+
+
+@pytest.fixture
+def gateway(redis_server: RedisServer, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """One whose answers are short: without a maximum, they would fill the context."""
+    with running_gateway(redis_server.url, tmp_path, max_tokens=8) as process:
+        yield process
 
 
 def test_every_answer_is_documented(gateway: GatewayProcess, toy_worker: WorkerProcess) -> None:

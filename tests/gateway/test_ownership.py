@@ -32,6 +32,7 @@ HARMLESS = {
     *("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/v1/jobs", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
     *("/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses/input_tokens", "/v1/responses/compact"),
 }
 """These take no ids, but for ``previous_response_id`` and idempotency keys, and list nothing that a
 key made."""
