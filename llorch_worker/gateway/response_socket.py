@@ -11,8 +11,9 @@ from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import TypeAdapter, ValidationError
+from starlette.websockets import WebSocketState
 
-from llorch_worker.contract import Fault, InvalidRequest, describe
+from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.responding import Creation
@@ -25,19 +26,21 @@ from llorch_worker.openai_api.shape import faults_of
 logger = logging.getLogger(__name__)
 
 _ASK = "response.create"
+_MOST_WAITING = 8
+"""Messages that may wait while one is answered."""
 _OF_HTTP = frozenset(("type", "generate", "stream", "stream_options"))
 """Fields of a message that say nothing to a response."""
 _OUTPUT: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class ResponseSocket:
-    """One connection. It answers one message at a time, and remembers its last conversation, so
-    that this goes on also if it is not stored."""
+    """One connection. It answers one message at a time, refuses more than a few that wait, and
+    remembers its last conversation, so that this goes on also if it is not stored."""
 
     def __init__(self, socket: WebSocket, gateway: Gateway) -> None:
         self._socket = socket
         self._gateway = gateway
-        self._asked: asyncio.Queue[str | bytes] = asyncio.Queue(1)
+        self._asked: asyncio.Queue[str | bytes] = asyncio.Queue(_MOST_WAITING)
         self._recent: dict[str, Sequence[Item]] = {}
 
     async def serve(self) -> None:
@@ -50,11 +53,21 @@ class ResponseSocket:
         await self._socket.accept()
         answering = asyncio.create_task(self._answer())
         try:
-            while (message := await self._socket.receive())["type"] == "websocket.receive":
-                await self._asked.put(message.get("text") or message.get("bytes") or "")
+            await self._read()
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Never waits for an answer: nobody else would notice that the client hangs up."""
+        with suppress(WebSocketDisconnect):
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                if self._socket.application_state is not WebSocketState.CONNECTED:
+                    return
+                if self._asked.full():
+                    await self._fail(QueueFull("too many messages of this connection wait"))
+                else:
+                    self._asked.put_nowait(message.get("text") or message.get("bytes") or "")
 
     async def _answer(self) -> None:
         with suppress(WebSocketDisconnect):

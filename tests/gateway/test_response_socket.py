@@ -121,17 +121,41 @@ def test_what_is_wrong_is_named_and_the_connection_goes_on(
     assert asked(line, CREATE)[-1]["type"] == "response.incomplete"
 
 
+@pytest.mark.parametrize("messages", [1, 4])
 def test_who_hangs_up_cancels_what_it_waits_for(
-    talker: WorkerProcess, gateway: GatewayProcess, redis_server: RedisServer, client: Client
+    talker: WorkerProcess,
+    gateway: GatewayProcess,
+    redis_server: RedisServer,
+    client: Client,
+    line: ClientConnection,
+    messages: int,
 ) -> None:
+    asked(line, CREATE)
     with connect_redis(redis_server.url) as redis, talker.paused():
         before = set(redis.scan_iter(keys.response("*")))
-        with connect(address(gateway)) as line:
-            line.send(json.dumps(CREATE))
+        with connect(address(gateway)) as hasty:
+            for _ in range(messages):
+                hasty.send(json.dumps(CREATE))
             wait_until(lambda: set(redis.scan_iter(keys.response("*"))) - before)
         (key,) = set(redis.scan_iter(keys.response("*"))) - before
         job = client.job(str(key).rpartition(":")[2])
         wait_until(lambda: job.status().state == "cancelled")
+
+
+def test_more_messages_than_may_wait_are_refused(
+    talker: WorkerProcess, line: ClientConnection
+) -> None:
+    asked(line, CREATE)
+    with talker.paused():
+        for _ in range(10):
+            line.send(json.dumps(CREATE))
+        refused = json.loads(line.recv(30))
+        while refused["type"] != "error":
+            refused = json.loads(line.recv(30))
+    openresponses_types.WebSocketErrorEvent.model_validate(refused)
+    assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+    while json.loads(line.recv(30))["type"] != "response.incomplete":
+        pass
 
 
 def test_a_connection_is_refused_as_a_request_is(
