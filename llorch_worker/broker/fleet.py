@@ -12,7 +12,6 @@ from typing import get_args
 from redis import Redis
 
 from llorch_worker.broker import dead_letters, recent_jobs, registry
-from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import (
     WORKER_MARK,
     priority_of,
@@ -142,7 +141,7 @@ def _load(
     """``queues``: those of the model's workers."""
     model = card.name
     lists = [*watched(model), *chain.from_iterable(map(worker_lists, queues))]
-    now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
+    now_s, *heads = run_script(client, "heads", [], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
         (

@@ -54,8 +54,8 @@ that ended that day used: see usage.py. Expires ``usage_days`` after."""
 job = Key("job:{}")
 """By job. Hash, the job's record.
 
-From our client: ``sent``, the Unix time at which it enqueued the job, ``queue``, the model's,
-``line``, the list, ``tenant``, or empty, ``idempotency``, its key, and ``owner``, the gateway's key
+From our client: ``sent``, the Unix time at which it enqueued the job, ``line``, the list
+that it pushed to, ``tenant``, or empty, ``idempotency``, its key, and ``owner``, the gateway's key
 that sent it. From a gateway before that ``reserved``: the key's name and how many tokens of its
 rates are reserved, or empty.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first

@@ -58,10 +58,11 @@ if message then
   leave_follow_ups(job_id, message, 0)
 else
   redis.call('HSET', job, 'follow', state == 'queued' and 'back' or 1)
-  local queue = redis.call('HGET', job, 'queue')
-  if queue then
-    redis.call('SADD', gone_key(queue), job_id)
-    redis.call('EXPIRE', gone_key(queue), record_s)
+  local line = redis.call('HGET', job, 'line')
+  if line then
+    local gone = gone_key(queue_of(line))
+    redis.call('SADD', gone, job_id)
+    redis.call('EXPIRE', gone, record_s)
   end
 end
 return 'queued'

@@ -54,7 +54,7 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   return {'sent', job_id}
 end
 redis.call('EXPIRE', job, keep_s)
-redis.call('HSET', job, 'queue', queue_of(KEYS[1]), 'owner', owner, 'line', KEYS[1], 'tenant', tenant)
+redis.call('HSET', job, 'line', KEYS[1], 'tenant', tenant, 'owner', owner)
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end

@@ -3,9 +3,6 @@
 -- Returns {now in s, {position in KEYS, jobs, time in s or ''}, ...}: when the job was enqueued, or
 -- retried. For somebody's key of another type: {position, -1, its type}.
 
-local enqueued_at = ARGV[1] -- the header, which our client writes first; stock producers do not
-local HEAD_BYTES = 1500 -- of a message: they hold the header and the job's id
-
 -- Hundreds of workers have thousands of lists, nearly all empty: one command rules out many.
 local CHUNK = 50
 
@@ -22,9 +19,7 @@ for first = 1, #KEYS, CHUNK do
     elseif is_scheduled then
       found[#found + 1] = {i, jobs, ''}
     elseif jobs > 0 then
-      local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, HEAD_BYTES)
-      local time = string.match(message, '"' .. enqueued_at .. '":%s*(%d+%.?%d*)%s*[,}]')
-      local id = string.match(message, '"id":%s*"([^"\\]+)"')
+      local time, id = read_head(KEYS[i], -1)
       local retried_ms = id and redis.pcall('HGET', job_key(id), 'retried_ms')
       if type(retried_ms) == 'string' then
         time = string.format('%.3f', tonumber(retried_ms) / 1000)

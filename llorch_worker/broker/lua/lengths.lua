@@ -2,8 +2,7 @@
 
 local jobs = 0
 for _, list in ipairs(KEYS) do
-  local own = redis.pcall('LLEN', list)
-  -- A key of another type holds no jobs, and must not end a worker that declares its queues.
-  jobs = jobs + (type(own) == 'number' and own or 0) + waiting_behind(list)
+  -- A key of another type must not end a worker that declares its queues.
+  jobs = jobs + length_alone(list) + waiting_behind(list)
 end
 return jobs

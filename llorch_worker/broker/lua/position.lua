@@ -6,7 +6,6 @@
 -- list, another producer sent it, or it was retried.
 
 local job_id = ARGV[1]
-local HEAD_BYTES = 1500 -- of a message: they hold the header and the job's id
 local MOST_WITHOUT_TIME = 64 -- messages in a row, of stock producers
 
 local state, sent, line, tenant = unpack(redis.call('HMGET', job_key(job_id), 'state', 'sent', 'line', 'tenant'))
@@ -15,37 +14,25 @@ if not line or state and state ~= 'queued' then
 end
 sent = tonumber(sent)
 
--- The i-th job from the head: when it was enqueued, if it says so, and whether it is the job.
-local function read(list, i)
-  local message = redis.call('LINDEX', list, -1 - i):sub(1, HEAD_BYTES)
-  local time = message:match('"' .. ENQUEUED_AT .. '":%s*(%d+%.?%d*)%s*[,}]')
-  return tonumber(time), message:find('"id":%s*"' .. job_id:gsub('%p', '%%%0') .. '"') ~= nil
-end
-
 -- The job's place from the head, which is 0. Jobs are in the order of their times.
 local function place_in(list)
   local low, high = 0, redis.call('LLEN', list) - 1
   while low <= high do
     local middle = math.floor((low + high) / 2)
     local probe = middle
-    local time, found = read(list, probe)
+    local time, id = read_head(list, -1 - probe)
     while not time and probe < high and probe < middle + MOST_WITHOUT_TIME do
       probe = probe + 1
-      time, found = read(list, probe)
+      time, id = read_head(list, -1 - probe)
     end
-    if found then
+    if id == job_id then
       return probe
-    elseif time and time < sent then
+    elseif time and tonumber(time) < sent then
       low = probe + 1
     else
       high = middle - 1
     end
   end
-end
-
-local function count(list)
-  local jobs = redis.pcall('LLEN', list)
-  return type(jobs) == 'number' and jobs or 0
 end
 
 local base = line:gsub(TENANTS_MARK .. '$', '')
@@ -57,9 +44,9 @@ local before
 if tenant == '' then
   before = place_in(plain)
 else
-  for i = 0, count(turns) - 1 do
-    local _, found = read(turns, i)
-    if found then
+  for i = 0, length_alone(turns) - 1 do
+    local _, id = read_head(turns, i)
+    if id == job_id then
       before = 0
       break
     end
@@ -78,7 +65,7 @@ for i = 1, #waiting, 2 do
   end
 end
 if tenant ~= '' then
-  ahead = ahead + math.min(count(plain), before + 1)
+  ahead = ahead + math.min(length(plain), before + 1)
 end
 
 local queue = plain:gsub(HIGH_SUFFIX .. '$', ''):gsub(LOW_SUFFIX .. '$', '')

@@ -18,10 +18,16 @@ local function waiting_behind(list)
   return is_tenants_list(list) and tonumber(redis.pcall('HGET', tenants_key(list), '*')) or 0
 end
 
--- How many jobs wait in the list and behind it. A key of another type holds none.
-local function length(list)
+-- How many jobs are in the list. A key of another type holds none.
+local function length_alone(list)
   local jobs = redis.pcall('LLEN', list)
-  return type(jobs) == 'number' and jobs > 0 and jobs + waiting_behind(list) or 0
+  return type(jobs) == 'number' and jobs or 0
+end
+
+-- How many jobs wait in the list and behind it.
+local function length(list)
+  local jobs = length_alone(list)
+  return jobs > 0 and jobs + waiting_behind(list) or 0
 end
 
 local function push_for_tenant(list, tenant, message)
