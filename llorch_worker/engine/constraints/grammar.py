@@ -104,22 +104,22 @@ def _shape(request: GenerationRequest) -> Grammar | None:
 
 
 def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Grammar:
-    rules, is_whole = _rules(field, schema)
-    checks = None if is_whole else _checks(field, schema, text=schema)
-    if strict and not is_whole:
-        words = ", ".join(relax(schema).keywords)
+    rules, unheld = _rules(field, schema)
+    checks = _checks(field, schema, text=schema) if unheld else None
+    if strict and unheld:
+        words = ", ".join(unheld)
         raise _refusal(field, f"must have no {words} with strict: no grammar holds them", schema)
     return Grammar(field, schema, "json_schema", rules, checks)
 
 
-def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What of ``schema`` a grammar holds, and whether that is all."""
+def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What of ``schema`` a grammar holds, and the keywords that it does not."""
     if (found := misspelt(schema)) is not None:
         word, keyword = found
         raise _refusal(field, f"has no keyword {shown(word)}: is it {keyword}?", schema)
     relaxed = relax(schema)
     options = _OPTIONS | ({"coerce_one_of": True} if "oneOf" in relaxed.keywords else {})
-    return {"x-guidance": options, **relaxed.schema}, not relaxed.keywords
+    return {"x-guidance": options, **relaxed.schema}, relaxed.keywords
 
 
 def _checks(field: str, source: Any, **schemas: Any) -> Checks:
@@ -178,8 +178,8 @@ def _with_calls(
     source: Any = [tool.model_dump(mode="json") for tool in tools]
     arguments = {
         tool.function.name: _parameters(tool)
-        for tool, (_, is_whole) in zip(tools, parameters, strict=True)
-        if not is_whole
+        for tool, (_, unheld) in zip(tools, parameters, strict=True)
+        if unheld
     }
     text = otherwise.source if otherwise and otherwise.checks else None
     checks = None
