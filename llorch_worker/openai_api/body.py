@@ -6,13 +6,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from pydantic import SkipValidation
+
 from llorch_worker.contract import (
+    Fault,
     Finished,
     GenerationRequest,
     GenerationResult,
     LlorchError,
     Started,
     Tokens,
+    describe,
 )
 from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.sampling import Sampling
@@ -70,3 +74,23 @@ class Body(Sampling):
     def failure(self, error: LlorchError) -> Mapping[str, Any]:
         """What ends a stream that has begun."""
         return body_of(error).model_dump(mode="json")
+
+
+class OpenAIBody(Body):
+    """A completion's or a chat's, with vLLM's fields for prompts and their ids."""
+
+    prompt_logprobs: SkipValidation[int | None] = None
+    """Also the log probabilities of the prompts' tokens, with so many alternatives each."""
+    return_token_ids: bool | None = None
+    """Also the ids of the prompts and of the answers."""
+
+    @property
+    def wants_prompt_ids(self) -> bool:
+        return bool(self.return_token_ids)
+
+    def _faults(self) -> list[Fault]:
+        """Rules of OpenAI's that the body breaks."""
+        if self.prompt_logprobs is None or not self.stream:
+            return []
+        got = describe(self.prompt_logprobs)
+        return [Fault(field="prompt_logprobs", rule="cannot be streamed", got=got)]

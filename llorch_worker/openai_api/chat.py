@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     describe,
 )
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
-from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.chat_message import ChatMessage
@@ -28,7 +28,7 @@ from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, 
 TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
-class ChatRequest(Body):
+class ChatRequest(OpenAIBody):
     """OpenAI's request, with our own fields beside it."""
 
     messages: list[ChatMessage]
@@ -51,10 +51,6 @@ class ChatRequest(Body):
     add_generation_prompt: SkipValidation[bool | None] = None
     continue_final_message: SkipValidation[bool | None] = None
     """Whether the answer goes on in the last message, which is an assistant's."""
-    prompt_logprobs: SkipValidation[int | None] = None
-    """Also the log probabilities of the prompt's tokens, with so many alternatives each."""
-    return_token_ids: bool | None = None
-    """Also the ids of the prompt and of the answer."""
     prediction: Any = None
     """What the answer may say: ``{"type": "content", "content": text or parts of text}``. Anything
     else says nothing, because a prediction changes no token."""
@@ -106,10 +102,6 @@ class ChatRequest(Body):
         ids = bool(self.return_token_ids)
         return ChatChunks(requests[0], job_id, created, self.stream_options, token_ids=ids)
 
-    @property
-    def wants_prompt_ids(self) -> bool:
-        return bool(self.return_token_ids)
-
     def with_prompt_ids(
         self, document: Mapping[str, Any], ids: Sequence[Sequence[int]], told: set[int]
     ) -> Mapping[str, Any]:
@@ -119,10 +111,7 @@ class ChatRequest(Body):
         return {**document, "prompt_token_ids": list(ids[0])}
 
     def _faults(self) -> list[Fault]:
-        faults = []
-        if self.prompt_logprobs is not None and self.stream:
-            got = describe(self.prompt_logprobs)
-            faults.append(Fault(field="prompt_logprobs", rule="cannot be streamed", got=got))
+        faults = super()._faults()
         if self.top_logprobs and not self.logprobs:
             got = describe(self.top_logprobs)
             faults.append(Fault(field="top_logprobs", rule="needs logprobs: true", got=got))

@@ -15,7 +15,7 @@ from llorch_worker.contract import (
     InvalidRequest,
     describe,
 )
-from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.completion_answer import (
     Completion,
     CompletionChunks,
@@ -48,7 +48,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
-class CompletionRequest(Body):
+class CompletionRequest(OpenAIBody):
     """OpenAI's request, with our own fields beside it."""
 
     prompt: Annotated[
@@ -64,10 +64,6 @@ class CompletionRequest(Body):
     """Put the prompt before the text. With logprobs, the prompt's tokens are scored too."""
     logprobs: SkipValidation[int | None] = None
     """Log probabilities of the tokens, and of so many alternatives each."""
-    prompt_logprobs: SkipValidation[int | None] = None
-    """Also the log probabilities of the prompts' tokens, with so many alternatives each."""
-    return_token_ids: bool | None = None
-    """Also the ids of the prompts and of the answers."""
     best_of: int | None = None
     """Only as many as n: every choice is returned."""
     add_special_tokens: SkipValidation[bool | None] = None
@@ -113,10 +109,6 @@ class CompletionRequest(Body):
             options=self.stream_options,
             token_ids=bool(self.return_token_ids),
         )
-
-    @property
-    def wants_prompt_ids(self) -> bool:
-        return bool(self.return_token_ids)
 
     def with_prompt_ids(
         self, document: Mapping[str, Any], ids: Sequence[Sequence[int]], told: set[int]
@@ -166,9 +158,7 @@ class CompletionRequest(Body):
         faults = []
         if self.best_of is not None and self.best_of != (self.n or 1):
             faults.append(Fault(field="best_of", rule="must equal n", got=describe(self.best_of)))
-        if self.prompt_logprobs is not None and self.stream:
-            got = describe(self.prompt_logprobs)
-            faults.append(Fault(field="prompt_logprobs", rule="cannot be streamed", got=got))
+        faults += super()._faults()
         if self.echo and self.logprobs is not None and self.stream:
             rule = "with echo they come at the end, so they cannot be streamed"
             faults.append(Fault(field="logprobs", rule=rule, got=describe(self.logprobs)))
