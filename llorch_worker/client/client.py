@@ -259,21 +259,21 @@ class Job:
 
     def status(self) -> JobStatus:
         """The job's current status."""
-        with self._client._in_use(), self._redis.pipeline(transaction=False) as pipe:
-            pipe.mget(keys.result(self.id), keys.cancel(self.id))
-            pipe.hmget(keys.job(self.id), "state", "sent")
-            (meta, cancelling), (state, sent) = pipe.execute()
-        waits = state in ("queued", "scheduled") or (state is None and sent is not None)
-        found = job_status(
-            self.id,
-            decode_state(meta),
-            waits=waits,
-            cancelling=cancelling is not None,
-            ended=state == "ended",
-        )
-        if found.state == "queued":
-            with self._client._in_use():
-                return replace(found, position=position(self._redis, self.id))
+        with self._client._in_use():
+            with self._redis.pipeline(transaction=False) as pipe:
+                pipe.mget(keys.result(self.id), keys.cancel(self.id))
+                pipe.hmget(keys.job(self.id), "state", "sent")
+                (meta, cancelling), (state, sent) = pipe.execute()
+            waits = state in ("queued", "scheduled") or (state is None and sent is not None)
+            found = job_status(
+                self.id,
+                decode_state(meta),
+                waits=waits,
+                cancelling=cancelling is not None,
+                ended=state == "ended",
+            )
+            if found.state == "queued":
+                found = replace(found, position=position(self._redis, self.id))
         return found
 
     def _announce_reader(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.results import decode_state
+from llorch_worker.broker.waiting import Position
 from llorch_worker.client import AsyncClient, JobState
 from llorch_worker.contract import (
     ErrorDocument,
@@ -48,15 +48,6 @@ class JobUrls(BaseModel):
     events: str
 
 
-class JobPosition(BaseModel):
-    """Where a job waits."""
-
-    place: int
-    """1: it is next. More urgent jobs may still come before it."""
-    starts_in_s: float | None = None
-    """An estimate, from the pace of the last minutes."""
-
-
 class JobDocument(BaseModel):
     """A job: its status and, once it has ended, its result or its error."""
 
@@ -64,7 +55,7 @@ class JobDocument(BaseModel):
     object: Literal["job"] = "job"
     status: JobState
     worker: str | None = None
-    position: JobPosition | None = None
+    position: Position | None = None
     """Of a job that waits, if it is known."""
     result: GenerationResult | None = None
     error: ErrorDocument | None = None
@@ -84,7 +75,7 @@ async def job_document(client: AsyncClient, job_id: str) -> JobDocument:
         id=status.id,
         status=status.state,
         worker=status.worker,
-        position=status.position and JobPosition.model_validate(asdict(status.position)),
+        position=status.position,
         result=end if isinstance(end, GenerationResult) else None,
         error=end.document() if isinstance(end, LlorchError) else None,
         urls=JobUrls(job=f"/v1/jobs/{status.id}", events=f"/v1/jobs/{status.id}/events"),
