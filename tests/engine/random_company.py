@@ -6,11 +6,16 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from llorch_worker.contract import Choice, Event, GenerationRequest, read_journal
 from llorch_worker.contract.events import Tokens
 from llorch_worker.engine import Engine
 from llorch_worker.engine.generation import Generation
+from llorch_worker.kernels import native_absence
 
 SHARED_BEGINNINGS = 5
 LONGEST_PROMPT = 330
@@ -19,6 +24,24 @@ MOST_AT_ONCE = 12
 RESUMED_SHARE = 0.1
 CANCELLED_SHARE = 0.1
 TIMEOUT_S = 120
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "float32": ("f32.gguf", {"dtype": "float32"}),
+    "float32, int8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "int8"}),
+    "float32, fp8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "fp8"}),
+    "bfloat16 on torch": (
+        "f32.gguf",
+        {"dtype": "bfloat16", "kernels": "torch", "batch_invariant": True},
+    ),
+    "native products, torch's attention": (
+        "q8_0.gguf",
+        {"dtype": "bfloat16", "batch_invariant": True},
+    ),
+    "native": ("demo", {"dtype": "bfloat16"}),
+    "native, int8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "int8"}),
+    "native, fp8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "fp8"}),
+}
+"""Kinds of kernels and caches in which a job's bits do not depend on its company."""
 
 Answer = tuple[Choice, ...]
 
@@ -30,6 +53,14 @@ class Job:
     request: GenerationRequest
     events: list[Event]
     answer: Answer
+
+
+def model_and_options(way: str, trained: Path, demo: Path) -> tuple[Path, dict[str, Any]]:
+    """What to load for one of :data:`WAYS`. Skips the test where its kernels are not."""
+    name, options = WAYS[way]
+    if "native" in way and (absence := native_absence()) is not None:
+        pytest.skip(absence)
+    return demo if name == "demo" else trained / name, options
 
 
 def random_requests(count: int, vocab_size: int, seed: int) -> Iterator[GenerationRequest]:

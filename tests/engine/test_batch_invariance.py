@@ -7,13 +7,13 @@ any company, and after a resume.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import native_absence
 from tests.engine.random_company import (
+    WAYS,
+    model_and_options,
     other_bits,
     other_tokens,
     random_requests,
@@ -24,32 +24,13 @@ from tests.sizes import sized
 
 JOBS = sized(usual=15, full=10_000)
 
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "float32": ("f32.gguf", {"dtype": "float32"}),
-    "float32, int8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "int8"}),
-    "bfloat16 on torch": (
-        "f32.gguf",
-        {"dtype": "bfloat16", "kernels": "torch", "batch_invariant": True},
-    ),
-    "native products, torch's attention": (
-        "q8_0.gguf",
-        {"dtype": "bfloat16", "batch_invariant": True},
-    ),
-    "native": ("demo", {"dtype": "bfloat16"}),
-    "native, int8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "int8"}),
-    "native, fp8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "fp8"}),
-}
-
 
 @pytest.mark.timeout(180 if JOBS < 1_000 else 7_200)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "float32, fp8 cache"])
 def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
     trained_model: Path, demo_model: Path, way: str
 ) -> None:
-    name, options = WAYS[way]
-    if "native" in way and (absence := native_absence()) is not None:
-        pytest.skip(absence)
-    path = demo_model if name == "demo" else trained_model / name
+    path, options = model_and_options(way, trained_model, demo_model)
     with Engine.load(path, device="cpu", prefix_caching=False, **options) as engine:
         jobs = run_alone(engine, random_requests(JOBS, engine.config.vocab_size, seed=1))
     # Small steps cut prompts into chunks.

@@ -25,22 +25,13 @@ from llorch_worker.cache import BlockPool, CacheShape, WindowPool
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.scheduler import Chunk, Scheduler, StepPlan
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
+from tests.engine.conftest import NoText
 
 BLOCK_SIZE = 4
 GARBAGE = (-1,)
 
 Slot = tuple[int, int, int]
 """Group of layers, block, offset."""
-
-
-class NoText:
-    thinking = False
-
-    def push(self, token_id: int, *, may_stop: bool = True) -> bool:
-        return False
-
-    def close(self) -> bool:
-        return False
 
 
 class SchedulerPromises(RuleBasedStateMachine):

@@ -18,9 +18,16 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.drafting.step_costs import StepCosts
-from llorch_worker.kernels import native_absence
 from tests.engine.conftest import WatchedModel
-from tests.engine.random_company import Job, other_bits, other_tokens, run_alone, run_in_company
+from tests.engine.random_company import (
+    WAYS,
+    Job,
+    model_and_options,
+    other_bits,
+    other_tokens,
+    run_alone,
+    run_in_company,
+)
 from tests.engine.structured import AS_RECORD, TIMEOUT_S
 from tests.engine.together import all_at_once
 from tests.sizes import sized
@@ -32,18 +39,6 @@ PHRASES = [
     "The dog ran to the park.",
     "Tom said, I want to play with you.",
 ]
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "float32": ("f32.gguf", {"dtype": "float32"}),
-    "float32, int8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "int8"}),
-    "float32, fp8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "fp8"}),
-    "native products, torch's attention": (
-        "q8_0.gguf",
-        {"dtype": "bfloat16", "batch_invariant": True},
-    ),
-    "native": ("demo", {"dtype": "bfloat16"}),
-    "native, int8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "int8"}),
-    "native, fp8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "fp8"}),
-}
 
 
 def repeating_requests(count: int, seed: int) -> Iterator[GenerationRequest]:
@@ -119,12 +114,9 @@ def texts_of(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 
 
 @pytest.mark.timeout(300 if JOBS < 1_000 else 7_200)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "bfloat16 on torch"])
 def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, way: str) -> None:
-    name, options = WAYS[way]
-    if "native" in way and (absence := native_absence()) is not None:
-        pytest.skip(absence)
-    path = demo_model if name == "demo" else trained_model / name
+    path, options = model_and_options(way, trained_model, demo_model)
     with Engine.load(path, device="cpu", **options) as engine:
         jobs = run_alone(engine, repeating_requests(JOBS, seed=1))
         texts = texts_of(engine, jobs)
