@@ -322,25 +322,31 @@ for (const model of [openai(process.env.MODEL), openai.chat(process.env.MODEL), 
 }
 
 
-def prepared(name: str, client: Client, folder: Path) -> list[str]:
-    """Installs the packages; the command that runs the code."""
+def installed(name: str, folder: Path) -> tuple[Path, str]:
+    """The folder with a client's packages, and the program that runs code there."""
+    client = CLIENTS[name]
     home = folder / name
     home.mkdir(parents=True, exist_ok=True)
-    log = (home / "install.log").open("w")
-    if client.node:
-        script = home / "run.mjs"
-        script.write_text(client.code)
-        install = ["npm", "install", "--no-audit", "--no-fund", *client.packages.split()]
-        subprocess.run(install, cwd=home, stdout=log, stderr=log, check=True)
-        return ["node", str(script)]
-    script = home / "run.py"
-    script.write_text(BEGIN + client.code)
     python = home / "venv" / "bin" / "python"
-    if not python.exists():
-        venv.create(home / "venv", with_pip=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", *client.packages.split()]
-    subprocess.run(install, stdout=log, stderr=log, check=True)
-    return [str(python), str(script)]
+    if client.node:
+        install = ["npm", "install", "--no-audit", "--no-fund"]
+    else:
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        if not python.exists():
+            venv.create(home / "venv", with_pip=True)
+    with (home / "install.log").open("w") as log:
+        command = [*install, *client.packages.split()]
+        subprocess.run(command, cwd=home, stdout=log, stderr=log, check=True)
+    return home, "node" if client.node else str(python)
+
+
+def prepared(name: str, folder: Path) -> list[str]:
+    """Installs the packages; the command that runs the code."""
+    client = CLIENTS[name]
+    home, program = installed(name, folder)
+    script = home / ("run.mjs" if client.node else "run.py")
+    script.write_text(client.code if client.node else BEGIN + client.code)
+    return [program, str(script)]
 
 
 def main() -> None:
@@ -357,7 +363,7 @@ def main() -> None:
     }
     failed = []
     for name in given.only:
-        command = prepared(name, CLIENTS[name], given.folder.absolute())
+        command = prepared(name, given.folder.absolute())
         began_s = time.monotonic()
         ran = subprocess.run(
             command, env=variables, capture_output=True, text=True, timeout=600, check=False

@@ -1,0 +1,1 @@
+"""Random histories of chats, as clients and frameworks themselves write them."""

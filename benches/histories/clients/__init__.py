@@ -1,0 +1,1 @@
+"""A module for each client, which only its own environment can import."""
