@@ -98,6 +98,7 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "decode_bytes": cache.get("decode", 0),
         "workspace_bytes": plan.workspace_bytes,
         "process_bytes": plan.process_bytes,
+        "vocabulary_bytes": plan.vocabulary_bytes,
         "total_bytes": plan.total_bytes,
         "free_bytes": plan.free_bytes,
         "cache_share": plan.cache_share,
@@ -161,6 +162,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
         ("decode", cache.get("decode"), "buffers of recorded steps"),
         ("workspace", plan.workspace_bytes, "of one step, as planned"),
         ("process", plan.process_bytes or None, "Python and its libraries"),
+        ("vocabulary", plan.vocabulary_bytes or None, "tokenizer and grammars, as planned"),
     ):
         if size_bytes is not None:
             table.add_row(f"  {label}", human_bytes(size_bytes), note)

@@ -22,7 +22,9 @@ def test_the_figures_are_those_of_the_engine(trained_model: Path) -> None:
     assert planned.keys() == {"weights", "kv", "rope", "masks", "workspace"}
     assert {part: memory[f"{part}_bytes"] for part in planned} == planned
     assert memory["process_bytes"] > 0
-    assert memory["total_bytes"] == sum(planned.values()) + memory["process_bytes"]
+    assert memory["vocabulary_bytes"] > 0
+    beside = memory["process_bytes"] + memory["vocabulary_bytes"]
+    assert memory["total_bytes"] == sum(planned.values()) + beside
     assert memory["fits"] is True
 
 

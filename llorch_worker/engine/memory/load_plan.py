@@ -19,6 +19,7 @@ from llorch_worker.engine.device.graphs import records_decode
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.kept_types import KeptType, kept_types
 from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
+from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
 from llorch_worker.engine.memory.workspace import draft_rows, workspace_bytes
 from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.kernels import ChosenOps, choose_ops
@@ -48,6 +49,8 @@ class LoadPlan:
     """The most memory that one step takes besides weights and cache."""
     process_bytes: int
     """Memory of Python and its libraries before the load; 0 on a card."""
+    vocabulary_bytes: int
+    """Memory of the tokenizer, and of the grammars' vocabulary; 0 on a card."""
     free_bytes: int
     """Free on the device before the load."""
     num_blocks: int
@@ -107,7 +110,8 @@ class LoadPlan:
     def total_bytes(self) -> int:
         """All bytes that the process will hold on the device."""
         cache = sum(self.cache_bytes.values())
-        return self.weights_bytes + cache + self.workspace_bytes + self.process_bytes
+        process = self.process_bytes + self.vocabulary_bytes
+        return self.weights_bytes + cache + self.workspace_bytes + process
 
     def require_fit(self) -> LoadPlan:
         """This plan; raises ``ModelLoadFailed`` with the reason if the model does not fit."""
@@ -255,6 +259,9 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
             draft_rows=draft_rows(options.speculation),
         ),
         process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
+        vocabulary_bytes=(
+            vocabulary_bytes(checkpoint, config.vocab_size) if place.type == "cpu" else 0
+        ),
         free_bytes=free_bytes(place),
         num_blocks=options.max_sequences * shape.context_blocks,
     )

@@ -1,0 +1,70 @@
+"""The vocabulary's part of the plan is what a process then holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import gc, itertools, string, sys
+from pathlib import Path
+import psutil
+from llorch_worker.allocator import return_freed_memory
+from llorch_worker.engine import Engine
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
+from llorch_worker.text import load_tokenizer
+from llorch_worker.text.vocabulary_file import VocabularyFile
+
+def resident():
+    gc.collect()
+    return_freed_memory()
+    return psutil.Process().memory_info().rss
+
+def source(kind, number):
+    letters = string.ascii_lowercase
+    words = {
+        length: ["".join(word) for word in itertools.product(letters, repeat=length)]
+        for length in (2, 4)
+    }
+    merges = [f"{word[0]} {word[1]}" for word in words[2]]
+    merges += [f"{word[:2]} {word[2:]}" for word in words[4]]
+    merged = [merge.replace(" ", "") for merge in merges][:number]
+    bytes_ = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = [*map(chr, bytes_), *(chr(0x100 + i) for i in range(256 - len(bytes_)))]
+    tokens = ["<s>", *alphabet, *merged]
+    types = [3] + [1] * (len(tokens) - 1)
+    if kind == "llama":
+        tokens[:0], types[:0] = ["<unk>"], [2]
+    return VocabularyFile(Path("a.gguf"), "gguf", {
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges[:number] if kind == "gpt2" else [],
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+    })
+
+def load(kind, number):
+    file = source(kind, number)
+    before = resident()
+    tokenizer = load_tokenizer(file)
+    vocabulary = ConstraintVocabulary(tokenizer, tokenizer.vocab_size, frozenset())
+    vocabulary.ll_tokenizer
+    return resident() - before, vocabulary_bytes(file, tokenizer.vocab_size)
+
+load(sys.argv[1], 1000)  # what the libraries take once
+print(*load(sys.argv[1], 150_000))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other allocators return memory otherwise")
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_plan_of_a_large_vocabulary_is_what_the_process_takes(kind: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, kind], capture_output=True, text=True, check=True
+    )
+    measured, planned = map(int, run.stdout.split())
+    assert 0.6 < measured / planned < 1.3, f"{measured:,} measured, {planned:,} planned"
