@@ -12,8 +12,10 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis.asyncio.connection
 import redis.connection
@@ -32,6 +34,9 @@ LAST_TRY_S = 6.5
 """A command that found no answer for so long is not sent again."""
 PROBE_TIMEOUT_S = 1.0
 _PROBED_ERRORS = (NoConnection, NoReply, InvalidResponse)
+CONNECTING_AT_ONCE = 32
+"""Of one event loop. What makes hundreds of connections at once shares its time among their
+greetings, and none would be over in time."""
 _GREETED: set[tuple[str, int]] = set()
 """Where a Redis has answered this process. If it stops, it is away."""
 
@@ -134,6 +139,39 @@ class LimitedUnixConnection(Limited, redis.connection.UnixDomainSocketConnection
     pass
 
 
+class _Turns:
+    """The turns of one event loop's connections to be made."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(CONNECTING_AT_ONCE)
+        self._greeted_s = time.monotonic()
+
+    @classmethod
+    @asynccontextmanager
+    async def take(cls) -> AsyncIterator[None]:
+        """Waits for a turn as long as others are greeted.
+
+        Raises: NoReply if none was for ``CONNECT_TIMEOUT_S``.
+        """
+        turns = _TURNS.setdefault(asyncio.get_running_loop(), cls())
+        began_s = time.monotonic()
+        while True:
+            try:
+                await asyncio.wait_for(turns._free.acquire(), CONNECT_TIMEOUT_S)
+                break
+            except TimeoutError:
+                if turns._greeted_s < max(began_s, time.monotonic() - CONNECT_TIMEOUT_S):
+                    raise NoReply("Timeout connecting to server") from None
+        try:
+            yield
+            turns._greeted_s = time.monotonic()
+        finally:
+            turns._free.release()
+
+
+_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
 class AsyncLimited:
     """:class:`Limited` for asyncio."""
 
@@ -142,7 +180,8 @@ class AsyncLimited:
             return
         reply_timeout_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
         try:
-            await super().connect_check_health(**options | {"check_health": False})  # type: ignore[misc]
+            async with _Turns.take():
+                await super().connect_check_health(**options | {"check_health": False})  # type: ignore[misc]
         except _PROBED_ERRORS as error:
             if _may_be_another(self, error) and (
                 found := await asyncio.to_thread(_found_by, self, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.broker.connection import connect, connect_async
+from llorch_worker.broker.limits import CONNECT_TIMEOUT_S
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
@@ -156,3 +158,29 @@ def test_hundreds_of_asynchronous_readers_connect_at_once(url: str) -> None:
             return await asyncio.gather(*(client.blpop([f"none{n}"], 0.1) for n in range(300)))
 
     assert asyncio.run(read()) == [None] * 300
+
+
+def test_hundreds_of_readers_connect_at_once_when_that_takes_long() -> None:
+    taken = asyncio.Semaphore(1)
+
+    async def greet_one_at_a_time(reader: StreamReader, writer: StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection(LOCALHOST, redis.port)
+        async with taken:
+            await asyncio.sleep(1.3 * CONNECT_TIMEOUT_S / 300)
+        await asyncio.gather(passed_on(reader, to_redis), passed_on(from_redis, writer))
+
+    async def passed_on(reader: StreamReader, writer: StreamWriter) -> None:
+        while some := await reader.read(4096):
+            writer.write(some)
+        writer.close()
+
+    async def read() -> list[object]:
+        server = await asyncio.start_server(greet_one_at_a_time, LOCALHOST, backlog=300)
+        async with server, connect_async(f"redis://{LOCALHOST}:{port_of(server)}/0") as client:
+            return await asyncio.gather(*(client.blpop([f"none{n}"], 0.1) for n in range(300)))
+
+    def port_of(server: asyncio.Server) -> int:
+        return int(server.sockets[0].getsockname()[1])
+
+    with own_redis() as redis:
+        assert asyncio.run(read()) == [None] * 300
