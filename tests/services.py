@@ -35,6 +35,7 @@ from tests.forks import REPOSITORY as REPOSITORY
 from tests.store import held_ids
 from tests.waiting import wait_until as wait_until
 
+SHOWN_CHARACTERS = 8000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 90.0
 TOY_APP = "tests.toy_app"
@@ -326,6 +327,8 @@ class WorkerProcess:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
+        # Pytest shows it beside a test that failed.
+        print(f"the log of {self.hostname} ends with:\n{self.text()[-SHOWN_CHARACTERS:]}")
         return self.process.wait()
 
 
