@@ -27,7 +27,8 @@ import typer
 from benches.command import main
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
-from llorch_worker.stack.stack import Plan, Stack
+from llorch_worker.stack.plan import Plan
+from llorch_worker.stack.stack import Stack
 from llorch_worker.text.dialects import DIALECTS, GENERIC, Dialect
 
 READY_S = 300.0

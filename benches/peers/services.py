@@ -26,7 +26,8 @@ from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
 from llorch_worker.stack.children import Child, Program, describe_exit, python
-from llorch_worker.stack.stack import Plan, Stack
+from llorch_worker.stack.plan import Plan
+from llorch_worker.stack.stack import Stack
 
 JOB_TIMEOUT_S = 3600.0
 POLL_S = 0.1

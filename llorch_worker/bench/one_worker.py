@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llorch_worker.bench.plan import thread_environment
 from llorch_worker.settings import Settings
-from llorch_worker.stack.stack import Plan, Stack
+from llorch_worker.stack.plan import Plan
+from llorch_worker.stack.stack import Stack
 
 READY_TIMEOUT_S = 600.0
 """A large model takes minutes to load from a slow disk."""

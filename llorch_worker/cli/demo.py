@@ -50,7 +50,8 @@ def demo(
     from llorch_worker import processors
     from llorch_worker.cli.demo_scenes import show_scenes
     from llorch_worker.cli.demo_screen import DemoScreen
-    from llorch_worker.stack.stack import Plan, Stack
+    from llorch_worker.stack.plan import Plan
+    from llorch_worker.stack.stack import Stack
 
     screen = Screen(as_json=as_json)
     # The demo ignores LLORCH_MODEL.

@@ -30,7 +30,8 @@ from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
-    from llorch_worker.stack.stack import Plan, Stack
+    from llorch_worker.stack.plan import Plan
+    from llorch_worker.stack.stack import Stack
 
 SERVERS_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
@@ -84,8 +85,9 @@ def up(
         extras.require("metrics")
     from llorch_worker.stack import ports
     from llorch_worker.stack.placement import worker_devices
+    from llorch_worker.stack.plan import Plan
     from llorch_worker.stack.programs import find_redis_server
-    from llorch_worker.stack.stack import Plan, Stack
+    from llorch_worker.stack.stack import Stack
 
     screen = Screen(as_json=as_json)
     redis_url = settings.redis_url if "redis_url" in settings.model_fields_set else None

@@ -20,29 +20,20 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
 from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
 from llorch_worker.contract.output_format import (
     NOT_EMPTY,
-    NamedSchema,
     ResponseFormat,
     StructuredOutputs,
     as_tuple,
 )
-from llorch_worker.contract.shown import describe, shown
+from llorch_worker.contract.request_faults import TOKEN_ID, fault_of
+from llorch_worker.contract.shown import describe
 from llorch_worker.contract.template_fields import TemplateKwargs, template_faults
-from llorch_worker.contract.tools import (
-    Function,
-    FunctionCall,
-    NamedFunction,
-    NamedToolChoice,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    Tools,
-)
+from llorch_worker.contract.tools import NamedToolChoice, ToolChoice, Tools
 from llorch_worker.contract.values import few_values, small_json
 
 LONGEST_DEADLINE_S = 7 * 24 * 3600
@@ -59,8 +50,6 @@ MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Largest number of tokens and largest token id: above any model's, and short enough to print."""
 
-_ID = re.compile("[0-9]{1,20}")
-
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
@@ -76,7 +65,7 @@ def _integer_keys(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return {
-        int(key) if isinstance(key, str) and _ID.fullmatch(key) else key: bias
+        int(key) if isinstance(key, str) and TOKEN_ID.fullmatch(key) else key: bias
         for key, bias in value.items()
     }
 
@@ -188,7 +177,7 @@ class GenerationRequest(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidRequest.from_faults(map(_fault, error.errors())) from None
+            raise InvalidRequest.from_faults(map(fault_of, error.errors())) from None
 
     @field_validator("metadata")
     @classmethod
@@ -352,32 +341,3 @@ def summarise(fields: Mapping[str, Any]) -> str:
     parts += [f"{name}={describe(fields[name])}" for name in known]
     unknown = len(fields) - len(known)
     return ", ".join([*parts, f"unknown fields: {unknown}"] if unknown else parts)
-
-
-def _fault(error: ErrorDetails) -> Fault:
-    unknown = error["type"] == "extra_forbidden"
-    *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
-    parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
-    if unknown:
-        parts.append(shown(str(last)))
-    elif not path or _is_ours(last):
-        parts.append(str(last))
-    rule = "unknown field" if unknown else error["msg"]
-    return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
-
-
-_PARTS_FIELDS = {
-    field.alias or name
-    for part in (
-        *(Message, ToolCall, FunctionCall, Tool, Function, NamedToolChoice, NamedFunction),
-        *(ResponseFormat, NamedSchema, StructuredOutputs),
-    )
-    for name, field in part.model_fields.items()
-}
-
-
-def _is_ours(part: int | str) -> bool:
-    """Whether a part of a path is an index, a token id or a field, and not a key of the user's."""
-    if isinstance(part, int):
-        return part.bit_length() <= 64
-    return part in _PARTS_FIELDS or _ID.fullmatch(part) is not None

@@ -7,8 +7,8 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,6 +22,7 @@ from llorch_worker.processors import shares
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports, programs
 from llorch_worker.stack.children import Child, Program, describe_exit, error_sentence
+from llorch_worker.stack.plan import Plan
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS, find_redis_server
 from llorch_worker.stack.restarts import Restarts
 
@@ -30,32 +31,6 @@ REDIS_START_S = 15.0
 STOP_S = 10.0
 PORT_RACES = 10
 _TAKEN = "Address already in use"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The programs to start."""
-
-    settings: Settings
-    models: tuple[Settings, ...] = field(default=(), kw_only=True)
-    """The settings of several models, which the workers load in turn; empty if all load that of
-    ``settings``."""
-    workers: tuple[tuple[str, str], ...]
-    """The (name, device) of each worker."""
-    redis_url: str | None
-    """None starts a Redis that ends with the stack."""
-    worker_environment: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """Variables of the workers, besides those of the settings."""
-    redis_port: int | None = field(default=None, kw_only=True)
-    """The first port to try for that Redis; None for any free one."""
-    flower_port: int | None
-    """None starts no Flower."""
-    flower_port_asked: bool = False
-    """Whether the user chose the port; otherwise Flower may take another one."""
-    flower_login: str | None = None
-    gateway_port: int | None = None
-    """None starts no gateway."""
-    gateway_port_asked: bool = False
 
 
 class Stack:

@@ -11,7 +11,8 @@ from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports, programs
 from llorch_worker.stack.children import Program, python
-from llorch_worker.stack.stack import Plan, Stack
+from llorch_worker.stack.plan import Plan
+from llorch_worker.stack.stack import Stack
 from tests.services import RedisServer, free_port
 
 START_S = 60

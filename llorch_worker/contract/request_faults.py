@@ -1,0 +1,51 @@
+"""What pydantic finds in a request, as faults that quote no text of the user's."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic_core import ErrorDetails
+
+from llorch_worker.contract.errors import Fault
+from llorch_worker.contract.message import Message
+from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
+from llorch_worker.contract.shown import describe, shown
+from llorch_worker.contract.tools import (
+    Function,
+    FunctionCall,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+    ToolCall,
+)
+
+TOKEN_ID = re.compile("[0-9]{1,20}")
+"""As a key of a JSON object."""
+_PARTS_FIELDS = {
+    field.alias or name
+    for part in (
+        *(Message, ToolCall, FunctionCall, Tool, Function, NamedToolChoice, NamedFunction),
+        *(ResponseFormat, NamedSchema, StructuredOutputs),
+    )
+    for name, field in part.model_fields.items()
+}
+
+
+def fault_of(error: ErrorDetails) -> Fault:
+    """The fault that pydantic found in a request."""
+    unknown = error["type"] == "extra_forbidden"
+    *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
+    parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
+    if unknown:
+        parts.append(shown(str(last)))
+    elif not path or _is_ours(last):
+        parts.append(str(last))
+    rule = "unknown field" if unknown else error["msg"]
+    return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
+
+
+def _is_ours(part: int | str) -> bool:
+    """Whether a part of a path is an index, a token id or a field, and not a key of the user's."""
+    if isinstance(part, int):
+        return part.bit_length() <= 64
+    return part in _PARTS_FIELDS or TOKEN_ID.fullmatch(part) is not None
