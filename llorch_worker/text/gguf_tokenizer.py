@@ -52,6 +52,7 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     codec = vocabulary.with_control(control.spellings)
     ends |= control.ends(codec.special_ids)
     bos, eos = named.get("bos"), named.get("eos")
+    architecture = metadata.get("general.architecture", "llama")
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
     add_bos = adds_bos_by_default(metadata) if add_bos is None else add_bos
     prefix = [bos] if add_bos and bos is not None else []
@@ -65,5 +66,5 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         eos_token_ids=ends,
         # llama.cpp puts BOS before a chat whose template writes none.
         chat=chat_format(templates, codec, bos, eos, add_bos=bool(prefix)),
-        model_vocab_size=embedding_rows(metadata.get("llama.vocab_size"), size),
+        model_vocab_size=embedding_rows(metadata.get(f"{architecture}.vocab_size"), size),
     )

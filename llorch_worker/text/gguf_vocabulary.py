@@ -12,6 +12,10 @@ from llorch_worker.text.codec import Codec
 from llorch_worker.text.pre_tokenizers import PRE_TOKENIZERS
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 
+_STRIPPING = "<|placeholder1|>"
+"""A token of the one SentencePiece vocabulary whose control tokens take the white space after them.
+Its tokenizer.json says so; GGUF cannot."""
+
 
 class GgufVocabulary:
     """The tokens of a GGUF file and their kinds.
@@ -91,8 +95,7 @@ def _sentencepiece_codec(
         add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         remove_extra_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
     )
-    # Phi-3's tokenizer.json says so; GGUF cannot.
-    takes_spaces = metadata.get("general.architecture") == "phi3"
+    takes_spaces = any(piece.text == _STRIPPING for piece in pieces)
     added = {
         piece.text: AddedToken(piece.text, special=True, rstrip=True)
         for piece in pieces

@@ -23,3 +23,42 @@ def test_a_text_that_begins_again_is_said_to(capsys: pytest.CaptureFixture[str])
     assert err == "the model was replaced: the text begins again\n"
     assert "old\nnew" in out
     assert "void" not in out
+
+
+THOUGHT = (
+    Tokens(index=0, ids=(1,), text="", reasoning_content="hm"),
+    Tokens(index=1, ids=(2,), text="", reasoning_content="m"),
+    Tokens(index=2, ids=(3,), text="Yes", reasoning_content="."),
+    Tokens(index=3, ids=(4,), text="!"),
+)
+
+
+def test_a_thought_is_dimmed_above_the_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    story = StoryPrinter(Screen())
+    for event in THOUGHT:
+        story.show(event)
+    story.end()
+    assert capsys.readouterr().out == "\x1b[2mhmm.\x1b[0m\n\nYes!\n"
+
+
+def test_an_unfinished_thought_does_not_dim_the_line_after_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    story = StoryPrinter(Screen())
+    story.show(THOUGHT[0])
+    story.end()
+    assert capsys.readouterr().out == "\x1b[2mhm\x1b[0m\n"
+
+
+def test_a_pipe_gets_the_answer_without_its_thought(capsys: pytest.CaptureFixture[str]) -> None:
+    story = StoryPrinter(Screen())
+    for event in THOUGHT:
+        story.show(event)
+    story.end()
+    assert capsys.readouterr().out == "Yes!\n"

@@ -290,6 +290,25 @@ def test_generated_text_and_names_stay_text(
     clear_letters(client.redis)
 
 
+def test_a_thought_stands_above_the_answer(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    here = visit()
+    with fleet.worker.paused():
+        here.generate("x")
+        (claim,) = wait_until(lambda: take(client.redis, TERMS))
+        events = (
+            Started(worker="w", model="toy", prompt_tokens=1, queue_ms=0),
+            Tokens(index=0, ids=(1,), text="", reasoning_content="Hm"),
+            Tokens(index=1, ids=(2,), text="Yes", reasoning_content="m."),
+        )
+        write(client, claim, *events)
+        here.see("#output", "Hmm.Yes")
+        assert here.page.locator("#output .thought").inner_text() == "Hmm."
+        claims.fail(client.redis, claim, InternalError("died"), TERMS)
+        here.see("#state", "died")
+
+
 def test_dead_letters_are_retried_and_dropped(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:

@@ -169,7 +169,9 @@ def gemmas(load: Load, gemma: dict[str, Any]) -> tuple[Tokenizer, tokenizers.Tok
 def test_phi_3s_control_tokens_take_the_white_space_after_them(
     load: Load, gemma: dict[str, Any]
 ) -> None:
-    tokenizer = load({**gemma, "general.architecture": "phi3"})
+    pieces = gemma["tokenizer.ggml.tokens"]
+    renamed = ["<|placeholder1|>" if piece == "<pad>" else piece for piece in pieces]
+    tokenizer = load({**gemma, "tokenizer.ggml.tokens": renamed})
     end, a = 1, gemma["tokenizer.ggml.tokens"].index("a")
     assert tokenizer.encode("<eos> \n a", False, parse_special=True) == [end, a]
     plain = load(gemma).encode("<eos> \n a", False, parse_special=True)

@@ -13,7 +13,7 @@ from llorch_worker.contract.quantities import counted
 if TYPE_CHECKING:
     from llorch_worker.client import Job
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live: bool) -> None:
@@ -58,8 +58,8 @@ def show_outcome(screen: Screen, result: GenerationResult) -> None:
 class StoryPrinter:
     """Prints the texts of one job: the first choice live, the others at the end.
 
-    ``opening`` (the prompt) precedes each text only on a terminal; a pipe gets only the generated
-    text. Under ``--json`` nothing is printed.
+    ``opening`` (the prompt) precedes each text only on a terminal, as does the thought, dimmed; a
+    pipe gets only the generated text. Under ``--json`` nothing is printed.
     """
 
     def __init__(self, screen: Screen, *, choices: int = 1, opening: str | None = None) -> None:
@@ -69,8 +69,9 @@ class StoryPrinter:
         self._styled = console.is_terminal and not console.is_dumb_terminal
         self._opening = opening if self._styled else None
         self._write = WordWrap(screen.write_raw).push if self._styled else screen.write_raw
-        self._kept: dict[int, list[str]] = {}
+        self._kept: dict[int, list[Tokens]] = {}
         self._begun = False
+        self._thinking = False
         self._at_line_start = True
 
     def show(self, event: Event) -> None:
@@ -83,17 +84,26 @@ class StoryPrinter:
         if self._screen.as_json or not isinstance(event, Tokens):
             return
         if event.choice != 0:
-            self._kept.setdefault(event.choice, []).append(event.text)
+            self._kept.setdefault(event.choice, []).append(event)
             return
         if not self._begun:
             self._begin(0)
-        self._print(event.text)
+        self._add(event)
 
     def show_result(self, result: GenerationResult) -> None:
         """Print all texts of a job that has ended."""
         self._choices = len(result.choices)
         for choice in result.choices:
-            self.show(Tokens(choice=choice.index, index=0, ids=(), text=choice.text))
+            thought = choice.reasoning_content
+            self.show(
+                Tokens(
+                    choice=choice.index,
+                    index=0,
+                    ids=(),
+                    text=choice.text,
+                    reasoning_content=thought,
+                )
+            )
         self.end()
 
     def end(self) -> None:
@@ -103,7 +113,8 @@ class StoryPrinter:
         self._break_line()
         for choice in sorted(self._kept):
             self._begin(choice)
-            self._print("".join(self._kept[choice]))
+            for event in self._kept[choice]:
+                self._add(event)
             self._break_line()
         self._kept.clear()
 
@@ -117,11 +128,27 @@ class StoryPrinter:
             self._print(self._opening)
             self._screen.write_raw(_PLAIN)
 
+    def _add(self, event: Tokens) -> None:
+        if event.reasoning_content and self._styled:
+            if not self._thinking:
+                self._break_line()
+                self._screen.write_raw(_DIM)
+                self._thinking = True
+            self._print(event.reasoning_content)
+        if event.text and self._thinking:
+            self._break_line()
+            self._print("\n")
+        self._print(event.text)
+
     def _print(self, text: str) -> None:
         if text:
             self._write(harmless(text) if self._styled else text)
             self._at_line_start = text.endswith("\n")
 
     def _break_line(self) -> None:
+        """End the line, and with it a thought."""
+        if self._thinking:
+            self._screen.write_raw(_PLAIN)
+            self._thinking = False
         if not self._at_line_start:
             self._print("\n")

@@ -143,11 +143,12 @@ export class Generate {
       timedSince: null,
       reading: false,
       paused: false,
+      thought: el("div", { class: "thought" }),
       text: document.createTextNode(""),
     };
     this.job = job;
     sessionStorage.setItem(JOB, `${jobId} ${begun}`);
-    byId("output").replaceChildren(job.text);
+    byId("output").replaceChildren(job.thought, job.text);
     byId("log").replaceChildren();
     byId("submit").disabled = true;
     byId("cancel").disabled = false;
@@ -199,7 +200,7 @@ export class Generate {
     } else if (event.type === "restarted") {
       job.tokens = 0;
       job.timedSince = null;
-      job.text.data = "";
+      job.text.data = job.thought.textContent = "";
       this.#note(job, "the model was replaced: the text begins again");
     } else if (event.type === "tokens") {
       job.tokens += event.ids.length;
@@ -211,6 +212,7 @@ export class Generate {
       if (changes) this.#say(stateOf(job));
       const output = byId("output");
       const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+      if (event.reasoning_content) job.thought.append(event.reasoning_content);
       job.text.appendData(event.text);
       if (atEnd) output.scrollTop = output.scrollHeight;
     } else {
