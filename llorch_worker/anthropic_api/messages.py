@@ -128,7 +128,7 @@ class CountTokensRequest(Body):
     def chunks(
         self, requests: Sequence[GenerationRequest], job_id: str, created: int
     ) -> MessageEvents:
-        options = StreamOptions(continuous_usage_stats=True)
+        options = StreamOptions(include_usage=True, continuous_usage_stats=True)
         chat = ChatChunks(requests[0], job_id, created, options)
         return MessageEvents(chat, stops=bool(requests[0].stop), thoughts=self.shows_thoughts)
 

@@ -86,6 +86,16 @@ class ResponseFormat(_Part):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_of_an_object(cls, value: object) -> object:
+        # llama.cpp and other servers have the schema beside this type.
+        match value:
+            case {"type": "json_object", "schema": schema, **rest} if not rest:
+                named = {"type": "json_schema", "json_schema": {"schema": schema}}
+                return {"type": "json_object"} if schema is None else named
+        return value
+
     @model_validator(mode="after")
     def _schema_with_its_type(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):

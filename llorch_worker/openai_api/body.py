@@ -14,6 +14,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
     LlorchError,
+    ResponseFormat,
     Started,
     Tokens,
     describe,
@@ -83,6 +84,7 @@ class OpenAIBody(Body):
     """Also the log probabilities of the prompts' tokens, with so many alternatives each."""
     return_token_ids: bool | None = None
     """Also the ids of the prompts and of the answers."""
+    response_format: SkipValidation[ResponseFormat | None] = None
 
     @property
     def wants_prompt_ids(self) -> bool:

@@ -12,7 +12,6 @@ from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
     InvalidRequest,
-    ResponseFormat,
     Tool,
     ToolChoice,
     describe,
@@ -39,7 +38,6 @@ class ChatRequest(OpenAIBody):
     logprobs: bool | None = None
     top_logprobs: SkipValidation[int | None] = None
     """With logprobs: how many alternatives of each token."""
-    response_format: SkipValidation[ResponseFormat | None] = None
     tools: SkipValidation[list[Tool] | None] = None
     tool_choice: SkipValidation[ToolChoice | None] = None
     parallel_tool_calls: SkipValidation[bool | None] = None

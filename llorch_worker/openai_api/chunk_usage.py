@@ -16,7 +16,7 @@ class ChunkUsage:
     def __init__(self, options: StreamOptions | None) -> None:
         options = options or StreamOptions()
         self.in_the_end = options.include_usage
-        self._everywhere = options.continuous_usage_stats
+        self._everywhere = options.include_usage and options.continuous_usage_stats
         self._prompts: dict[int, Usage] = {}
         self._completion: dict[int, int] = defaultdict(int)
 

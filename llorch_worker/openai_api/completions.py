@@ -128,7 +128,7 @@ class CompletionRequest(OpenAIBody):
         kind = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         fields = self.passed_on()
         fields |= {kind: prompt, "logprobs": self.logprobs}
-        fields["prompt_logprobs"] = self.prompt_logprobs
+        fields |= {name: getattr(self, name) for name in ("prompt_logprobs", "response_format")}
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if isinstance(prompt, str):
             fields |= {"add_special_tokens": self.add_special_tokens}

@@ -67,7 +67,6 @@ KNOWN_FIELDS: dict[str, Known] = {
     "dry_multiplier": Known(no_ops=(0,)),
     "dynatemp_range": Known(no_ops=(0,)),
     "format": Known(no_ops=("",), instead="response_format"),
-    "json_schema": Known(instead="response_format"),
     "lora": Known(no_ops=([],)),
     "mirostat": Known(no_ops=(0,)),
     "n_predict": Known(no_ops=(-1,), instead="max_tokens"),

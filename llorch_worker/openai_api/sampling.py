@@ -18,7 +18,7 @@ class StreamOptions(Shape):
     include_usage: bool = False
     """End the stream with a chunk that has the usage and no choices."""
     continuous_usage_stats: bool = False
-    """Give the usage so far in every chunk."""
+    """With include_usage: give the usage so far in every chunk."""
 
 
 class Sampling(WholeBody):
@@ -49,6 +49,8 @@ class Sampling(WholeBody):
     """What the text must look like: exactly one of json, regex, choice and grammar."""
     grammar: Label | None = None
     """llama.cpp's name of ``structured_outputs.grammar``."""
+    json_schema: SkipValidation[Any] = None
+    """llama.cpp's name of ``structured_outputs.json``."""
     priority: SkipValidation[Priority | None] = None
     """By default that of the key, or normal."""
     deadline_s: SkipValidation[float | None] = None
@@ -84,8 +86,9 @@ class Sampling(WholeBody):
         passed_on = {name: getattr(self, name) for name in _PASSED_ON}
         if self.stop == "":
             passed_on["stop"] = None
-        if self.structured_outputs is None and self.grammar:
-            passed_on["structured_outputs"] = {"grammar": self.grammar}
+        if self.structured_outputs is None and (self.grammar or self.json_schema is not None):
+            named = {"grammar": self.grammar or None, "json": self.json_schema}
+            passed_on["structured_outputs"] = named
         if self.affinity_key is None and self.prompt_cache_key:
             passed_on["affinity_key"] = self.prompt_cache_key[:MAX_AFFINITY_KEY_CHARS]
         return passed_on

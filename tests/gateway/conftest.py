@@ -9,6 +9,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from llorch_worker.gateway.keys import new_key
+from tests.gateway.claims import ORIGIN, Door
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 
@@ -73,3 +75,23 @@ def api(talker: WorkerProcess, gateway: GatewayProcess) -> Iterator[OpenAI]:
 def wire(api: OpenAI, http: httpx.Client) -> httpx.Client:
     """A plain HTTP client, over ``talker``."""
     return http
+
+
+@pytest.fixture(scope="module")
+def door(
+    api: OpenAI,
+    http: httpx.Client,
+    redis_server: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Door]:
+    """What claims of other suites are held against, over ``talker``."""
+    key, entry = new_key("claims")
+    folder = tmp_path_factory.mktemp("keyed")
+    (folder / "keys.toml").write_text(entry)
+    with (
+        running_gateway(
+            redis_server.url, folder, keys=folder / "keys.toml", cors_origins=ORIGIN
+        ) as keyed,
+        httpx.Client(base_url=keyed.url, timeout=60) as client,
+    ):
+        yield Door(http, api, client, key)
