@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -22,6 +22,7 @@ from llorch_worker.openai_api.responses_events import ResponseEvents
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import faults_of
+from llorch_worker.telemetry.metrics.gateway_metrics import SOCKET, Answer, GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,10 @@ class ResponseSocket:
     """One connection. It answers one message at a time, refuses more than a few that wait, and
     remembers its last conversation, so that this goes on also if it is not stored."""
 
-    def __init__(self, socket: WebSocket, gateway: Gateway) -> None:
+    def __init__(self, socket: WebSocket, gateway: Gateway, metrics: GatewayMetrics) -> None:
         self._socket = socket
         self._gateway = gateway
+        self._metrics = metrics
         self._asked: asyncio.Queue[str | bytes] = asyncio.Queue(_MOST_WAITING)
         self._recent: dict[str, Sequence[Item]] = {}
 
@@ -49,7 +51,9 @@ class ResponseSocket:
             self._gateway.caller(self._socket.headers)
         except HttpError as error:
             refusal = plain_answer(error.status, error.code, error.message)
-            return await self._socket.send_denial_response(refusal)
+            with self._counted() as counted:
+                counted.status = error.status
+                return await self._socket.send_denial_response(refusal)
         await self._socket.accept()
         answering = asyncio.create_task(self._answer())
         try:
@@ -65,19 +69,31 @@ class ResponseSocket:
                 if self._socket.application_state is not WebSocketState.CONNECTED:
                     return
                 if self._asked.full():
-                    await self._fail(QueueFull("too many messages of this connection wait"))
+                    with self._counted() as counted:
+                        full = QueueFull("too many messages of this connection wait")
+                        counted.status = await self._fail(full)
                 else:
                     self._asked.put_nowait(message.get("text") or message.get("bytes") or "")
 
     async def _answer(self) -> None:
         with suppress(WebSocketDisconnect):
             while True:
-                try:
-                    await self._respond(await self._asked.get())
-                except WebSocketDisconnect:
-                    raise
-                except Exception as error:  # noqa: BLE001 - the connection has no other way to say
-                    await self._fail(error)
+                message = await self._asked.get()
+                with self._counted() as counted:
+                    try:
+                        await self._respond(message)
+                        counted.status = 200
+                    except WebSocketDisconnect:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - the only way to say it
+                        counted.status = await self._fail(error)
+
+    @contextmanager
+    def _counted(self) -> Iterator[Answer]:
+        """A request for the metrics."""
+        with self._metrics.request(SOCKET) as answer:
+            answer.route = self._socket.url.path
+            yield answer
 
     async def _respond(self, message: str | bytes) -> None:
         # The key may have been revoked since.
@@ -105,10 +121,12 @@ class ResponseSocket:
         self._recent.clear()
         self._recent[record.response.id] = [*record.conversation, *output]
 
-    async def _fail(self, error: Exception) -> None:
+    async def _fail(self, error: Exception) -> int:
+        """Says it. Returns its status."""
         status, body = error_body(error)
         logger.info("%s: a message of a WebSocket: %s", status, body.error.code)
         await self._send({"type": "error", "status": status, **body.model_dump(mode="json")})
+        return status
 
     async def _send(self, event: Mapping[str, Any]) -> None:
         await self._socket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openresponses_types
 import pytest
 from openai import OpenAI
@@ -22,6 +23,7 @@ from tests.gateway.openai_types import check_event
 from tests.gateway.talking import ASK, PATH, TEXT_EVENTS, kinds
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer, WorkerProcess, wait_until
+from tests.telemetry.scraping import scrape
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 CREATE = {"type": "response.create", **ASK}
@@ -200,3 +202,17 @@ def test_a_connection_may_wait_longer_than_a_header(
             # It came later, and its time is over.
             assert silent.recv(1) == b""
         assert asked(waiting, CREATE)[-1]["type"] == "response.incomplete"
+
+
+def test_each_message_is_counted_as_a_request(line: ClientConnection, http: httpx.Client) -> None:
+    def counted(status: str) -> float:
+        of_sockets = {("method", "WEBSOCKET"), ("route", PATH), ("status", status)}
+        samples = scrape(str(http.base_url).rstrip("/")).samples.items()
+        return sum(count for (_, labels), count in samples if of_sockets <= labels)
+
+    before = {status: counted(status) for status in ("200", "400")}
+    asked(line, CREATE)
+    asked(line, CREATE)
+    asked(line, {**CREATE, "temperature": 9})
+    wait_until(lambda: counted("400") == before["400"] + 1, what="the count of the refusal")
+    assert counted("200") == before["200"] + 2

@@ -78,7 +78,8 @@ async def create(
 @router.websocket("/v1/responses")
 async def connect(socket: WebSocket) -> None:
     """Responses one after another, each for a message ``response.create``."""
-    await ResponseSocket(socket, socket.app.state.gateway).serve()
+    state = socket.app.state
+    await ResponseSocket(socket, state.gateway, state.metrics).serve()
 
 
 @router.post("/v1/responses/input_tokens")

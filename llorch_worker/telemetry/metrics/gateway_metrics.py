@@ -20,7 +20,9 @@ from prometheus_client import (
 from llorch_worker.telemetry.metrics.buckets import FIRST_TOKEN_S
 from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector
 
-_METHODS: Final = {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
+SOCKET: Final = "WEBSOCKET"
+"""In place of a method: a message of a WebSocket, or the handshake that was refused."""
+_METHODS: Final = {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", SOCKET}
 OTHER: Final = "other"
 """Methods and paths that nobody serves: clients could invent any number of them."""
 
