@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.openai_api.fingerprint import system_fingerprint
-from llorch_worker.openai_api.logprobs import chat_logprobs
+from llorch_worker.openai_api.logprobs import chat_logprobs, sent_logprobs
 from llorch_worker.openai_api.responses_items import (
     CompactionItem,
     FunctionCallItem,
@@ -317,8 +317,8 @@ def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]
     if not choice.text and (calls or cut_off):
         # Of a call that was cut off nothing is left.
         return [*thoughts, *calls]
-    logprobs = chat_logprobs(choice.logprobs or ())["content"]
-    text = OutputText(text=choice.text, logprobs=logprobs)
+    scored = sent_logprobs(choice.logprobs or (), choice.reasoning_content, choice.text)
+    text = OutputText(text=choice.text, logprobs=chat_logprobs(scored)["content"])
     return [*thoughts, message(record, "completed" if calls else status, [text]), *calls]
 
 

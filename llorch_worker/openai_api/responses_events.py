@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from llorch_worker.contract import Tokens
-from llorch_worker.openai_api.logprobs import ChatToken, chat_logprobs
+from llorch_worker.openai_api.logprobs import ChatToken, SentTokens, chat_logprobs
 from llorch_worker.openai_api.responses import (
     End,
     ResponseRecord,
@@ -47,9 +47,8 @@ class ResponseEvents:
         """What of a thought was sent; None if there is none."""
         self._thought_ended = False
         self._streamed = ""
+        self._tokens = SentTokens()
         self._logprobs_sent = 0
-        self._logprobs: list[ChatToken] = []
-        """Of tokens whose text is still to come."""
 
     def begin(self) -> Iterator[Event]:
         """The events before the first of the job."""
@@ -68,11 +67,13 @@ class ResponseEvents:
             yield self._event("response.in_progress", response=response)
 
     def tokens(self, event: Tokens) -> Iterator[Event]:
-        self._logprobs += chat_logprobs(event.logprobs or ())["content"]
+        self._tokens.add(event.logprobs or ())
         if event.reasoning_content:
+            self._tokens.skip(event.reasoning_content)
             yield from self._think(event.reasoning_content)
         if event.text:
-            yield from self._delta(event.text)
+            scored = self._tokens.take(event.text)
+            yield from self._delta(event.text, chat_logprobs(scored)["content"])
         for part in event.tool_calls or ():
             if part.id is not None:
                 yield from self._begin_call(part.id, part.name or "")
@@ -131,7 +132,7 @@ class ResponseEvents:
     def _message_index(self) -> int:
         return 0 if self._thought is None else 1
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[ChatToken]) -> Iterator[Event]:
         if not self._opened:
             self._opened = True
             if self._thought is not None:
@@ -144,7 +145,6 @@ class ResponseEvents:
             )
             yield self._content("response.content_part.added", part=OutputText(text=""))
         if text:
-            logprobs, self._logprobs = self._logprobs, []
             self._streamed += text
             self._logprobs_sent += len(logprobs)
             yield self._content("response.output_text.delta", delta=text, logprobs=logprobs)
@@ -155,8 +155,8 @@ class ResponseEvents:
         self._ended = True
         (part,) = item.content
         assert isinstance(part, OutputText)
-        self._logprobs = part.logprobs[self._logprobs_sent :]
-        yield from self._delta(part.text[len(self._streamed) :])
+        unsent = part.text[len(self._streamed) :]
+        yield from self._delta(unsent, part.logprobs[self._logprobs_sent :])
         yield self._content("response.output_text.done", text=part.text, logprobs=part.logprobs)
         yield self._content("response.content_part.done", part=part)
         index = self._message_index

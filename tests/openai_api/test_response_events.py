@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -193,13 +194,27 @@ def test_a_call_that_is_cut_off_is_incomplete() -> None:
     assert (item["status"], item["arguments"]) == ("incomplete", '{"to": "p')
 
 
-def test_the_log_probabilities_of_text_to_come_are_not_lost() -> None:
+def scored(own: bytes) -> TokenLogprobs:
+    return TokenLogprobs(id=1, text=own.decode(errors="replace"), logprob=-1.0, bytes=tuple(own))
+
+
+def test_the_log_probabilities_join_to_the_text_that_is_sent() -> None:
+    thought = (scored(b"<think>"), scored(b"Hm"), scored(b"</think>"))
+    # A character in two tokens, and a stop string that begins within a token.
+    tokens = (scored(b"\n\xc3"), scored(b"\xa9"), scored(b" ok<stop>"), scored(b"</s>"))
     events = ResponseEvents(record(top_logprobs=0))
-    half = TokenLogprobs(id=1, text="", logprob=-1.0, bytes=(195,))
-    rest = TokenLogprobs(id=2, text="é", logprob=-2.0, bytes=(169,))
-    assert not list(events.tokens(Tokens(index=0, ids=(1,), text="", logprobs=(half,))))
-    *_, delta = events.tokens(Tokens(index=1, ids=(2,), text="é", logprobs=(rest,)))
-    assert [each["bytes"] for each in delta["logprobs"]] == [[195], [169]]
+    made = [*events.begin(), *events.start()]
+    hm = Tokens(index=0, ids=(1,) * 3, text="", reasoning_content="Hm", logprobs=thought)
+    made += events.tokens(hm)
+    made += events.tokens(Tokens(index=3, ids=(1,), text="", logprobs=tokens[:1]))
+    made += events.tokens(Tokens(index=4, ids=(1,), text="é", logprobs=tokens[1:2]))
+    made += events.tokens(Tokens(index=5, ids=(1,) * 2, text=" ok", logprobs=tokens[2:]))
+    made += events.end(result("é ok", reasoning_content="Hm", logprobs=(*thought, *tokens)))
+    deltas = [event for event in made if event["type"] == "response.output_text.delta"]
+    (done,) = [event for event in made if event["type"] == "response.output_text.done"]
+    sent = [token["bytes"] for event in deltas for token in event["logprobs"]]
+    assert sent == [[0xC3], [0xA9]]
+    assert bytes(chain(*(token["bytes"] for token in done["logprobs"]))).decode() == "é ok"
 
 
 @pytest.mark.parametrize(
