@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
 
+from llorch_worker.openai_api.shape import ONLY_TEXT
+
 
 class Loose(BaseModel):
     """A part of a document. Fields that are not declared, such as ``cache_control``, change nothing
@@ -46,7 +48,8 @@ def _as_blocks(value: Any) -> Any:
 
 
 Texts = Annotated[
-    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+    list[Annotated[TextBlock, ONLY_TEXT]],
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock]),
 ]
 
 
@@ -84,9 +87,9 @@ Block = Annotated[
     Discriminator(
         _kind,
         custom_error_type="block",
-        custom_error_message="must be text, thinking, tool_use or tool_result; images and "
-        "documents are not read here",
+        custom_error_message="must be text, thinking, tool_use or tool_result",
     ),
+    ONLY_TEXT,
 ]
 
 

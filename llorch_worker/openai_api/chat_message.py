@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import ONLY_TEXT, Shape
 
 
 class Loose(Shape):
@@ -67,7 +67,7 @@ class ChatMessage(Loose):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """A developer's turn is a system's."""
     content: Annotated[
-        list[Part] | None,
+        list[Annotated[Part, ONLY_TEXT]] | None,
         BeforeValidator(_as_parts, json_schema_input_type=str | list[Part] | None),
     ] = None
     """Texts in parts are joined by newlines."""

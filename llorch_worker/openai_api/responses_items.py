@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.openai_api.logprobs import ChatToken
-from llorch_worker.openai_api.shape import Label, Shape
+from llorch_worker.openai_api.shape import ONLY_TEXT, Label, Shape
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -100,6 +100,7 @@ Part = Annotated[
         custom_error_type="part",
         custom_error_message="must be input_text, output_text or refusal",
     ),
+    ONLY_TEXT,
 ]
 
 
@@ -169,7 +170,8 @@ class FunctionCallOutputItem(_Read):
     type: Literal["function_call_output"]
     call_id: SkipValidation[str]
     output: Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[InputText], Tag("parts")],
+        Annotated[str, Tag("text")]
+        | Annotated[list[Annotated[InputText, ONLY_TEXT]], Tag("parts")],
         Discriminator(lambda value: "text" if isinstance(value, str) else "parts"),
     ]
     status: ItemStatus | None = "completed"

@@ -64,6 +64,23 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
+_NO_TEXTS = frozenset(
+    (
+        *("image", "image_url", "input_image", "computer_screenshot", "video_url"),
+        *("document", "file", "input_file", "audio_url", "input_audio"),
+    )
+)
+
+
+def _is_text(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _NO_TEXTS:
+        raise PydanticCustomError("part", "must be a text; {kind} is not read here", {"kind": kind})
+    return part
+
+
+ONLY_TEXT = BeforeValidator(_is_text)
+"""Of a part of a message: an image or a file is refused by its name."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 

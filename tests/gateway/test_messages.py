@@ -130,7 +130,7 @@ def test_errors_are_those_of_the_package(claude: Any) -> None:
     import anthropic
 
     picture = {"type": "image", "source": {"type": "url", "url": "https://x"}}
-    with pytest.raises(anthropic.BadRequestError, match="images") as refused:
+    with pytest.raises(anthropic.BadRequestError, match="image is not read") as refused:
         claude.messages.create(**{**ASK, "messages": [{"role": "user", "content": [picture]}]})
     assert refused.value.body["type"] == "error"
     assert refused.value.body["error"]["type"] == "invalid_request_error"

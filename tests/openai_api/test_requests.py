@@ -15,7 +15,7 @@ from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS
 from llorch_worker.openai_api.responses_request import ResponseRequest
-from llorch_worker.openai_api.shape import faults_of
+from llorch_worker.openai_api.shape import WholeBody, faults_of
 
 USER = {"role": "user", "content": "Hi"}
 HALF = "\ud800"
@@ -116,8 +116,14 @@ def test_a_prediction_that_is_none_says_nothing() -> None:
     assert "prediction" not in chat(prediction={"type": "content"})
 
 
-def test_a_grammar_is_a_structured_output() -> None:
+def test_names_of_llama_cpp_are_structured_outputs() -> None:
     assert chat(grammar="root ::= x")["structured_outputs"] == {"grammar": "root ::= x"}
+    assert chat(json_schema={"const": 1})["structured_outputs"] == {"json": {"const": 1}}
+    beside = {"type": "json_object", "schema": {"const": 1}}
+    of_openai = {"type": "json_schema", "json_schema": {"schema": {"const": 1}}}
+    assert chat(response_format=beside) == chat(response_format=of_openai)
+    with pytest.raises(InvalidRequest, match="exactly one"):
+        chat(grammar="root ::= x", json_schema={"const": 1})
     both = {"grammar": "a", "structured_outputs": {"regex": "b"}}
     assert completion(**both)[0]["structured_outputs"] == {"regex": "b"}
 
@@ -309,7 +315,7 @@ def test_either_name_of_the_length_is_taken() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
-            "messages.0.content.0.type",
+            "messages.0.content.0",
         ),
         ({"messages": [{"role": "user"}]}, "messages.0"),
         ({"temperature": 3}, "temperature"),
@@ -393,3 +399,34 @@ def test_a_refused_name_of_an_older_field_comes_with_the_new_one() -> None:
 def test_half_a_character_is_refused_where_it_would_be_stored(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="must be text that UTF-8 can encode"):
         ResponseRequest.model_validate({"input": "Hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "kind"),
+    [
+        (ChatRequest, {"messages": [{**USER, "content": [{"type": "image_url"}]}]}, "image_url"),
+        (ResponseRequest, {"input": [{**USER, "content": [{"type": "input_file"}]}]}, "input_file"),
+        (
+            ResponseRequest,
+            # What Codex's tool view_image gives.
+            {
+                "input": [
+                    {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"},
+                    {
+                        "type": "function_call_output",
+                        "call_id": "c",
+                        "output": [{"type": "input_image", "image_url": "data:image/png;base64,"}],
+                    },
+                ]
+            },
+            "input_image",
+        ),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_name(
+    body: type[WholeBody], fields: dict[str, Any], kind: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate(fields)
+    (fault,) = caught.value.errors()
+    assert fault["msg"] == f"must be a text; {kind} is not read here"
