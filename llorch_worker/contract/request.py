@@ -327,9 +327,17 @@ _MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 """Names of models, and nothing that could be a prompt."""
 
 
+def without_boundless(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Request ``fields`` for people, who gave no maximum where only the context bounds it."""
+    if not (fields.get("cut_max_tokens") is True and fields.get("max_tokens") == MAX_COUNT):
+        return fields
+    return {k: v for k, v in fields.items() if k not in ("max_tokens", "cut_max_tokens")}
+
+
 def summarise(fields: Mapping[str, Any]) -> str:
     """Request ``fields``, valid or not, in one line: numbers and the model's name as they are,
     otherwise sizes."""
+    fields = without_boundless(fields)
     # The name of an unknown field comes from the user and may be private.
     known = [name for name in fields if name in GenerationRequest.model_fields]
     model = fields.get("model")
