@@ -130,7 +130,9 @@ LLAMA_CPP.rows(CHAT, ASK, "test_chat_completion.py", [
          choice["message"]["role"] == "assistant" and choice["message"]["content"]
          and choice["finish_reason"] == "length" for choice in choices)}),
 ])
-LIFE = {"model": MODEL, "prompt": "I believe the meaning of life is", "max_tokens": 8}
+LIFE: dict[str, Any] = {
+    "model": MODEL, "prompt": "I believe the meaning of life is", "max_tokens": 8, "temperature": 0
+}
 LLAMA_CPP.rows(COMPLETIONS, LIFE, "test_completion.py", [
     ("test_completion", {"return_token_ids": True},
      {"choices.0.text": some, "choices.0.token_ids": each(lambda token: isinstance(token, int)),
@@ -152,7 +154,7 @@ LLAMA_CPP.rows(COMPLETIONS, LIFE, "test_completion.py", [
     ("test_n_probs_stream", {"logprobs": 10, "max_tokens": 5, "stream": True},
      {"events.0.choices.0.logprobs.top_logprobs.0": size(10, 11)}),
 ])
-LLAMA_CPP.rows(COMPLETIONS, {**LIFE, "temperature": 0}, "test_ctx_shift.py", [
+LLAMA_CPP.rows(COMPLETIONS, LIFE, "test_ctx_shift.py", [
     ("test_ctx_shift_disabled_short_prompt", {"prompt": "Hi", "max_tokens": 20, "ignore_eos": True},
      {"usage.completion_tokens": 20, "choices.0.finish_reason": "length"}),
     ("test_ctx_shift_disabled_long_prompt", {"prompt": LONG, "max_tokens": 64}, refused(*CONTEXT)),
@@ -223,7 +225,8 @@ LLAMA_CPP.rows(RESPONSES, INPUT, "test_compat_oai_responses.py", [
      {"events.-1.timings": some}, ITS_OWN),
 ])
 
-WRITE = {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "Say hello"}]}
+HELLO = [{"role": "user", "content": "Say hello"}]
+WRITE = {"model": MODEL, "max_tokens": 16, "messages": HELLO, "temperature": 0}
 WEATHER = {"name": "get_weather", "description": "Weather of a place",
            "input_schema": {"type": "object", "properties": {"location": {"type": "string"}},
                             "required": ["location"]}}
@@ -263,7 +266,7 @@ LLAMA_CPP.rows(MESSAGES, WRITE, "test_compat_anthropic.py", [
     ("test_anthropic_messages_multipart_content", {"messages": [{"role": "user", "content": [
         {"type": "text", "text": "What is"}, {"type": "text", "text": " it?"}]}]}, MESSAGE),
     ("test_anthropic_messages_conversation", {"messages": [
-        *WRITE["messages"], {"role": "assistant", "content": "Hi!"}, *WRITE["messages"]]}, MESSAGE),
+        *HELLO, {"role": "assistant", "content": "Hi!"}, *HELLO]}, MESSAGE),
     ("test_anthropic_messages_streaming", {"stream": True},
      {"types": lambda types: set(STREAM) <= set(types), "events": is_a_message_stream}),
     ("test_anthropic_tool_use_basic", {"tools": [WEATHER]}, MESSAGE),
@@ -291,7 +294,7 @@ LLAMA_CPP.rows(MESSAGES, WRITE, "test_compat_anthropic.py", [
     ("test_anthropic_vs_openai_different_response_format", {},
      {"object": None, "choices": None, "usage.prompt_tokens": None, "type": "message"}),
 ])
-LLAMA_CPP.rows(f"{MESSAGES}/count_tokens", {"model": MODEL, "messages": WRITE["messages"]},
+LLAMA_CPP.rows(f"{MESSAGES}/count_tokens", {"model": MODEL, "messages": HELLO},
                "test_compat_anthropic.py", [
     ("test_anthropic_count_tokens", {}, COUNT),
     ("test_anthropic_count_tokens_with_system", {"system": "You are helpful."}, COUNT),
@@ -325,15 +328,14 @@ def _(door: Door) -> None:
 
 @LLAMA_CPP.story("test_completion.py::test_completion_stream_vs_non_stream")
 def _(door: Door) -> None:
-    body = {**LIFE, "temperature": 0}
-    whole = door.ask(COMPLETIONS, body)["choices"][0]["text"]
-    assert door.ask(COMPLETIONS, {**body, "stream": True})["texts"]["0"] == whole
+    whole = door.ask(COMPLETIONS, LIFE)["choices"][0]["text"]
+    assert door.ask(COMPLETIONS, {**LIFE, "stream": True})["texts"]["0"] == whole
 
 
 @LLAMA_CPP.story("test_completion.py::test_consistent_result_same_seed")
 def _(door: Door) -> None:
-    texts = {at(door.ask(COMPLETIONS, {**LIFE, "seed": 42}), "choices.0.text") for _ in range(4)}
-    assert len(texts) == 1
+    body = {**LIFE, "seed": 42, "temperature": 1}
+    assert len({at(door.ask(COMPLETIONS, body), "choices.0.text") for _ in range(4)}) == 1
 
 
 @LLAMA_CPP.story("test_completion.py::test_different_result_different_seed")
@@ -345,7 +347,7 @@ def _(door: Door) -> None:
 
 @LLAMA_CPP.story("test_completion.py::test_completion_with_tokens_input, one and several")
 def _(door: Door) -> None:
-    body = {**LIFE, "temperature": 0, "max_tokens": 4}
+    body = {**LIFE, "max_tokens": 4}
     tokens = door.ask("/tokenize", {"prompt": LIFE["prompt"]})["tokens"]
     one = at(door.ask(COMPLETIONS, {**body, "prompt": tokens}), "choices.0.text")
     for prompts in ([tokens, tokens], [tokens, LIFE["prompt"]]):

@@ -115,7 +115,7 @@ def has_ids_once(events: list[Any]) -> bool:
 
 # fmt: off
 ASK: dict[str, Any] = {
-    "model": MODEL, "messages": HISTORY, "max_completion_tokens": 5, "temperature": 0
+    "model": MODEL, "messages": HISTORY, "max_completion_tokens": 5, "temperature": 0, "seed": 7
 }
 VLLM.rows(CHAT, ASK, "test_chat.py", [
     ("test_no_logprobs_chat", {"logprobs": False}, {"choices.0.logprobs": None}),
@@ -271,7 +271,7 @@ VLLM.rows(CHAT, ASK, "test_return_tokens_as_ids.py", [
      {f"{SCORES}.0.token": matches(r"token_id:\d+")}, TOKEN_IDS),
 ])
 
-COMPLETE = {"model": MODEL, "prompt": IDS, "max_tokens": 5, "temperature": 0}
+COMPLETE = {"model": MODEL, "prompt": IDS, "max_tokens": 5, "temperature": 0, "seed": 7}
 BROKEN = {"type": "object", "properties": {"name": {"type": "string"}, "foo": "bar"}}
 GRAMMAR = 'root ::= selectsyntax\nselect ::= "SELECT " column " from "\ncolumn ::= "a" | "b"'
 VLLM.rows(COMPLETIONS, COMPLETE, "test_completion.py", [
@@ -464,7 +464,7 @@ VLLM.rows(RESPONSES, RESPOND, "responses/test_stateful.py", [
     ("test_background_error", {"background": True, "store": False}, refused("background")),
 ])
 
-WRITE = {"model": MODEL, "max_tokens": 16, "messages": [USER]}
+WRITE = {"model": MODEL, "max_tokens": 16, "messages": [USER], "temperature": 0}
 WEATHER = {"name": "go", "description": "Goes somewhere.", "input_schema": SCHEMA}
 
 
