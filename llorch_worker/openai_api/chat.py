@@ -20,7 +20,7 @@ from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
-from llorch_worker.openai_api.chat_message import ChatMessage
+from llorch_worker.openai_api.chat_message import ChatMessage, turns_of
 from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, with_effort
 
@@ -62,7 +62,7 @@ class ChatRequest(OpenAIBody):
         fields = self.passed_on() | {name: getattr(self, name) for name in TEMPLATE_FIELDS}
         fields |= {
             "chat_template_kwargs": with_effort(self.chat_template_kwargs, self.reasoning_effort),
-            "messages": [message.to_contract() for message in self.messages],
+            "messages": turns_of(self.messages),
             "max_tokens": self.max_tokens,
             "prompt_logprobs": self.prompt_logprobs,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,

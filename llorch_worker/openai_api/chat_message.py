@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, SkipValidation, model_validator
@@ -50,7 +52,8 @@ class CalledFunction(Loose):
 class AssistantCall(Loose):
     """A call of an earlier turn, as an answer had it."""
 
-    id: SkipValidation[str]
+    id: SkipValidation[str | None] = None
+    """Not every service gives one: see :func:`with_call_ids`."""
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -115,3 +118,24 @@ class ChatMessage(Loose):
             return self.reasoning
         thoughts = [part.thinking for part in self.content or () if part.thinking is not None]
         return "\n".join(thoughts) if thoughts else None
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The fields of the contract's messages."""
+    return with_call_ids([message.to_contract() for message in messages])
+
+
+def with_call_ids(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``turns`` of the contract, with ids for calls that have none. The results without an id
+    answer these in order."""
+    unanswered: deque[str] = deque()
+    count = 0
+    for turn in turns:
+        for call in turn.get("tool_calls") or ():
+            if not call["id"]:
+                call["id"] = f"call_{count}"
+                unanswered.append(call["id"])
+                count += 1
+        if turn["role"] == "tool" and not turn["tool_call_id"] and unanswered:
+            turn["tool_call_id"] = unanswered.popleft()
+    return turns

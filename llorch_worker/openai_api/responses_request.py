@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.openai_api.chat_message import with_call_ids
 from llorch_worker.openai_api.responses_items import (
     ElsewhereItem,
     InputItem,
@@ -229,7 +230,7 @@ class ResponseRequest(Sampling):
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})
         fields = self.passed_on() | {
-            "messages": turns,
+            "messages": with_call_ids(turns),
             "max_tokens": self.max_output_tokens,
             "logprobs": self._logprobs(),
             "response_format": self.format.to_contract(),

@@ -12,7 +12,7 @@ from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
 from llorch_worker.openai_api.chat import TEMPLATE_FIELDS
-from llorch_worker.openai_api.chat_message import ChatMessage
+from llorch_worker.openai_api.chat_message import ChatMessage, turns_of
 from llorch_worker.openai_api.shape import WholeBody, generation_request
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -63,7 +63,7 @@ class TokenizeRequest(WholeBody):
             raise _refusal("add_special_tokens", rule, "true")
         if self.parse_special is not None:
             raise _refusal("parse_special", "needs prompt", describe(self.parse_special))
-        turns = [message.to_contract() for message in self.messages]
+        turns = turns_of(self.messages)
         # The contract has the only copy of the rules for turns and tools.
         fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}
         chat = generation_request({"messages": turns, **fields}, {})

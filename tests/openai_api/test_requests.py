@@ -295,6 +295,25 @@ def test_a_history_from_elsewhere_is_read(turn: dict[str, Any], read: dict[str, 
     assert chat(messages=[USER, turn])["messages"] == [USER, read]
 
 
+def test_results_without_an_id_answer_the_calls_without_one_in_order() -> None:
+    function = {"name": "go", "arguments": "{}"}
+    calls = [{"id": "", "function": function}, {"id": "a", "function": function}]
+    called = [*calls, {"function": function}]
+    ids = ("", "a", None)
+    results = [{"role": "tool", "tool_call_id": id_, "content": "x"} for id_ in ids]
+    turns = chat(messages=[USER, {"role": "assistant", "tool_calls": called}, *results])["messages"]
+    expected = ["call_0", "a", "call_1"]
+    assert [call["id"] for call in turns[1]["tool_calls"]] == expected
+    assert [turn["tool_call_id"] for turn in turns[2:]] == expected
+    items: list[dict[str, Any]] = [
+        {"type": "function_call", "call_id": "", **function},
+        {"type": "function_call_output", "call_id": "", "output": "x"},
+    ]
+    response = ResponseRequest.model_validate({"input": items})
+    read = response.to_generation(response.input).wire()["messages"]
+    assert read[0]["tool_calls"][0]["id"] == read[1]["tool_call_id"] == "call_0"
+
+
 def test_logprobs_of_a_chat_are_asked_for_by_two_fields() -> None:
     assert chat(logprobs=True)["logprobs"] == 0
     assert chat(logprobs=True, top_logprobs=3)["logprobs"] == 3
