@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # For a machine with two cores: much time is waiting. Each process gets one torch thread.
-TEST_PROCESSES ?= 5
+TEST_PROCESSES ?= 7
 
 # Says what is wrong with the Python that runs it, which may be an old one.
 CHECK_PYTHON := import sys; \

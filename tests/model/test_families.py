@@ -168,11 +168,15 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return model
 
 
-@pytest.fixture(scope="session", params=["folder", "gguf"])
-def path(request: pytest.FixtureRequest, reference: Any) -> Path:
-    if request.param == "folder":
-        return Path(reference.folder)
+@pytest.fixture(scope="session")
+def file(reference: Any) -> Path:
+    """For what begins after the weights are read, and so is the same for a folder."""
     return write_gguf_of(reference, reference.folder / "model.gguf")
+
+
+@pytest.fixture(scope="session", params=["folder", "gguf"])
+def path(request: pytest.FixtureRequest, reference: Any, file: Path) -> Path:
+    return Path(reference.folder) if request.param == "folder" else file
 
 
 def random_ids(count: int) -> list[int]:
@@ -221,7 +225,7 @@ def test_each_layer_agrees_with_transformers(open_driver: Open, reference: Any, 
 @pytest.mark.parametrize(("kv_dtype", "limit"), [("fp8", 0.45), ("int8", 0.1)])
 @torch.inference_mode()
 def test_a_quantised_cache_moves_probabilities_no_more_than_llamas(
-    open_driver: Open, path: Path, kv_dtype: str, limit: float
+    open_driver: Open, file: Path, kv_dtype: str, limit: float
 ) -> None:
     """Llama's move by 0.26 and 0.056; random weights this large make any rounding matter."""
     ids, ends = random_ids(150), [0, 40, 41, 97, *range(98, 151)]
@@ -232,16 +236,16 @@ def test_a_quantised_cache_moves_probabilities_no_more_than_llamas(
                 for first, last in itertools.pairwise(ends)
             ]
         ).softmax(-1)
-        for driver in (open_driver(path), open_driver(path, kv_dtype=kv_dtype))
+        for driver in (open_driver(file), open_driver(file, kv_dtype=kv_dtype))
     )
     assert (got - exact).abs().sum(-1).mean() < limit
 
 
 @torch.inference_mode()
 def test_a_prompt_in_chunks_and_token_by_token_equals_the_prompt_at_once(
-    open_driver: Open, path: Path
+    open_driver: Open, file: Path
 ) -> None:
-    driver, ids = open_driver(path), random_ids(150)
+    driver, ids = open_driver(file), random_ids(150)
     expected = driver.logits(ids)
     ends = [0, 40, 41, 97, *range(98, 151)]
     rows = [
@@ -253,9 +257,9 @@ def test_a_prompt_in_chunks_and_token_by_token_equals_the_prompt_at_once(
 
 @torch.inference_mode()
 def test_200_greedy_tokens_are_those_of_transformers(
-    open_driver: Open, reference: Any, path: Path
+    open_driver: Open, reference: Any, file: Path
 ) -> None:
-    driver, ids = open_driver(path), random_ids(40)
+    driver, ids = open_driver(file), random_ids(40)
     row = driver.step({"a": ids})[-1]
     while len(ids) < 240:
         ids.append(int(row.argmax()))
@@ -266,10 +270,10 @@ def test_200_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.skipif(native_absence() is not None, reason=f"native kernels: {native_absence()}")
-def test_the_native_kernels_agree_with_torch_in_bfloat16(open_driver: Open, path: Path) -> None:
+def test_the_native_kernels_agree_with_torch_in_bfloat16(open_driver: Open, file: Path) -> None:
     ids = random_ids(200)
     exact, torchs, natives = (
-        open_driver(path, dtype=dtype, ops=ops).logits(ids).softmax(-1)
+        open_driver(file, dtype=dtype, ops=ops).logits(ids).softmax(-1)
         for dtype, ops in (
             (torch.float32, TorchOps()),
             (torch.bfloat16, TorchOps()),
