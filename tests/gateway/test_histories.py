@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -56,6 +57,20 @@ def test_histories_of_openais_package_are_read(gateway: GatewayProcess) -> None:
 
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as api:
         assert refused(list(ways(api, MODEL).values())) == []
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_model_reads_every_text_and_call_of_a_history(http: httpx.Client) -> None:
+    from benches.histories.clients.openai_python import Chat
+
+    for seed in SEEDS:
+        turns = history(seed)["turns"]
+        body = {"model": MODEL, "messages": Chat(None, MODEL, "dictionaries").made(turns)}
+        ids = http.post("/tokenize", json=body).json()["tokens"]
+        prompt = http.post("/detokenize", json={"model": MODEL, "tokens": ids}).json()["prompt"]
+        said = [text for turn in turns for text in (*turn["texts"], turn.get("refusal") or "")]
+        called = [call["name"] for turn in turns for call in turn.get("calls", ())]
+        assert [text for text in (*said, *called) if text not in prompt] == [], seed
 
 
 @pytest.mark.usefixtures("reader")
