@@ -12,6 +12,7 @@ import pytest
 
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, GenerationRequest
+from llorch_worker.contract.result import Choice
 from llorch_worker.engine import Engine
 from tests.services import RedisServer, WorkerProcess, begun, stock_app, token_ids, wait_until
 from tests.store import held_ids
@@ -26,14 +27,19 @@ Start = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="module")
-def expected(trained_model: Path) -> list[list[int]]:
-    """The tokens of the low and the high job, each alone."""
+def answers(trained_model: Path) -> list[Choice]:
+    """Of the low and the high job, each alone."""
     engine = Engine.load(trained_model / "f32.gguf", device="cpu", dtype="float32")
     try:
         results = [engine.submit(GenerationRequest(**job)).result(GET_S) for job in (LOW, HIGH)]
     finally:
         engine.close()
-    return [list(result.choices[0].token_ids) for result in results]
+    return [result.choices[0] for result in results]
+
+
+@pytest.fixture(scope="module")
+def expected(answers: list[Choice]) -> list[list[int]]:
+    return [list(answer.token_ids) for answer in answers]
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def start(own_server: RedisServer, tmp_path: Path, trained_model: Path) -> Itera
             worker = WorkerProcess(
                 own_server.url, tmp_path / f"{name}.log", app="tests.faults.slow_app", name=name,
                 model=trained_model / "f32.gguf", model_name="stories", dtype="float32",
-                max_sequences=1, lease_s=3, sweep_s=1, SLOW_STEP_MS=STEP_MS, **settings,
+                max_sequences=1, lease_s=3, sweep_s=1, **{"SLOW_STEP_MS": STEP_MS} | settings,
             )  # fmt: skip
             stack.callback(worker.stop)
             return worker.wait_ready()
@@ -103,3 +109,19 @@ def test_a_revoke_ends_it_while_the_high_job_still_runs(
         low.result(GET_S)
     assert not high.status().ended
     assert_whole(own_client, [high], expected[1:])
+
+
+def test_a_job_whose_tokens_are_guessed_goes_on_in_another_worker(
+    own_client: Client, start: Start, answers: list[Choice], expected: list[list[int]]
+) -> None:
+    settings = {"speculation": "lookup", "SLOW_STEP_MS": 150}
+    worker = start("w1", **settings)
+    job = own_client.submit(**LOW, prediction=answers[0].text)
+    next(entry for entry in job.stream(timeout=GET_S) if entry.event.type == "tokens")
+    worker.process.kill()
+    worker.wait_exit(GET_S)
+    start("w2", **settings)
+    assert_whole(own_client, [job], expected[:1])
+    result = job.result(GET_S)
+    assert result.attempts == 2
+    assert result.usage.accepted_draft_tokens > 0
