@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,22 @@ def thread_count(root: Path = ROOT) -> int:
     """
     cores = len({(each.package, each.core) for each in usable_processors(root)})
     return max(1, min([cores, *(int(limit) for limit in _limits(root))]))
+
+
+def idle_s(root: Path = ROOT) -> float:
+    """For how many seconds this process' processors have been idle, all together; 0 if unknown."""
+    numbers = {f"cpu{number}" for number in _affinity()}
+    try:
+        lines = (root / "proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    idle = (line.split()[4] for line in lines if line.split(maxsplit=1)[0] in numbers)
+    return sum(map(int, idle)) / os.sysconf("SC_CLK_TCK")
+
+
+def involuntary_switches() -> int:
+    """How often a thread of this process has lost its processor to another."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def sockets(root: Path = ROOT) -> int:

@@ -116,3 +116,13 @@ def test_a_list_without_a_usable_processor_is_refused(affinity: set[int]) -> Non
     assert 100000 not in affinity
     with pytest.raises(ValueError, match="no usable processor"):
         processors.bind("100000")
+
+
+def test_only_processors_of_the_affinity_count_as_idle(tmp_path: Path, affinity: set[int]) -> None:
+    affinity.intersection_update({1})
+    affinity.add(10)
+    (tmp_path / "proc").mkdir()
+    lines = ["cpu  9 9 9 3600 9 9", "cpu0 1 1 1 800 1", "cpu1 1 1 1 900 1", "cpu10 1 1 1 1900 1"]
+    (tmp_path / "proc/stat").write_text("\n".join([*lines, "intr 1 2 3 4 5", "ctxt 5", ""]))
+    assert processors.idle_s(tmp_path) == 2800 / os.sysconf("SC_CLK_TCK")
+    assert processors.idle_s(tmp_path / "none") == 0

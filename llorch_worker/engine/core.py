@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
+from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.observer import StepObserver
@@ -64,12 +65,14 @@ class EngineCore:
         runner: Runner,
         counters: Counters,
         token_text: Callable[[int], tuple[str, tuple[int, ...] | None]],
+        thread_count: ThreadCount | None = None,
     ) -> None:
         """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters
         self._token_text = token_text
+        self._thread_count = thread_count
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
         self._ahead: LaunchedStep | None = None
@@ -135,11 +138,16 @@ class EngineCore:
             step = self._launch(plan)
         self._ahead = self._launch_ahead(step)
         self._deliver_step(step)
-        planner = self.scheduler.planner
-        if planner is not None and not step.plan.prefills:
+        if not step.plan.prefills:
             # Sampling and delivery count: they take time for each token too.
-            rows = sum(chunk.rows for chunk in step.plan.chunks)
-            planner.costs.note(rows, time.monotonic() - begun_s)
+            rows, seconds = (
+                sum(chunk.rows for chunk in step.plan.chunks),
+                time.monotonic() - begun_s,
+            )
+            if (planner := self.scheduler.planner) is not None:
+                planner.costs.note(rows, seconds)
+            if self._thread_count is not None:
+                self._thread_count.note(rows, seconds)
         if not self.has_work:
             self._runner.forget()
         return step.plan

@@ -21,6 +21,7 @@ from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
+from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.device.warm_up import (
     compile_kernels,
     compiles_late,
@@ -79,13 +80,15 @@ class Engine:
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
+        fewer_threads: bool = False,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
         ``fingerprint`` and ``arithmetic``: see :func:`.fingerprint` and ``LoadPlan.arithmetic``.
         ``workspace_bytes`` are planned for the steps. ``weights`` holds
         the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
-        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
+        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None. With
+        ``fewer_threads`` see :class:`.ThreadCount`.
         """
         self.model_name = model_name
         self.fingerprint = fingerprint
@@ -126,7 +129,14 @@ class Engine:
         sizes = (options.max_sequences, options.max_step_tokens)
         self._scored_rows = scored_rows(config, cache.shape, *sizes)
         runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
-        self._core = EngineCore(self._scheduler, runner, self._counters, tokenizer.text_and_bytes)
+        most_threads = num_threads or torch.get_num_threads()
+        self._core = EngineCore(
+            self._scheduler,
+            runner,
+            self._counters,
+            tokenizer.text_and_bytes,
+            ThreadCount(most_threads) if fewer_threads and most_threads > 1 else None,
+        )
         self._thread = EngineThread(
             self._core,
             name=f"llorch-engine-{model_name}",
@@ -185,6 +195,8 @@ class Engine:
             weights=loaded.model,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
+            # The bits of torch's own kernels may depend on the number of threads.
+            fewer_threads=plan.kernels.ops.name == "native",
         )
         if compiles_late(place):
             try:
