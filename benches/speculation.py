@@ -1,6 +1,6 @@
 """What guessed tokens gain: pairs with and without, in one process, and that no token differs.
 
-    python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2]
+    python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2] [--draft-model FILE]
 
 Two engines of one file take turns. Repeating texts answer thirty chats that ask for code with an
 edit, for JSON of a text, or for quotes of it; free texts answer ten open questions. Everything is
@@ -25,6 +25,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine_options import Speculation
 
 TIMEOUT_S = 600
+SHARES = ("accepted", "held")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Pass:
     tokens_per_s: float
     texts: list[tuple[int, ...]]
     accepted: float
+    """The share of its tokens that were guessed."""
+    held: float
+    """The share of the guesses that became tokens."""
 
 
 def speculation(
@@ -42,10 +46,12 @@ def speculation(
     passes: Annotated[int, typer.Option("--passes", min=1)] = 3,
     threads: Annotated[int | None, typer.Option("--threads")] = None,
     way: Annotated[str, typer.Option("--speculation", help="lookup or suffix")] = "lookup",
+    draft_model: Annotated[Path | None, typer.Option(help="Guess with it instead.")] = None,
 ) -> int:
     """Decode speed with and without guesses, and their ratio: medians of alternating passes."""
     counts = [int(count) for count in sequences.split(",")]
-    ways: tuple[Speculation, Speculation] = ("off", "suffix" if way == "suffix" else "lookup")
+    kind: Speculation = "model" if draft_model else "suffix" if way == "suffix" else "lookup"
+    ways: tuple[Speculation, Speculation] = ("off", kind)
     engines = [
         Engine.load(
             model,
@@ -53,13 +59,14 @@ def speculation(
             max_context=1024,
             max_sequences=max(counts),
             speculation=each,
+            draft_model=draft_model,
             num_threads=threads,
         )
         for each in ways
     ]
     different = 0
-    print("| text | sequences | off, tokens/s | on, tokens/s | ratio | guessed |")
-    print("|---|---|---|---|---|---|")
+    print("| text | sequences | off, tokens/s | on, tokens/s | ratio | guessed | held |")
+    print("|---|---|---|---|---|---|---|")
     for engine in engines:
         engine.warm_up()
     for count in counts:
@@ -72,8 +79,9 @@ def speculation(
             different += sum(off.texts != on.texts for off, on in pairs)
             off, on = (median(pair[i].tokens_per_s for pair in pairs) for i in (0, 1))
             ratio = median(on.tokens_per_s / off.tokens_per_s for off, on in pairs)
-            accepted = median(on.accepted for _, on in pairs)
-            row = (name, count, f"{off:.1f}", f"{on:.1f}", f"{ratio:.2f}", f"{accepted:.0%}")
+            shares = [median(getattr(on, share) for _, on in pairs) for share in SHARES]
+            speeds = f"{off:.1f}", f"{on:.1f}", f"{ratio:.2f}"
+            row = (name, count, *speeds, *(f"{share:.0%}" for share in shares))
             print(f"| {' | '.join(map(str, row))} |", flush=True)
     for engine in engines:
         engine.close()
@@ -99,6 +107,7 @@ def _run(
     """All requests, ``count`` at once. Alone, the time is that from the first token on."""
     results: list[GenerationResult] = []
     seconds = 0.0
+    drafted = engine.stats().draft_tokens_total
     for first in range(0, len(requests), count):
         batch = requests[first : first + count]
         if tokens is not None:
@@ -115,6 +124,7 @@ def _run(
         tokens_per_s=completion / max(seconds, 1e-9),
         texts=[choice.token_ids for result in results for choice in result.choices],
         accepted=accepted / completion,
+        held=accepted / max(1, engine.stats().draft_tokens_total - drafted),
     )
 
 

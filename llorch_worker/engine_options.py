@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -15,9 +16,9 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
-Speculation = Literal["off", "lookup", "suffix"]
-"""What drafts tokens: nothing; each sequence's own prompt and text; or that and the recent texts of
-its tenant."""
+Speculation = Literal["off", "lookup", "suffix", "model"]
+"""What drafts tokens: nothing; each sequence's own prompt and text; that and the recent texts of
+its tenant; or a smaller model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,4 +39,5 @@ class EngineOptions:
     batch_invariant: bool | None = None
     speculation: Speculation = "off"
     suffix_bytes: int = 8 * 2**20
+    draft_model: Path | None = None
     low_waits_at_most_s: float = 60.0

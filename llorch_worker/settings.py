@@ -33,6 +33,10 @@ def _read_bytes(value: Any) -> Any:
         ) from None
 
 
+def _model_or_none(word: str | Path | None) -> Path | None:
+    return None if word is None else model_path(word)
+
+
 def _check_device(device: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         return device
@@ -94,8 +98,11 @@ class Settings(BaseSettings):
     """Give a request the same tokens whatever else runs; by default in float32 only."""
     speculation: Speculation = _ENGINE.speculation
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
-    prompt and text, or ``suffix``, also in the recent texts of its tenant. The tokens stay the
-    same."""
+    prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. The tokens
+    stay the same."""
+    draft_model: Annotated[Path | None, BeforeValidator(_model_or_none)] = None
+    """With ``speculation`` ``model``, a smaller model of the same vocabulary that drafts: named as
+    ``model``."""
     suffix_bytes: Bytes = Field(_ENGINE.suffix_bytes, ge=2**16)
     """Memory for the recent texts of all tenants; the oldest go first."""
     max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
-@settings_options("model", "device", "redis_url")
+@settings_options("model", "device", "redis_url", "speculation", "draft_model")
 def doctor(
     settings: Settings,
     flower_port: FlowerPortOption = None,

@@ -25,6 +25,8 @@ WORKER_SETTINGS = (
     "max_step_tokens",
     "kv_cache_bytes",
     "prefix_caching",
+    "speculation",
+    "draft_model",
 )
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 
@@ -75,8 +77,12 @@ def settings_of_each_model(*names: str) -> Callable[[Command], Command]:
 def _setting_type(name: str) -> Any:
     kind = Settings.model_fields[name].annotation
     # Settings validates it.
-    text = kind is Path or get_origin(kind) is Literal or name.endswith("_bytes")
+    text = _is_path(kind) or get_origin(kind) is Literal or name.endswith("_bytes")
     return str if text else kind
+
+
+def _is_path(kind: Any) -> bool:
+    return kind in (Path, Path | None)
 
 
 def _setting_option(name: str) -> Any:
@@ -85,7 +91,9 @@ def _setting_option(name: str) -> Any:
     if field.annotation is bool:
         option = f"{option}/--no-{option.removeprefix('--')}"
     kind = get_origin(field.annotation) or field.annotation
-    metavar = "URL" if name == "redis_url" else {Path: "PATH", Literal: "TYPE"}.get(kind)
+    metavar = "URL" if name == "redis_url" else "TYPE" if kind is Literal else None
+    if _is_path(field.annotation):
+        metavar = "PATH"
     if name.endswith("_bytes"):
         metavar = "SIZE"
     # typer's own note on the variable, from envvar=, is too wide for 80 columns.

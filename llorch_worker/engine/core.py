@@ -126,6 +126,8 @@ class EngineCore:
         The next step is launched before the tokens are read, if possible.
         """
         begun_s = time.monotonic()
+        planner = self.scheduler.planner
+        drafted_s = 0.0 if planner is None else planner.spent_s
         self._apply_deadlines(begun_s)
         step, self._ahead = self._ahead, None
         if step is None:
@@ -140,11 +142,10 @@ class EngineCore:
         self._deliver_step(step)
         if not step.plan.prefills:
             # Sampling and delivery count: they take time for each token too.
-            rows, seconds = (
-                sum(chunk.rows for chunk in step.plan.chunks),
-                time.monotonic() - begun_s,
-            )
-            if (planner := self.scheduler.planner) is not None:
+            rows = sum(chunk.rows for chunk in step.plan.chunks)
+            seconds = time.monotonic() - begun_s
+            if planner is not None:
+                seconds = max(seconds - (planner.spent_s - drafted_s), 1e-9)
                 planner.costs.note(rows, seconds)
             if self._thread_count is not None:
                 self._thread_count.note(rows, seconds)

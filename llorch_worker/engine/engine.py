@@ -28,11 +28,12 @@ from llorch_worker.engine.device.warm_up import (
     measure_steps,
     run_first_requests,
 )
+from llorch_worker.engine.draft_model import DraftModel
 from llorch_worker.engine.drafting.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.loading import load_as_planned
+from llorch_worker.engine.loading import LoadedModel, load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
@@ -77,6 +78,7 @@ class Engine:
         options: EngineOptions,
         workspace_bytes: int = 0,
         weights: object = None,
+        draft: LoadedModel | None = None,
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
@@ -86,7 +88,8 @@ class Engine:
 
         ``fingerprint`` and ``arithmetic``: see :func:`.fingerprint` and ``LoadPlan.arithmetic``.
         ``workspace_bytes`` are planned for the steps. ``weights`` holds
-        the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
+        the weights if ``model`` is a wrapper. ``draft`` drafts for ``speculation`` "model"; its
+        cache has as many blocks as ``cache``. ``queue`` runs the steps; by default the device's.
         ``num_threads`` are torch's CPU threads for the engine; as the caller's if None. With
         ``fewer_threads`` see :class:`.ThreadCount`.
         """
@@ -101,6 +104,15 @@ class Engine:
         self._model = model
         self._parts = {"weights": weights or model, **cache.parts()}
         self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
+        if draft is not None:
+            self._parts |= {
+                "draft_weights": draft.model,
+                "draft_cache": list(draft.cache.parts().values()),
+            }
+            self._bytes |= {
+                "draft_weights": draft.model.weight_bytes,
+                "draft_cache": sum(draft.cache.bytes_by_part().values()),
+            }
         self._planned_bytes = {**self._bytes, "workspace": workspace_bytes}
         self._measured_bytes: dict[str, int] = {}
         # A file may name ids for which the model has no logits; they never end a sequence.
@@ -112,7 +124,16 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._max_step_tokens = options.max_step_tokens
-        self._make_drafter = drafter_maker(options.speculation, options.suffix_bytes)
+        self._drafts = None
+        if draft is not None:
+            self._drafts = DraftModel(
+                draft.steps,
+                draft.cache,
+                vocab_size=config.vocab_size,
+                max_step_tokens=options.max_step_tokens,
+            )
+        by_model = None if self._drafts is None else self._drafts.drafter
+        self._make_drafter = drafter_maker(options.speculation, options.suffix_bytes, by_model)
         most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
             cache.blocks,
@@ -121,7 +142,7 @@ class Engine:
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
-            planner=DraftPlanner(most_drafts) if most_drafts else None,
+            planner=DraftPlanner(most_drafts, self._drafts) if most_drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)
@@ -193,6 +214,7 @@ class Engine:
             options=options,
             workspace_bytes=plan.workspace_bytes,
             weights=loaded.model,
+            draft=loaded.draft,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
             # The bits of torch's own kernels may depend on the number of threads.
@@ -203,7 +225,9 @@ class Engine:
                 with part_of_load("a step", place, plan.workspace_bytes):
                     # On the engine's own thread, because libraries keep state per thread.
                     sizes = (options.max_sequences, options.max_step_tokens, engine._scored_rows)
-                    engine._thread.call(lambda: compile_kernels(loaded.model, loaded.cache, *sizes))
+                    for each in filter(None, (loaded, loaded.draft)):
+                        compiled = partial(compile_kernels, each.model, each.cache, *sizes)
+                        engine._thread.call(compiled)
             except BaseException:
                 engine.close()
                 raise
@@ -223,6 +247,9 @@ class Engine:
             rows = min(self.max_sequences + planner.most_rows, self._max_step_tokens)
             measure = partial(measure_steps, self._model, self.cache, rows)
             planner.costs = StepCosts(self._thread.call(measure))
+        if (drafts := self._drafts) is not None:
+            measure = partial(measure_steps, drafts.model, drafts.cache, self.max_sequences)
+            drafts.costs = StepCosts(self._thread.call(measure))
         run_first_requests(self.submit, self._device, *sizes)
         return_freed_memory()
         self._measured_bytes = measured_bytes(self._parts, self._device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,6 +27,8 @@ class LoadedModel:
     cache: UnifiedCache
     steps: ForwardModel
     """``model``, or a wrapper that replays its recorded decode steps."""
+    draft: LoadedModel | None = None
+    """The draft model, with the same number of KV blocks."""
 
 
 def load_as_planned(
@@ -37,32 +39,51 @@ def load_as_planned(
 
     Raises ``ModelLoadFailed`` if memory does not suffice or the weights are damaged.
     """
-    device, kernels = plan.device, plan.kernels
-    logger.info(
-        "kernels: %s for %s on %s: %s", kernels.ops.name, plan.dtype, device, kernels.reason
-    )
-    with part_of_load("the weights", device, plan.weights_bytes):
-        model = Transformer.load(
-            plan.checkpoint,
-            plan.config,
-            dtype=plan.dtype,
-            device=device,
-            linears=plan.linears,
-            ops=kernels.ops,
-            progress=progress,
-        )
+    device = plan.device
+    model = _load_weights(plan, "the weights", progress)
+    if plan.draft is not None:
+        draft = _load_weights(plan.draft, "the draft model's weights")
     fitted = plan.fitted_to(free_bytes(device)).require_fit()
     if fitted.num_blocks < plan.num_blocks:
         logger.info("%d of %d planned KV blocks fit", fitted.num_blocks, plan.num_blocks)
-    with part_of_load("the cache", device, sum(fitted.cache_bytes.values())):
+    cache_bytes = sum(fitted.cache_bytes.values()) + fitted.draft_cache_bytes
+    with part_of_load("the cache", device, cache_bytes):
         cache = UnifiedCache.allocate(fitted.shape, fitted.num_blocks)
+        if plan.draft is not None:
+            drafts = UnifiedCache.allocate(plan.draft.shape, fitted.num_blocks)
     if device.type == "cuda":
         # A load may use more memory than any step.
         torch.cuda.reset_peak_memory_stats(device)
-    steps: ForwardModel = model
-    if cache.decode is not None:
-        with part_of_load("a step", device, plan.workspace_bytes):
-            steps = DecodeGraphs(model, cache, CudaRecorder(device))
+    with part_of_load("a step", device, plan.workspace_bytes):
+        loaded = LoadedModel(model, cache, _recorded(model, cache))
+        if plan.draft is not None:
+            loaded = replace(loaded, draft=LoadedModel(draft, drafts, _recorded(draft, drafts)))
     # From here on the engine's thread computes; a second pool of threads would compete with it.
     end_own_threads()
-    return LoadedModel(model, cache, steps)
+    return loaded
+
+
+def _load_weights(
+    plan: LoadPlan, what: str, progress: Callable[[int, int], None] | None = None
+) -> Transformer:
+    ops = plan.kernels.ops
+    logger.info(
+        "kernels: %s for %s on %s: %s", ops.name, plan.dtype, plan.device, plan.kernels.reason
+    )
+    with part_of_load(what, plan.device, plan.weights_bytes):
+        return Transformer.load(
+            plan.checkpoint,
+            plan.config,
+            dtype=plan.dtype,
+            device=plan.device,
+            linears=plan.linears,
+            ops=ops,
+            progress=progress,
+        )
+
+
+def _recorded(model: Transformer, cache: UnifiedCache) -> ForwardModel:
+    """``model`` with its decode steps recorded, if the cache has buffers for that."""
+    if cache.decode is None:
+        return model
+    return DecodeGraphs(model, cache, CudaRecorder(cache.shape.device))

@@ -325,13 +325,17 @@ class Scheduler:
 
     def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
         """The decodes of a step without a prefill, with the drafts that pay and have blocks."""
-        drafted = []
+        drafts, wanted = {}, []
         for chunk, draft, length in zip(chunks, *self._draft_lengths(chunks, budget), strict=True):
             tokens = len(chunk.sequence.token_ids) + length
             if draft and length and self.blocks.allocate(chunk.sequence, tokens):
-                chunk = replace(chunk, drafts=tuple(draft.token_ids[:length]))
-            drafted.append(chunk)
-        return drafted
+                drafts[chunk.sequence] = draft.token_ids[:length]
+                if draft.behind:
+                    wanted.append((chunk.sequence, length))
+        if wanted and self.planner is not None and self.planner.model is not None:
+            guessed = self.planner.model.guess(wanted)
+            drafts.update((sequence, guessed.get(sequence, [])) for sequence, _ in wanted)
+        return [replace(chunk, drafts=tuple(drafts.get(chunk.sequence, ()))) for chunk in chunks]
 
     def _draft_lengths(
         self, chunks: Items[Chunk], budget: int | None = None

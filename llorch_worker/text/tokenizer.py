@@ -190,6 +190,23 @@ class Tokenizer:
             **{name: value for name, value in named.items() if value is not None},
         }
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """The first token of ``other`` that is not this one's, as a clause; None if all ids that
+        have a text have the same. Padding counts for nothing."""
+        sizes = sorted((self.vocab_size, other.vocab_size))
+        ours, theirs = self.decoding_table, other.decoding_table
+        for token_id in range(sizes[1]):
+            pair = [
+                table.control.get(token_id, "").encode() or table.token_bytes[token_id]
+                if token_id < len(table.token_bytes)
+                else b""
+                for table in (ours, theirs)
+            ]
+            if pair[0] != pair[1]:
+                texts = [text.decode(errors="replace") for text in pair]
+                return f"its token {token_id} is {texts[1]!r}, the model's is {texts[0]!r}"
+        return None
+
     def token_text(self, token_id: int) -> str:
         """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""
         self.decoding_table.check(token_id)

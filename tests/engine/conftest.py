@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.queue import DeviceQueue, InlineQueue
+from llorch_worker.engine.loading import LoadedModel as InMemory
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine_options import EngineOptions
@@ -52,9 +53,15 @@ class LoadedModel:
         truncate_rows: TruncateRows | None = None,
         num_threads: int | None = None,
         queue: DeviceQueue | None = None,
+        draft: Any = None,
         **options: Any,
     ) -> Engine:
+        """``draft``: a forward pass of this model's that drafts."""
         chosen = EngineOptions(**options)
+        drafts = None
+        if draft is not None:
+            shape = replace(self.cache(1).shape, windows=())
+            drafts = InMemory(self.model, UnifiedCache.allocate(shape, num_blocks), draft)
         return Engine(
             model=model or self.model,
             config=self.config,
@@ -70,6 +77,7 @@ class LoadedModel:
             truncate_rows=truncate_rows,
             num_threads=num_threads,
             queue=queue,
+            draft=drafts,
         )
 
 

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest, read_journal
 from llorch_worker.engine import Engine
-from llorch_worker.engine.drafting.drafter import Draft
+from llorch_worker.engine.drafting.drafter import Draft, Drafter
 from llorch_worker.engine.drafting.step_costs import StepCosts
-from tests.engine.conftest import WatchedModel
+from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.model import RaggedBatch, Transformer
+from tests.engine.conftest import LoadedModel, WatchedModel
 from tests.engine.random_company import (
     WAYS,
     Job,
@@ -75,7 +80,7 @@ def repeating_requests(count: int, seed: int) -> Iterator[GenerationRequest]:
         )
 
 
-class RightAndWrong:
+class RightAndWrong(Drafter):
     """Drafts what a job answered without drafts, each token wrong with a chance of one in six."""
 
     def __init__(self, texts: list[list[int]], seed: int) -> None:
@@ -89,20 +94,26 @@ class RightAndWrong:
         drafts = [7 if self._rng.random() < 1 / 6 else token_id for token_id in drafts]
         return Draft(drafts, [1.0] * len(drafts))
 
-    def end(self, generated_ids: list[int]) -> None: ...
+
+class FixedCosts(StepCosts):
+    """However slow this machine is."""
+
+    def note(self, rows: int, seconds: float) -> None: ...
 
 
-class FreeRows(StepCosts):
-    """Every draft pays, however slow this machine is."""
-
-    def of(self, rows: int) -> float:
-        return 1.0
+def with_costs(engine: Engine, rows: float, guess: float) -> Engine:
+    """Each row beyond the first costs a step so much more, and each pass of a draft model so much,
+    as shares of a step of one row."""
+    if (planner := engine._scheduler.planner) is not None:
+        planner.costs = FixedCosts({1: 1.0, 2: 1 + rows})
+        if planner.model is not None:
+            planner.model.costs = FixedCosts({1: guess, 2: guess})
+    return engine
 
 
 def with_free_rows(engine: Engine) -> Engine:
-    if (planner := engine._scheduler.planner) is not None:
-        planner.costs = FreeRows()
-    return engine
+    """Every draft pays."""
+    return with_costs(engine, 0, 0)
 
 
 def texts_of(engine: Engine, jobs: list[Job]) -> list[list[int]]:
@@ -114,26 +125,34 @@ def texts_of(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 
 
 @pytest.mark.timeout(300 if JOBS < 1_000 else 7_200)
+@pytest.mark.parametrize(
+    ("speculation", "companies"),
+    [
+        ("suffix", ("looked up", "once more", "right and wrong")),
+        ("model", ("guessed", "once more")),
+    ],
+)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "bfloat16 on torch"])
-def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, way: str) -> None:
+def test_drafts_change_no_bit_of_any_job(
+    trained_model: Path, demo_model: Path, way: str, speculation: str, companies: tuple[str, ...]
+) -> None:
     path, options = model_and_options(way, trained_model, demo_model)
     with Engine.load(path, device="cpu", **options) as engine:
         jobs = run_alone(engine, repeating_requests(JOBS, seed=1))
         texts = texts_of(engine, jobs)
-        block_bytes = engine.stats().bytes["kv"] // engine.stats().kv_blocks_total
     # Few blocks, so that sequences are preempted; small steps, so that drafts yield to prefills.
-    small = Engine.load(
-        path,
-        device="cpu",
-        max_sequences=8,
-        max_step_tokens=48,
-        max_context=256,
-        kv_cache_bytes=18 * block_bytes,
-        speculation="suffix",
+    small: dict[str, Any] = {
+        "device": "cpu",
+        "max_sequences": 8,
+        "max_step_tokens": 48,
+        "max_context": 256,
+        "speculation": speculation,
+        "draft_model": trained_model / "q4_0.gguf",
         **options,
-    )
-    with with_free_rows(small) as engine:
-        for company in ("looked up", "once more", "right and wrong"):
+    }
+    kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(17)
+    with with_free_rows(Engine.load(path, kv_cache_bytes=kv_cache_bytes, **small)) as engine:
+        for company in companies:
             if company == "right and wrong":
                 engine._make_drafter = lambda *_: RightAndWrong(texts, seed=3)
             answers = run_in_company(engine, jobs, seed=2)
@@ -190,11 +209,9 @@ def test_drafts_leave_nothing_in_the_prefix_cache(make_engine: Callable[..., Eng
     assert kept[0] == kept[1]
 
 
-class OnlyWrong:
+class OnlyWrong(Drafter):
     def propose(self, token_ids: list[int], most: int) -> Draft:
         return Draft([3] * most, [1.0] * most)
-
-    def end(self, generated_ids: list[int]) -> None: ...
 
 
 def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]) -> None:
@@ -249,3 +266,94 @@ def test_a_prediction_drafts_and_changes_nothing(make_engine: Callable[..., Engi
     assert empty == alone
     assert accepted[1] >= 45
     assert engine.stats().accepted_draft_tokens_total == sum(accepted)
+
+
+class LeastLikely:
+    """A draft model that never agrees: it takes the unlikeliest token for the likeliest."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        return -self.model.forward(batch, cache)
+
+
+def test_a_draft_model_that_agrees_saves_its_share_of_the_steps(
+    make_engine: Callable[..., Engine], loaded: LoadedModel
+) -> None:
+    """Also beside others, and where a request asks for none."""
+    engine = with_costs(make_engine(speculation="model", draft=loaded.model), 0.01, 0.05)
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=96, temperature=0, ignore_eos=True)
+    off = request.model_copy(update={"speculation": "off"})
+    expected = engine.submit(off).result(60).choices
+    assert engine.stats().draft_tokens_total == 0
+    before = engine.stats().steps_total
+    with all_at_once(engine):
+        both = [engine.submit(each) for each in (request, off)]
+    drafted, plain = (generation.result(60) for generation in both)
+    assert drafted.choices == plain.choices == expected
+    assert plain.usage.accepted_draft_tokens == 0
+    assert drafted.usage.accepted_draft_tokens > 80
+    before = engine.stats().steps_total
+    engine.submit(request).result(60)
+    assert engine.stats().steps_total - before < 12
+
+
+def test_a_draft_model_that_never_agrees_is_left_alone(
+    make_engine: Callable[..., Engine], loaded: LoadedModel
+) -> None:
+    """A sequence soon drafts no more, and the next ones begin with what it has learnt."""
+    engine = with_costs(
+        make_engine(speculation="model", draft=LeastLikely(loaded.model)), 0.01, 0.05
+    )
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=200, temperature=0, ignore_eos=True)
+    drafts = [0]
+    for _ in range(8):
+        engine.submit(request).result(60)
+        drafts.append(engine.stats().drafts_total)
+    counts = [after - before for before, after in pairwise(drafts)]
+    assert 0 < counts[0] < 25
+    assert counts[-1] < counts[0] / 3
+    assert engine.stats().accepted_draft_tokens_total == 0
+
+
+def test_a_draft_model_that_fails_ends_drafts_and_no_job(
+    make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
+) -> None:
+    def fail(step: int, batch: RaggedBatch) -> None:
+        if step == 5:
+            raise RuntimeError("a defect")
+
+    draft = watched(fail)
+    engine = with_free_rows(make_engine(speculation="model", draft=draft))
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.7, seed=2)
+    expected = make_engine().submit(request).result(60).choices
+    assert engine.submit(request).result(60).choices == expected
+    assert len(draft.steps) == 5
+
+
+def test_a_prompt_longer_than_a_step_reaches_a_draft_model_in_parts(
+    make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
+) -> None:
+    draft = watched()
+    engine = with_free_rows(make_engine(speculation="model", draft=draft, max_step_tokens=32))
+    request = GenerationRequest(prompt=" ".join(PHRASES), max_tokens=30, ignore_eos=True, seed=1)
+    expected = make_engine().submit(request).result(60)
+    assert engine.submit(request).result(60).choices == expected.choices
+    assert max(sum(lengths) for lengths in draft.steps) <= 32 < expected.usage.prompt
+    assert engine.stats().accepted_draft_tokens_total > 0
+
+
+def test_another_worker_resumes_from_accepted_tokens_alone(
+    make_engine: Callable[..., Engine], loaded: LoadedModel
+) -> None:
+    """With drafts and without, wherever the first worker was lost."""
+    engine = with_free_rows(make_engine(speculation="model", draft=loaded.model))
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=60, temperature=0.8, seed=9)
+    generation = engine.submit(request)
+    answer, events = generation.result(60).choices, list(generation.events())
+    assert engine.stats().accepted_draft_tokens_total < engine.stats().draft_tokens_total
+    for end in range(len(events)):
+        for other in (engine, make_engine()):
+            resumed = other.submit(request, journal=read_journal(events[:end]))
+            assert resumed.result(60).choices == answer

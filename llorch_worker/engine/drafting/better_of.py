@@ -5,7 +5,7 @@ from __future__ import annotations
 from llorch_worker.engine.drafting.drafter import Draft, Drafter
 
 
-class BetterOf:
+class BetterOf(Drafter):
     """Takes the draft that promises more tokens."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from heapq import heapify, heapreplace
-from typing import Final
+from typing import Any, Final, Protocol
 
 from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.drafting.step_costs import StepCosts
@@ -15,13 +15,29 @@ MOST_DRAFTS: Final = 15
 """Drafts of one sequence in a step."""
 
 
+class Guesser(Protocol):
+    """A draft model; see :class:`.DraftModel`."""
+
+    costs: StepCosts
+    spent_s: float
+
+    def guess(self, wanted: Items[tuple[Any, int]]) -> dict[Any, list[int]]:
+        """So many tokens for each of these sequences."""
+
+
 class DraftPlanner:
     """Chooses the drafts with which a step promises the most tokens per second."""
 
-    def __init__(self, most_rows: int) -> None:
-        """A step has at most ``most_rows`` drafts."""
+    def __init__(self, most_rows: int, model: Guesser | None = None) -> None:
+        """A step has at most ``most_rows`` drafts. ``model`` computes those of its drafters."""
         self.most_rows = most_rows
+        self.model = model
         self.costs = StepCosts()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the draft model has taken so far."""
+        return 0.0 if self.model is None else self.model.spent_s
 
     def lengths(self, rows: int, drafts: Items[Draft | None], most: int) -> list[int]:
         """How many tokens of each of ``drafts`` to compute, at most ``most`` in all.
@@ -36,6 +52,9 @@ class DraftPlanner:
         best = tokens / self.costs.of(rows) * LEAST_GAIN
         chosen: list[int] = []
         taken = 0
+        # Of each pass of the draft model: the first computes each sequence's first draft.
+        passes = [0.0] * MOST_DRAFTS
+        drafting_s = 0.0
         while nexts and len(chosen) < most:
             chance, index, at = nexts[0]
             draft = drafts[index]
@@ -45,8 +64,15 @@ class DraftPlanner:
             tokens -= chance
             following = -draft.chances[at + 1] if at + 1 < len(draft.chances) else 0.0
             heapreplace(nexts, (following, index, at + 1))
-            if (speed := tokens / self.costs.of(rows + len(chosen))) > best:
+            if draft.behind:
+                before, passes[at] = passes[at], passes[at] + (1 if at else draft.behind)
+                drafting_s += self._drafting_s(passes[at]) - self._drafting_s(before)
+            if (speed := tokens / (self.costs.of(rows + len(chosen)) + drafting_s)) > best:
                 best, taken = speed, len(chosen)
         for index in chosen[:taken]:
             lengths[index] += 1
         return lengths
+
+    def _drafting_s(self, rows: float) -> float:
+        """Seconds of a pass of the draft model."""
+        return 0.0 if self.model is None or not rows else self.model.costs.of(rows)

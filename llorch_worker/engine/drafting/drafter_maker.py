@@ -14,10 +14,16 @@ DrafterMaker = Callable[[str | None, list[int]], Drafter]
 """Makes a drafter for a new sequence of a tenant, with the tokens of the request's prediction."""
 
 
-def drafter_maker(speculation: Speculation, suffix_bytes: int) -> DrafterMaker | None:
-    """The maker of one engine's drafters, which share its recent texts; None if there are none."""
+def drafter_maker(
+    speculation: Speculation, suffix_bytes: int, by_model: Callable[[], Drafter] | None = None
+) -> DrafterMaker | None:
+    """The maker of one engine's drafters, which share its recent texts; None if there are none.
+
+    ``by_model`` makes those of a draft model."""
     if speculation == "off":
         return None
+    if by_model is not None:
+        return lambda *_: by_model()
     if speculation == "lookup":
         return lambda _, prediction: PromptLookup(prediction)
     texts = RecentTexts(suffix_bytes)

@@ -7,7 +7,7 @@ from struct import pack
 from typing import Final
 
 from llorch_worker.engine.drafting.acceptance import Acceptance
-from llorch_worker.engine.drafting.drafter import Draft
+from llorch_worker.engine.drafting.drafter import Draft, Drafter
 
 ID_BYTES: Final = 4
 NEEDLE_TOKENS: Final = 2
@@ -22,7 +22,7 @@ _BORDER: Final = -1
 """Between the prediction and the prompt. No token."""
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Goes on where the last tokens stood before, as in prompt lookup decoding (Saxena 2023).
 
     While the text repeats what follows an earlier place, it stays at that place. It looks for
@@ -57,9 +57,6 @@ class PromptLookup:
         if not draft:
             return None
         return Draft(draft, self._acceptance.chances(self._matched, len(draft)))
-
-    def end(self, generated_ids: list[int]) -> None:
-        """See ``Drafter``."""
 
     def _follow(self, fresh: list[int]) -> None:
         self._ids += fresh

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from llorch_worker.engine.drafting.acceptance import Acceptance
-from llorch_worker.engine.drafting.drafter import Draft
+from llorch_worker.engine.drafting.drafter import Draft, Drafter
 
 NEEDLE_TOKENS: Final = 3
 """How many of the last tokens a recent text must share to be found."""
@@ -92,7 +92,7 @@ class RecentTexts:
         return ((mixed * _FACTOR) & _MASK) >> (64 - self._bits)
 
 
-class RecentLookup:
+class RecentLookup(Drafter):
     """Goes on where a recent text of the same tenant went on; see ``PromptLookup``."""
 
     def __init__(self, texts: RecentTexts, tenant: str | None) -> None:

@@ -26,7 +26,7 @@ class StepCosts:
         self._sizes = sorted(seconds)
         self._seconds = [seconds[size] for size in self._sizes]
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: float) -> float:
         """Seconds that a step of ``rows`` takes."""
         sizes, seconds = self._sizes, self._seconds
         right = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)

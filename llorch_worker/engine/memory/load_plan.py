@@ -13,7 +13,7 @@ import torch
 
 from llorch_worker.cache import MAX_QUERY_TOKENS, CacheShape, PagedKV, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.contract.errors import InvalidLoadOption
+from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
 from llorch_worker.engine.memory.free_memory import free_bytes
@@ -24,6 +24,7 @@ from llorch_worker.engine.memory.workspace import draft_rows, workspace_bytes
 from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.text import load_tokenizer
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
@@ -58,6 +59,8 @@ class LoadPlan:
     requests, or else that one context needs."""
     misfit: str | None = None
     """The reason why the model does not fit, as a sentence."""
+    draft: LoadPlan | None = None
+    """How the draft model is kept. Its cache has as many blocks as the model's."""
 
     @property
     def device(self) -> torch.device:
@@ -109,9 +112,21 @@ class LoadPlan:
     @property
     def total_bytes(self) -> int:
         """All bytes that the process will hold on the device."""
-        cache = sum(self.cache_bytes.values())
+        cache = sum(self.cache_bytes.values()) + self.draft_cache_bytes
         process = self.process_bytes + self.vocabulary_bytes
-        return self.weights_bytes + cache + self.workspace_bytes + process
+        return self.all_weights_bytes + cache + self.workspace_bytes + process
+
+    @property
+    def all_weights_bytes(self) -> int:
+        """Those of the model and of the draft model."""
+        return self.weights_bytes + (0 if self.draft is None else self.draft.weights_bytes)
+
+    @property
+    def draft_cache_bytes(self) -> int:
+        """Bytes of the draft model's cache, its tables included."""
+        if self.draft is None:
+            return 0
+        return sum(UnifiedCache.required_bytes(self.draft.shape, self.num_blocks).values())
 
     def require_fit(self) -> LoadPlan:
         """This plan; raises ``ModelLoadFailed`` with the reason if the model does not fit."""
@@ -131,9 +146,11 @@ class LoadPlan:
         return replace(self, num_blocks=asked_for, misfit=misfit)
 
     def kv_bytes(self, num_blocks: int) -> int:
-        """Bytes of so many KV blocks, scales included. Layers with a window have fewer of them."""
+        """Bytes of so many KV blocks, scales and the draft model's included. Layers with a window
+        have fewer of them."""
         counts = self.shape.block_counts(num_blocks)
-        return sum(PagedKV.required_bytes(self.shape, counts).values())
+        drafts = 0 if self.draft is None else self.draft.kv_bytes(num_blocks)
+        return sum(PagedKV.required_bytes(self.shape, counts).values()) + drafts
 
     def _blocks_in(self, room_bytes: int, most: int) -> int:
         """How many KV blocks fit, ``most`` at most."""
@@ -153,6 +170,8 @@ class LoadPlan:
     def _fixed_bytes(self) -> dict[str, int]:
         """Bytes of the cache and the steps besides KV blocks."""
         parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
+        if self.draft is not None:
+            parts["draft"] = sum(UnifiedCache.required_bytes(self.draft.shape, 0).values())
         return {part: size for part, size in parts.items() if size}
 
     def _room_bytes(self, left_bytes: int) -> int:
@@ -165,9 +184,9 @@ class LoadPlan:
         one_context = f"one context of {self.shape.max_context} tokens"
         if left_bytes < 0:
             return (
-                f"the weights need {human_bytes(self.weights_bytes)} on {self.device}, but only "
-                f"{human_bytes(self.free_bytes)} is free; use a smaller dtype or model, or free "
-                "memory"
+                f"the weights need {human_bytes(self.all_weights_bytes)} on {self.device}, but "
+                f"only {human_bytes(self.free_bytes)} is free; use a smaller dtype or model, or "
+                "free memory"
             )
         if asked is not None and asked > room:
             return (
@@ -200,15 +219,49 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
 
     Raises:
         InvalidLoadOption: an option is out of its range.
+        DraftModelRefused: there is no draft model for ``speculation`` "model", or not for this one.
         ModelLoadFailed: the file is missing, damaged or unsupported, or there is no such device.
     """
+    plan = _plan_model(open_checkpoint(Path(path)), options)
+    if options.speculation == "model":
+        draft = _plan_draft(plan)
+        # The two never compute at once, but a card's libraries and graphs keep what they took.
+        both = (max, sum)[plan.device.type == "cuda"]
+        workspace_bytes = both((plan.workspace_bytes, draft.workspace_bytes))
+        plan = replace(plan, draft=draft, workspace_bytes=workspace_bytes)
+    if options.kv_cache_bytes is not None:
+        plan = plan.with_kv_cache(options.kv_cache_bytes)
+    return plan.fitted_to(plan.free_bytes - plan.all_weights_bytes)
+
+
+def _plan_draft(plan: LoadPlan) -> LoadPlan:
+    """How the draft model is kept beside the model of ``plan``. Raises ``DraftModelRefused``."""
+    path = plan.options.draft_model
+    if path is None:
+        raise DraftModelRefused(
+            "speculation model needs a draft model: set draft_model (LLORCH_DRAFT_MODEL)"
+        )
+    try:
+        checkpoint = open_checkpoint(path)
+        context = min(plan.shape.max_context, resolve_config(checkpoint).max_context)
+        draft = _plan_model(checkpoint, replace(plan.options, max_context=context))
+        other = load_tokenizer(plan.checkpoint).difference(load_tokenizer(checkpoint))
+    except ModelLoadFailed as error:
+        raise DraftModelRefused(f"the draft model cannot be used: {error.message}") from error
+    if other is not None:
+        raise DraftModelRefused(f"the draft model {path} has another vocabulary: {other}")
+    # Each of its layers has all blocks, so that a block's number is the same in both caches.
+    return replace(draft, shape=replace(draft.shape, windows=()))
+
+
+def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
+    """The plan for one model, before its KV blocks are fitted to the memory."""
     for name in ("max_sequences", "max_step_tokens"):
         value = getattr(options, name)
         if value < 1:
             raise InvalidLoadOption(f"{name} must be at least 1 (got {value})")
     place, kernels = resolve_device(options.device), options.kernels
     check_kernels(kernels, place)
-    checkpoint = open_checkpoint(Path(path))
     config = resolve_config(checkpoint)
     compute = resolve_dtype(
         options.dtype, place, parameters=parameter_count(config), kernels=kernels
@@ -243,7 +296,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         max_sequences=options.max_sequences,
         max_step_tokens=options.max_step_tokens,
     )
-    plan = LoadPlan(
+    return LoadPlan(
         checkpoint=checkpoint,
         config=config,
         linears=linears,
@@ -265,9 +318,6 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         free_bytes=free_bytes(place),
         num_blocks=options.max_sequences * shape.context_blocks,
     )
-    if options.kv_cache_bytes is not None:
-        plan = plan.with_kv_cache(options.kv_cache_bytes)
-    return plan.fitted_to(plan.free_bytes - plan.weights_bytes)
 
 
 def cache_shape(
