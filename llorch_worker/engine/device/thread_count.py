@@ -22,7 +22,7 @@ PAUSE_GROWTH: Final = 3
 """Of the pause between two trials, with each that fails: beside other work it may take long."""
 IDLE_PACE: Final = 5
 """The pause passes so much faster while a processor is idle."""
-CLEARLY_FASTER: Final = 1.1
+CLEARLY_FASTER: Final = 1.2
 """Fewer threads must be so much faster to stay. Beside other work they are faster by more."""
 ROWS_OF_ONE_STEP: Final = 16
 """A step of so many rows takes about twice as long as a step of one."""
