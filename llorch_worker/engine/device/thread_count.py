@@ -21,7 +21,7 @@ MOST_PAUSE_S: Final = 10.0
 PAUSE_GROWTH: Final = 3
 """Of the pause between two trials, with each that fails: beside other work it may take long."""
 IDLE_PACE: Final = 5
-"""The pause passes so much faster while a processor is idle."""
+"""Each second for which a processor is idle shortens the pause by so many."""
 CLEARLY_FASTER: Final = 1.2
 """Fewer threads must be so much faster to stay. Beside other work they are faster by more."""
 ROWS_OF_ONE_STEP: Final = 16
@@ -69,11 +69,11 @@ class ThreadCount:
         if self._compared is not None:
             self._end_trial(*self._compared, speed)
         else:
-            idle = 0
+            idle_s = 0.0
             if self._count < self._most:
-                idle = round((self._idle_s() - self._idle_before_s) / seconds)
-            self._pause_s -= seconds * (IDLE_PACE if idle > 0 else 1)
-            if self._pause_s <= 0 and (more := self._wanted(idle, seconds)):
+                idle_s = self._idle_s() - self._idle_before_s
+            self._pause_s -= seconds + IDLE_PACE * idle_s
+            if self._pause_s <= 0 and (more := self._wanted(round(idle_s / seconds), seconds)):
                 self._compared = self._count, speed
                 self._set(self._count + more)
         self._displaced_before = self._displaced()
