@@ -24,6 +24,8 @@ IDLE_PACE: Final = 5
 """Each second for which a processor is idle shortens the pause by so many."""
 CLEARLY_FASTER: Final = 1.2
 """Fewer threads must be so much faster to stay. Beside other work they are faster by more."""
+LEAST_GAIN: Final = 0.1
+"""Of the speed that more threads would have if nothing else ran. Else equals would take turns."""
 ROWS_OF_ONE_STEP: Final = 16
 """A step of so many rows takes about twice as long as a step of one."""
 
@@ -92,7 +94,8 @@ class ThreadCount:
     def _end_trial(self, before: int, speed_before: float, speed: float) -> None:
         self._compared = None
         is_more = self._count > before
-        if speed > speed_before * (1 if is_more else CLEARLY_FASTER):
+        least = 1 + LEAST_GAIN * (self._count / before - 1) if is_more else CLEARLY_FASTER
+        if speed > speed_before * least:
             logger.debug("%d threads are faster than %d", self._count, before)
             self._more_next = is_more
             self._pause_s, self._next_pause_s, self._fewer = 0.0, FIRST_PAUSE_S, 1
