@@ -114,6 +114,11 @@ class Suite:
         """A claim about several requests."""
         return lambda check: self.claims.append(Claim(of, check, unmet))
 
+    def held_by(self, ours: Mapping[str, Iterable[str]]) -> None:
+        """Claims that another test here holds already: "test_file.py::test", in this folder."""
+        for test, claims in ours.items():
+            self.claims += [Claim(of, _there(test)) for of in claims]
+
     def params(self) -> list[Any]:
         """For parametrize. A claim that is marked as unmet and holds fails."""
         return [pytest.param(claim, id=claim.of, marks=claim.marks) for claim in self.claims]
@@ -136,6 +141,14 @@ def _row(path: str, body: Mapping[str, Any], must: Mapping[str, Any]) -> Callabl
             found = at(answer, place)
             held = wanted(found) if callable(wanted) else found == wanted
             assert held, f"{place} is {found!r} in {answer}"
+
+    return check
+
+
+def _there(test: str) -> Callable[[Door], None]:
+    def check(_: Door) -> None:
+        file, _, name = test.partition("::")
+        assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), test
 
     return check
 

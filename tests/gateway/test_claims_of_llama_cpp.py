@@ -6,10 +6,9 @@ it. Not here: embeddings, images, slots, its other routes, what only a larger mo
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
-import httpx
 import pytest
 from openai import OpenAI
 
@@ -17,7 +16,6 @@ from tests.gateway.claims import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
-    ORIGIN,
     RESPONSES,
     Claim,
     Door,
@@ -305,14 +303,28 @@ LLAMA_CPP.rows("/tokenize", {"model": MODEL}, "test_tokenize.py", [
     ("test_tokenize_with_pieces", {"prompt": "unicode 媽 and emoji 🤗", "return_token_strs": True},
      {"token_strs": each(some)}),
 ])
+LLAMA_CPP.held_by({
+    "test_tokens.py::test_ids_become_the_engines_text":
+        ["test_tokenize.py::test_tokenize_detokenize"],
+    "test_openai_client.py::test_a_streamed_completion_is_the_whole_one":
+        ["test_completion.py::test_completion_stream_vs_non_stream"],
+    "test_openai_client.py::test_many_streams_of_the_async_client_run_at_once":
+        ["test_completion.py::test_completion_parallel_slots"],
+    "test_openai_client.py::test_models_are_listed": ["test_basic.py::test_server_models"],
+    "test_completions.py::test_a_client_that_hangs_up_before_the_first_token_cancels_too":
+        ["test_completion.py::test_cancel_request"],
+    "test_gateway.py::test_a_gateway_without_a_worker_lives_and_is_not_ready":
+        ["test_basic.py::test_server_start_simple"],
+    "test_gateway.py::test_keys_are_asked_for_and_revoked_without_a_restart":
+        ["test_security.py::test_incorrect_api_key", "test_security.py::test_correct_api_key"],
+    "test_messages.py::test_a_key_may_come_as_x_api_key":
+        ["test_security.py::test_correct_api_key_anthropic_header"],
+    "test_keys.py::test_every_endpoint_but_those_of_health_asks_for_a_key":
+        ["test_security.py::test_access_public_endpoint"],
+    "test_keys.py::test_other_origins_may_call_only_if_the_operator_says_so":
+        ["test_security.py::test_cors_options"],
+})
 # fmt: on
-
-
-@LLAMA_CPP.story("test_tokenize.py::test_tokenize_detokenize")
-def _(door: Door) -> None:
-    text = "What is the capital of France ?"
-    tokens = door.ask("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
-    assert door.ask("/detokenize", {"tokens": tokens})["prompt"].strip() == text
 
 
 @LLAMA_CPP.story("test_chat_completion.py::test_logit_bias")
@@ -324,12 +336,6 @@ def _(door: Door) -> None:
     answer = door.ask(CHAT, {**ASK, "logit_bias": bias, "max_tokens": 40})
     assert answer["choices"][0]["message"]["content"]
     assert not set(words) & set(answer["choices"][0]["message"]["content"].split())
-
-
-@LLAMA_CPP.story("test_completion.py::test_completion_stream_vs_non_stream")
-def _(door: Door) -> None:
-    whole = door.ask(COMPLETIONS, LIFE)["choices"][0]["text"]
-    assert door.ask(COMPLETIONS, {**LIFE, "stream": True})["texts"]["0"] == whole
 
 
 @LLAMA_CPP.story("test_completion.py::test_consistent_result_same_seed")
@@ -365,34 +371,8 @@ def _(door: Door) -> None:
     assert door.ask(COMPLETIONS, {**body, "stream": True})["reasons"] == ["length"]
 
 
-@LLAMA_CPP.story("test_completion.py::test_completion_parallel_slots")
+@LLAMA_CPP.story("test_security.py::test_access_static_assets_without_api_key")
 def _(door: Door) -> None:
-    bodies = [{**LIFE, "prompt": f"{n} cats", "max_tokens": 16} for n in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda body: door.ask(COMPLETIONS, body), bodies))
-    assert all(len(answer["choices"][0]["text"]) > 10 for answer in answers)
-
-
-@LLAMA_CPP.story("test_completion.py::test_cancel_request")
-def _(door: Door) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        door.http.post(COMPLETIONS, json={**LIFE, "max_tokens": 400}, timeout=0.001)
-    assert door.ask(COMPLETIONS, LIFE)["choices"]
-
-
-@LLAMA_CPP.story("test_basic.py::test_server_start_simple")
-def _(door: Door) -> None:
-    assert door.http.get("/health").status_code == 200
-
-
-@LLAMA_CPP.story("test_basic.py::test_server_models")
-def _(door: Door) -> None:
-    assert [model.id for model in door.api.models.list()] == [MODEL]
-
-
-@LLAMA_CPP.story("test_security.py::test_access_public_endpoint, /health and the console")
-def _(door: Door) -> None:
-    assert door.keyed.get("/health").status_code == 200
     assert door.keyed.get("/").status_code == 200
 
 
@@ -404,36 +384,11 @@ def _(door: Door) -> None:
     assert door.keyed.get("/v1/models").status_code == 200
 
 
-@LLAMA_CPP.story("test_security.py::test_incorrect_api_key")
-def _(door: Door) -> None:
-    for headers in ({}, {"Authorization": "Bearer invalid-key"}):
-        answer = door.keyed.post(COMPLETIONS, json=LIFE, headers=headers)
-        assert answer.status_code == 401
-        assert answer.json()["error"]["code"] == "invalid_api_key"
-
-
-@LLAMA_CPP.story("test_security.py::test_correct_api_key")
-def _(door: Door) -> None:
-    for headers in ({"Authorization": f"Bearer {door.key}"}, {"X-Api-Key": door.key}):
-        assert door.keyed.post(COMPLETIONS, json=LIFE, headers=headers).json()["choices"]
-
-
 @LLAMA_CPP.story("test_security.py::test_openai_library_correct_api_key")
 def _(door: Door) -> None:
     address = f"{str(door.keyed.base_url).rstrip('/')}/v1"
     with OpenAI(api_key=door.key, base_url=address, max_retries=0) as client:
         assert len(client.chat.completions.create(**ASK).choices) == 1
-
-
-@LLAMA_CPP.story("test_security.py::test_cors_options")
-def _(door: Door) -> None:
-    asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
-    asked["Access-Control-Request-Headers"] = "Authorization"
-    answer = door.keyed.options(COMPLETIONS, headers=asked)
-    assert answer.status_code == 200
-    assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN
-    assert "POST" in answer.headers["Access-Control-Allow-Methods"]
-    assert "authorization" in answer.headers["Access-Control-Allow-Headers"].lower()
 
 
 @LLAMA_CPP.story(

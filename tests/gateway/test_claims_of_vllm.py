@@ -6,17 +6,12 @@ request, and what only a larger model would answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from concurrent.futures import Future
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
-import httpx
-import openai
 import pytest
-import websockets
-from pydantic import BaseModel
 
 from tests.gateway.claims import (
     CHAT,
@@ -34,7 +29,6 @@ from tests.gateway.claims import (
     size,
     some,
 )
-from tests.waiting import wait_until
 
 VLLM = Suite()
 MODEL = "stories"
@@ -527,66 +521,67 @@ VLLM.rows("/tokenize", {"model": MODEL}, "serve/tokenize/test_tokenization.py", 
     ("test_tokenize_with_return_token_strs", {"prompt": "A test!", "return_token_strs": True},
      {"token_strs": lambda strings: strings[0] == "<s>" and len(strings) > 3}),
 ])
+VLLM.held_by({
+    "test_tokens.py::test_ids_become_the_engines_text":
+        ["serve/tokenize/test_tokenization.py::test_detokenize"],
+    "test_tokens.py::test_the_tokenizer_is_described_by_the_names_of_tokenizer_config": [
+        "serve/tokenize/test_tokenization.py::test_tokenizer_info_basic",
+        "serve/tokenize/test_tokenization.py::test_tokenizer_info_schema",
+        "serve/tokenize/test_tokenization.py::test_tokenizer_info_consistency_with_tokenize",
+        "serve/tokenize/test_tokenization.py::test_tokenizer_info_chat_template"],
+    "test_errors.py::test_bodies_that_are_no_request_are_a_400": [
+        "test_non_object_body_validation.py::test_chat_completion_request_rejects_non_object_body"],
+    "test_gateway.py::test_a_body_without_its_content_type_is_told_which_one_it_needs":
+        ["test_basic.py::test_request_wrong_content_type"],
+    "test_gateway.py::test_a_gateway_without_a_worker_lives_and_is_not_ready":
+        ["test_basic.py::test_check_health"],
+    "test_gateway.py::test_every_answer_has_an_id":
+        ["serve/middleware/test_x_request_id.py::test_response_has_one_request_id",
+         "serve/middleware/test_optional_middleware.py::test_custom_request_id_header"],
+    "test_gateway.py::test_keys_are_asked_for_and_revoked_without_a_restart":
+        ["serve/middleware/test_optional_middleware.py::test_passed_api_token"],
+    "test_keys.py::test_every_endpoint_but_those_of_health_asks_for_a_key":
+        ["serve/middleware/test_optional_middleware.py::test_missing_api_token",
+         "serve/middleware/test_optional_middleware.py::test_not_v1_or_v2_path_skips_auth"],
+    "test_completions.py::test_a_client_that_hangs_up_cancels_its_stream":
+        ["test_basic.py::test_request_cancellation"],
+    "test_completions.py::test_a_job_that_fails_before_its_first_token_is_a_status":
+        ["test_chat_error.py::test_chat_error_non_stream",
+         "test_completion_error.py::test_completion_error_non_stream"],
+    "test_completions.py::test_a_job_that_ends_early_ends_its_stream_with_an_error":
+        ["test_chat_error.py::test_chat_error_stream",
+         "test_completion_error.py::test_completion_error_stream"],
+    "test_chat.py::test_a_stream_begins_with_the_role_and_ends_with_a_reason":
+        ["test_chat.py::test_chat_streaming"],
+    "test_openai_client.py::test_a_streamed_completion_is_the_whole_one":
+        ["test_completion.py::test_completion_streaming"],
+    "test_openai_client.py::test_ids_and_scores_belong_to_their_prompts":
+        ["test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs"],
+    "test_batches.py::test_every_line_is_answered_as_its_endpoint_answers":
+        ["test_run_batch.py::test_completions"],
+    "test_batches.py::test_broken_lines_and_repeated_ids_fail_the_batch_before_any_line_runs":
+        ["test_run_batch.py::test_completions_invalid_input"],
+    "test_response_conversations.py::test_a_response_that_is_not_stored_is_gone":
+        ["responses/test_stateful.py::test_store"],
+    "test_response_conversations.py::test_a_conversation_goes_on_as_if_it_were_sent_whole":
+        ["responses/test_stateful.py::test_previous_response_id"],
+    "test_response_conversations.py::test_a_prompt_is_counted_before_it_is_sent":
+        ["responses/test_count_tokens.py::test_count_responses_input_tokens"],
+    "test_background_responses.py::test_a_background_response_is_finished_without_its_gateway":
+        ["responses/test_stateful.py::test_background"],
+    "test_background_responses.py::test_a_running_response_can_be_cancelled":
+        ["responses/test_stateful.py::test_background_cancel"],
+    "test_background_responses.py::test_only_a_background_response_can_be_cancelled":
+        ["responses/test_stateful.py::test_cancel_completed"],
+    "test_response_streams.py::test_the_helpers_of_the_async_client":
+        ["responses/test_structured_output.py::test_structured_output_with_parse"],
+    "test_response_socket.py::test_a_response_has_the_events_of_a_stream":
+        ["responses/test_websocket_integration.py::test_websocket_connect_and_receive_events"],
+    "test_response_socket.py::test_what_is_wrong_is_named_and_the_connection_goes_on":
+        ["responses/test_websocket_integration.py::test_websocket_invalid_json",
+         "responses/test_websocket_integration.py::test_websocket_unknown_event_type"],
+})
 # fmt: on
-
-
-@VLLM.story("serve/tokenize/test_tokenization.py::test_detokenize")
-def _(door: Door) -> None:
-    ids = door.ask("/tokenize", {"prompt": "A test.", "add_special_tokens": False})["tokens"]
-    assert door.ask("/detokenize", {"tokens": ids}) == {"http": 200, "prompt": "A test."}
-
-
-@VLLM.story("serve/tokenize/test_tokenization.py::test_tokenizer_info_consistency_with_tokenize")
-def _(door: Door) -> None:
-    info = door.http.get("/tokenizer_info").json()
-    tokens = door.ask("/tokenize", {"prompt": "Hello"})
-    assert info["tokenizer_class"]
-    assert info["chat_template"].strip()
-    assert info["model_max_length"] >= tokens["max_model_len"]
-
-
-@VLLM.story(
-    "test_non_object_body_validation.py::test_chat_completion_request_rejects_non_object_body"
-)
-def _(door: Door) -> None:
-    for body in ("not an object", ["not", "an", "object"], 42, None):
-        assert door.ask(CHAT, body)["http"] == 400
-
-
-@VLLM.story("test_basic.py::test_request_wrong_content_type")
-def _(door: Door) -> None:
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    answer = door.http.post(CHAT, content=json.dumps(ASK), headers=form)
-    assert 400 <= answer.status_code < 500
-
-
-@VLLM.story("test_basic.py::test_check_health")
-def _(door: Door) -> None:
-    assert door.http.get("/health").status_code == 200
-
-
-@VLLM.story("test_basic.py::test_request_cancellation")
-def _(door: Door) -> None:
-    long = {**ASK, "max_completion_tokens": 200, "min_tokens": 200}
-    for _ in range(4):
-        with pytest.raises(httpx.ReadTimeout):
-            door.http.post(CHAT, json=long, timeout=0.001)
-    assert door.ask(CHAT, ASK)["choices"]
-
-
-@VLLM.story("serve/middleware/test_optional_middleware.py::test_passed_api_token")
-def _(door: Door) -> None:
-    given = {"Authorization": f"Bearer {door.key}"}
-    assert door.keyed.get("/v1/models", headers=given).status_code == 200
-    assert door.keyed.get("/v1/models").status_code == 401
-    assert door.keyed.get("/health").status_code == 200
-
-
-@VLLM.story("serve/middleware/test_x_request_id.py::test_response_has_one_request_id")
-def _(door: Door) -> None:
-    assert len(door.http.get("/health").headers["x-request-id"]) >= 32
-    given = door.http.get("/health", headers={"X-Request-Id": "Custom"})
-    assert given.headers.get_list("x-request-id") == ["Custom"]
 
 
 @VLLM.story("test_chat.py::test_custom_role, for strings and parts")
@@ -595,18 +590,6 @@ def _(door: Door) -> None:
     text = [{"role": "user", "content": "What is 1+1?"}]
     first, second = (door.ask(CHAT, {**ASK, "messages": each}) for each in (parts, text))
     assert at(first, TEXT) == at(second, TEXT)
-
-
-@VLLM.story("test_chat.py::test_chat_streaming, with test_chat_with_seed")
-def _(door: Door) -> None:
-    assert door.ask(CHAT, {**ASK, "stream": True})["texts"]["0"] == at(door.ask(CHAT, ASK), TEXT)
-
-
-@VLLM.story("test_completion.py::test_completion_streaming, for a text")
-def _(door: Door) -> None:
-    body = {**COMPLETE, "prompt": "What is an LLM?"}
-    whole = door.ask(COMPLETIONS, body)["choices"][0]["text"]
-    assert door.ask(COMPLETIONS, {**body, "stream": True})["texts"]["0"] == whole
 
 
 @VLLM.story(
@@ -618,58 +601,6 @@ def _(door: Door) -> None:
     events = door.ask(COMPLETIONS, {**body, "stream": True})["events"]
     streamed = [at(event, "choices.0.logprobs.text_offset") or [] for event in events]
     assert [*chain(*streamed)] == whole
-
-
-@VLLM.story("test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs, streamed")
-def _(door: Door) -> None:
-    body = {**COMPLETE, "prompt": "Tell me:", "logprobs": 1, "return_token_ids": True}
-    whole = door.ask(COMPLETIONS, body)["choices"][0]
-    events = door.ask(COMPLETIONS, {**body, "stream": True})["events"]
-    assert at(events, "0.choices.0.prompt_token_ids") == whole["prompt_token_ids"]
-    ids = [at(event, "choices.0.token_ids") or [] for event in events]
-    assert [*chain(*ids)] == whole["token_ids"]
-
-
-@VLLM.story("responses/test_stateful.py::test_store")
-def _(door: Door) -> None:
-    kept = door.api.responses.create(**RESPOND)
-    assert door.api.responses.retrieve(kept.id).status == kept.status
-    gone = door.api.responses.create(**RESPOND, store=False)
-    with pytest.raises(openai.NotFoundError):
-        door.api.responses.retrieve(gone.id)
-
-
-@VLLM.story("responses/test_stateful.py::test_background")
-def _(door: Door) -> None:
-    begun = door.api.responses.create(**RESPOND, background=True)
-    assert begun.status in ("queued", "in_progress")
-    wait_until(
-        lambda: door.api.responses.retrieve(begun.id).status == "incomplete", what="the response"
-    )
-
-
-@VLLM.story("responses/test_stateful.py::test_background_cancel")
-def _(door: Door) -> None:
-    begun = door.api.responses.create(**{**RESPOND, "max_output_tokens": 400}, background=True)
-    door.api.responses.cancel(begun.id)
-    wait_until(lambda: door.api.responses.retrieve(begun.id).status == "cancelled", what="the end")
-
-
-@VLLM.story("responses/test_stateful.py::test_cancel_completed")
-def _(door: Door) -> None:
-    ended = door.api.responses.create(**RESPOND)
-    with pytest.raises(openai.APIStatusError) as caught:
-        door.api.responses.cancel(ended.id)
-    assert caught.value.status_code in (400, 409)
-
-
-@VLLM.story("responses/test_stateful.py::test_previous_response_id")
-def _(door: Door) -> None:
-    first = door.api.responses.create(**RESPOND)
-    second = door.api.responses.create(**RESPOND, previous_response_id=first.id)
-    third = door.api.responses.create(**RESPOND, previous_response_id=second.id)
-    sizes = [each.usage.input_tokens for each in (first, second, third) if each.usage]
-    assert sizes == sorted(set(sizes))
 
 
 @VLLM.story("responses/test_stateful.py::test_two_responses_with_same_prev_id")
@@ -685,48 +616,6 @@ def _(door: Door) -> None:
     content = [{"type": "output_text", "text": said}]
     again = [ASKED, {**OUTPUT, "content": content}, THOUGHT, ASKED]
     assert door.ask(RESPONSES, {**TOLD, "input": again})["status"] == "completed"
-
-
-@VLLM.story("responses/test_structured_output.py::test_structured_output_with_parse")
-def _(door: Door) -> None:
-    class Person(BaseModel):
-        name: Literal["Lily", "Tom"]
-
-    answer = door.api.responses.parse(
-        model=MODEL, input="Who?", text_format=Person, max_output_tokens=40
-    )
-    assert answer.output_parsed is not None
-
-
-@VLLM.story("responses/test_count_tokens.py::test_count_responses_input_tokens")
-def _(door: Door) -> None:
-    count = door.ask(f"{RESPONSES}/input_tokens", {"model": MODEL, "input": "Lily went"})
-    assert count["input_tokens"] == at(door.ask(RESPONSES, RESPOND), "usage.input_tokens")
-
-
-@VLLM.story("responses/test_websocket_integration.py::test_websocket_connect_and_receive_events")
-def _(door: Door) -> None:
-    types = asyncio.run(socket_types(door, {"type": "response.create", **RESPOND}))
-    assert (types[0], types[-1]) == ("response.created", "response.incomplete")
-
-
-@VLLM.story("responses/test_websocket_integration.py::test_websocket_invalid_json")
-def _(door: Door) -> None:
-    assert asyncio.run(socket_types(door, "{{{", {"type": "bogus"})) == ["error", "error"]
-
-
-async def socket_types(door: Door, *messages: Any) -> list[str]:
-    """The types of what comes for each of the messages, which are sent on one connection."""
-    types = []
-    address = str(door.http.base_url).replace("http", "ws", 1).rstrip("/") + RESPONSES
-    async with websockets.connect(address) as socket:
-        for message in messages:
-            await socket.send(message if isinstance(message, str) else json.dumps(message))
-            while True:
-                types.append(json.loads(await socket.recv())["type"])
-                if types[-1] in ("error", "response.completed", "response.incomplete"):
-                    break
-    return types
 
 
 @pytest.fixture(scope="module")

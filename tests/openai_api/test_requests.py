@@ -122,6 +122,7 @@ def test_names_of_llama_cpp_are_structured_outputs() -> None:
     beside = {"type": "json_object", "schema": {"const": 1}}
     of_openai = {"type": "json_schema", "json_schema": {"schema": {"const": 1}}}
     assert chat(response_format=beside) == chat(response_format=of_openai)
+    assert completion(response_format=beside)[0]["response_format"]["type"] == "json_schema"
     with pytest.raises(InvalidRequest, match="exactly one"):
         chat(grammar="root ::= x", json_schema={"const": 1})
     both = {"grammar": "a", "structured_outputs": {"regex": "b"}}
