@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
 from fastapi import Request
@@ -35,16 +36,20 @@ class Waiting:
         """Whether a stream ends before its jobs, with an error as its last event."""
 
     async def submit(self, generation: GenerationRequest, **options: Any) -> AsyncJob:
-        """See :meth:`Gateway.submit`. If this job is refused, the earlier ones end too."""
+        """See :meth:`Gateway.submit`. If this job is refused, the earlier ones end too, and so do
+        all if the client hangs up meanwhile."""
+        sending = asyncio.ensure_future(
+            self._gateway.submit(generation, self._caller, private=self._private, **options)
+        )
         try:
-            job = await self._gateway.submit(
-                generation, self._caller, private=self._private, **options
-            )
+            # Redis may take a job whose sending is given up, and nobody would cancel it.
+            self.jobs.append(await asyncio.shield(sending))
         except BaseException:
+            with suppress(Exception):  # raised below
+                self.jobs.append(await sending)
             await self._leave(cancel=True)
             raise
-        self.jobs.append(job)
-        return job
+        return self.jobs[-1]
 
     async def answer(self, request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
         """The result of ``work``, which is over when the client hangs up."""
