@@ -234,6 +234,6 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
         if checkpoint.adds_nothing(name):
             continue
         raise ModelLoadFailed(
-            f"{checkpoint.path} has a tensor {name} that {config.family}'s graph does not use; "
-            "models with experts, adapters or other additions cannot be served."
+            f"{checkpoint.path} has a tensor {checkpoint.stored_name(name)} that {config.family}'s "
+            "graph does not use; models with experts, adapters or other additions cannot be served."
         )

@@ -95,6 +95,10 @@ class Checkpoint(ABC):
         """Whether a graph that has no such tensor gives the same results without it."""
         return False
 
+    def stored_name(self, name: str) -> str:
+        """What the file calls the tensor ``name``, or would if it had it."""
+        return name
+
     @abstractmethod
     def described_by(self) -> Iterator[bytes]:
         """Configuration, tokenizer and chat templates, as they are stored."""
@@ -112,12 +116,14 @@ class Checkpoint(ABC):
         info = self.tensors.get(name)
         if info is None:
             raise ModelLoadFailed(
-                f"{self.path} has no tensor {name}, which its graph needs; convert the model again."
+                f"{self.path} has no tensor {self.stored_name(name)}, which its graph needs; "
+                "convert the model again."
             )
         if shape is not None and info.shape != shape:
             raise ModelLoadFailed(
-                f"{self.path}: tensor {name} is {list(info.shape)} but the model's configuration "
-                f"calls for {list(shape)}; weights and configuration do not belong together."
+                f"{self.path}: tensor {self.stored_name(name)} is {list(info.shape)} but the "
+                f"model's configuration calls for {list(shape)}; weights and configuration do not "
+                "belong together."
             )
         return info
 
@@ -133,6 +139,6 @@ class Checkpoint(ABC):
     def out_of_range(self, name: str) -> ModelLoadFailed:
         """The error for a tensor whose values or scales are infinite, NaN or too large."""
         return ModelLoadFailed(
-            f"{self.path}: tensor {name} has weights that are out of range; the file is damaged, "
-            "download or convert it again."
+            f"{self.path}: tensor {self.stored_name(name)} has weights that are out of range; the "
+            "file is damaged, download or convert it again."
         )

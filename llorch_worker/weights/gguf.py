@@ -36,8 +36,8 @@ _LAYER_TENSOR_NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
-    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -74,6 +74,7 @@ class GgufCheckpoint(Checkpoint):
         )
         for file, header in zip(files, headers, strict=True):
             self._index(file, header, kinds)
+        self._kinds = kinds
         self.metadata: Mapping[str, Any] = headers[0].metadata
         self._headers = [
             (file, header.data_start) for file, header in zip(files, headers, strict=True)
@@ -84,6 +85,15 @@ class GgufCheckpoint(Checkpoint):
                 f"{path} is one of {parts} parts but is not named like one; "
                 "restore the parts' names (…-00001-of-000NN.gguf) or merge them."
             )
+
+    def stored_name(self, name: str) -> str:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        stems = (
+            [f"blk.{layer[1]}.{stem}" for stem in _LAYER_TENSOR_NAMES] if layer else _TENSOR_NAMES
+        )
+        kind = name.rpartition(".")[2]
+        likely = (f"{stem}.{kind}" for stem in stems)
+        return next((each for each in likely if canonical_name(each, self._kinds) == name), name)
 
     def _index(self, file: ModelFile, header: GgufHeader, kinds: frozenset[str]) -> None:
         for entry in header.entries:

@@ -355,3 +355,40 @@ def test_a_tensor_that_is_missing_extra_or_of_another_shape_is_named(
             safetensors.torch.save_file(changed, tmp_path / "model.safetensors")
             with pytest.raises(ModelLoadFailed, match=message):
                 resolve_config(open_checkpoint(tmp_path))
+
+
+def test_a_gguf_tensor_that_is_renamed_or_of_another_shape_is_named(
+    reference: Any, tmp_path: Path
+) -> None:
+    path = write_gguf_of(reference, tmp_path / "model.gguf")
+    data = path.read_bytes()
+    names = [t.name for t in gguf.GGUFReader(path).tensors if t.name.startswith("blk.1.")]
+    assert len(names) >= 6
+    for name in names:
+        at = data.index(name.encode())
+        after = at + len(name)
+        renamed = data[: after - 1] + b"_" + data[after:]
+        # The number of dimensions, then the first.
+        columns = int.from_bytes(data[after + 4 : after + 12], "little") - 1
+        reshaped = data[: after + 4] + columns.to_bytes(8, "little") + data[after + 12 :]
+        for changed in (renamed, reshaped):
+            path.write_bytes(changed)
+            with pytest.raises(ModelLoadFailed, match=name[:-1].replace(".", r"\.")):
+                resolve_config(open_checkpoint(path))
+
+
+def test_an_unknown_architecture_or_rope_type_of_a_gguf_file_is_named(
+    reference: Any, tmp_path: Path
+) -> None:
+    path = write_gguf_of(reference, tmp_path / "model.gguf")
+    data = path.read_bytes()
+    for word in (
+        b"yarn",
+        b"linear",
+        str(gguf.GGUFReader(path).fields["general.architecture"].contents()).encode(),
+    ):
+        value = len(word).to_bytes(8, "little") + word
+        if value in data:
+            path.write_bytes(data.replace(value, value[:-1] + b"?"))
+            with pytest.raises(ModelLoadFailed, match=rf"'{word[:-1].decode()}\?'"):
+                resolve_config(open_checkpoint(path))
