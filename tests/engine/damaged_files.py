@@ -1,6 +1,6 @@
 """Loads model files that were damaged at random, each with one seed.
 
-    python -m tests.engine.damaged_files [--first 0] [--count 500]
+    python -m tests.engine.damaged_files [--first 0] [--count 500] [--families]
 
 A load ends with an engine that answers, or with MODEL_LOAD_FAILED. This prints the seeds of all
 others, of loads that take long or much memory, and dies with the stacks of one that hangs.
@@ -17,8 +17,13 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
+
+import gguf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from llorch_worker.contract import GenerationRequest, LlorchError, ModelLoadFailed
 from llorch_worker.engine import Engine
@@ -72,13 +77,29 @@ def damaged_model(seed: int, trained: Path, folder: Path) -> Path:
     kind = random.choice(["demo", "q4_0", "f32", "safetensors", "safetensors", "config", "words"])
     if kind in ("demo", "q4_0", "f32"):
         source = DEMO if kind == "demo" else trained / f"{kind}.gguf"
-        file = folder / "model.gguf"
-        header = read_gguf_header(ModelFile(source)).data_start
-        # Most of a header is vocabulary.
-        header = random.choice([header, 2_000])
-        file.write_bytes(damage(source.read_bytes(), random, header, json=False))
-        return file
-    model = Path(shutil.copytree(trained / "hf", folder / "hf"))
+        return _damaged_gguf(random, source, folder)
+    return _damaged_folder(random, kind, trained / "hf", folder)
+
+
+def damaged_family(seed: int, sources: list[Path], folder: Path) -> Path:
+    """A model in ``folder``: one of ``sources``, in turn, with one damaged file."""
+    random, source = Random(seed), sources[seed % len(sources)]
+    if source.is_file():
+        return _damaged_gguf(random, source, folder)
+    return _damaged_folder(random, random.choice(["safetensors", "config"]), source, folder)
+
+
+def _damaged_gguf(random: Random, source: Path, folder: Path) -> Path:
+    file = folder / "model.gguf"
+    header = read_gguf_header(ModelFile(source)).data_start
+    # Most of a header is vocabulary.
+    header = random.choice([header, 2_000])
+    file.write_bytes(damage(source.read_bytes(), random, header, json=False))
+    return file
+
+
+def _damaged_folder(random: Random, kind: str, source: Path, folder: Path) -> Path:
+    model = Path(shutil.copytree(source, folder / "hf"))
     names = {"safetensors": "model.safetensors", "config": "config.json"}
     file = model / names.get(kind, random.choice(["tokenizer.json", "tokenizer_config.json"]))
     data = file.read_bytes() if file.exists() else b"{}"
@@ -90,6 +111,36 @@ def damaged_model(seed: int, trained: Path, folder: Path) -> Path:
         data = (end - 8).to_bytes(8, "little") + data[8:]
     file.write_bytes(data)
     return model
+
+
+def make_families(folder: Path) -> list[Path]:
+    """A small random model of every family, as a folder and as a GGUF file."""
+    from tests.model.gguf_of import write_gguf_of  # needs tools/ on the path
+    from tests.model.test_families import FAMILIES, make_reference
+
+    alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, [("h", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(alphabet[:3])
+
+    def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("llama-bpe")
+        writer.add_token_list(alphabet)
+        writer.add_token_types([3] * 3 + [1] * (len(alphabet) - 3))
+        writer.add_token_merges(["h e"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+    found = []
+    for family in FAMILIES:
+        reference = make_reference(family, vocab_size=len(alphabet))
+        reference.save_pretrained(folder / family)
+        tokenizer.save(str(folder / family / "tokenizer.json"))
+        file = write_gguf_of(reference, folder / f"{family}.gguf", also=add_vocabulary)
+        found += [folder / family, file]
+    return found
 
 
 def outcome(path: Path) -> str:
@@ -115,13 +166,13 @@ def _peak_mib(start: bool = False) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-def main(trained: Path, first: int, count: int) -> int:
+def main(damaged: Callable[[int, Path], Path], first: int, count: int) -> int:
     """Prints what is wrong; returns how many loads were."""
     outcomes: Counter[str] = Counter()
     wrong = 0
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as folder:
-            path = damaged_model(seed, trained, Path(folder))
+            path = damaged(seed, Path(folder))
             before_mib, began_s = _peak_mib(start=True), time.monotonic()
             faulthandler.dump_traceback_later(HANGS_S, exit=True)
             print(f"seed {seed}", end="\r", flush=True)
@@ -144,8 +195,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--families", action="store_true", help="models of every family")
     options = parser.parse_args()
     sys.path.append(str(ROOT / "tools"))
-    with tempfile.TemporaryDirectory() as models:
-        make_trained_model(Path(models) / "trained")
-        sys.exit(main(Path(models) / "trained", options.first, options.count) > 0)
+    with tempfile.TemporaryDirectory() as made:
+        if options.families:
+            damaged = partial(damaged_family, sources=make_families(Path(made)))
+        else:
+            make_trained_model(Path(made) / "trained")
+            damaged = partial(damaged_model, trained=Path(made) / "trained")
+        sys.exit(
+            main(lambda seed, folder: damaged(seed, folder=folder), options.first, options.count)
+            > 0
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,13 @@ PERMUTED = ("llama", "mistral", "granite", "smollm3", "ministral3")
 """Their converters make neighbours of RoPE's pairs."""
 
 
-def write_gguf_of(model: Any, path: Path, kinds: Sequence[gguf.GGMLQuantizationType] = ()) -> Path:
-    """``model``: of transformers, in float32.
+def write_gguf_of(
+    model: Any,
+    path: Path,
+    kinds: Sequence[gguf.GGMLQuantizationType] = (),
+    also: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
+    """``model``: of transformers, in float32. ``also`` writes more, such as a vocabulary.
 
     With ``kinds``, matrices take them in turn, as far as their rows allow; the model's own weights
     become what the file then holds.
@@ -42,6 +47,8 @@ def write_gguf_of(model: Any, path: Path, kinds: Sequence[gguf.GGMLQuantizationT
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _add_shape(writer, config)
     _add_rope(writer, config)
+    if also is not None:
+        also(writer)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, values in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
