@@ -247,9 +247,9 @@ class Engine:
             rows = min(self.max_sequences + planner.most_rows, self._max_step_tokens)
             measure = partial(measure_steps, self._model, self.cache, rows)
             planner.costs = StepCosts(self._thread.call(measure))
-        if (drafts := self._drafts) is not None:
-            measure = partial(measure_steps, drafts.model, drafts.cache, self.max_sequences)
-            drafts.costs = StepCosts(self._thread.call(measure))
+            if (drafts := self._drafts) is not None:
+                measure = partial(measure_steps, drafts.model, drafts.cache, rows)
+                drafts.costs = StepCosts(self._thread.call(measure))
         run_first_requests(self.submit, self._device, *sizes)
         return_freed_memory()
         self._measured_bytes = measured_bytes(self._parts, self._device)

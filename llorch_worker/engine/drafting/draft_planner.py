@@ -11,6 +11,9 @@ from llorch_worker.engine.drafting.step_costs import StepCosts
 
 LEAST_GAIN: Final = 1.05
 """Drafts must promise this many times the speed without, because both sides are estimates."""
+LEAST_GAIN_BY_MODEL: Final = 1.3
+"""And so many times those of a draft model, whose gain is small enough that what the estimates lack
+decides: the warm-up does not measure how long it takes to sample each draft."""
 MOST_DRAFTS: Final = 15
 """Drafts of one sequence in a step."""
 
@@ -49,7 +52,10 @@ class DraftPlanner:
         nexts = [(-draft.chances[0], index, 0) for index, draft in enumerate(drafts) if draft]
         heapify(nexts)
         tokens = float(len(drafts))
-        best = tokens / self.costs.of(rows) * LEAST_GAIN
+        gain = (
+            LEAST_GAIN_BY_MODEL if any(draft and draft.behind for draft in drafts) else LEAST_GAIN
+        )
+        best = tokens / self.costs.of(rows) * gain
         chosen: list[int] = []
         taken = 0
         # Of each pass of the draft model: the first computes each sequence's first draft.

@@ -12,7 +12,7 @@ from llorch_worker.contract import GenerationRequest, ModelLoadFailed
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
 from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.device.warm_up import first_requests
+from llorch_worker.engine.device.warm_up import first_requests, measure_steps
 from tests.engine.conftest import LoadedModel
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
@@ -103,3 +103,10 @@ def test_a_warm_up_runs_one_token_on_the_cpu_and_measures_memory(loaded: LoadedM
     assert stats.prompt_tokens_total == 1
     # A part that this device does not use takes nothing.
     assert {part: size for part, size in stats.measured_bytes.items() if size} == stats.bytes
+
+
+def test_a_larger_step_never_counts_as_faster(loaded: LoadedModel) -> None:
+    """However busy the machine was while the smaller one was measured."""
+    seconds = measure_steps(loaded.model, loaded.cache(16), 20)
+    assert sorted(seconds) == [1, 2, 4, 8, 16, 20]
+    assert [seconds[rows] for rows in sorted(seconds)] == sorted(seconds.values())
