@@ -157,7 +157,8 @@ class _Turns:
         began_s = time.monotonic()
         while True:
             try:
-                await asyncio.wait_for(turns._free.acquire(), CONNECT_TIMEOUT_S)
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await turns._free.acquire()
                 break
             except TimeoutError:
                 if turns._greeted_s < max(began_s, time.monotonic() - CONNECT_TIMEOUT_S):
@@ -191,6 +192,15 @@ class AsyncLimited:
         finally:
             self.socket_timeout = reply_timeout_s
         _GREETED.add(_place(self))
+
+    async def send_packed_command(self: Any, *args: Any, **options: Any) -> None:
+        task = asyncio.current_task()
+        asked = task.cancelling() if task else 0
+        await super().send_packed_command(*args, **options)  # type: ignore[misc]
+        if task and task.cancelling() > asked:
+            # Before Python 3.12, asyncio.wait_for loses a cancellation that comes as it ends.
+            await self.disconnect(nowait=True)
+            raise asyncio.CancelledError
 
 
 class AsyncLimitedConnection(AsyncLimited, redis.asyncio.connection.Connection):

@@ -116,3 +116,19 @@ def test_a_redis_that_has_answered_and_stops_is_given_up(use: Callable[[str], No
             client.ping()
         with server.paused():
             assert "Timeout" in sentence(use, url)
+
+
+def test_no_cancellation_is_lost_wherever_a_command_is() -> None:
+    async def use() -> None:
+        async with connect_async(server.url) as client:
+            for turns in range(60):
+                await client.ping()  # one connection is open
+                waits = asyncio.create_task(client.blpop(["none"], 0))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waits.cancel()
+                await asyncio.wait([waits], timeout=5)
+                assert waits.cancelled()
+
+    with own_redis() as server:
+        asyncio.run(use())
