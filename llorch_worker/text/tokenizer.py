@@ -192,20 +192,21 @@ class Tokenizer:
 
     def difference(self, other: Tokenizer) -> str | None:
         """The first token of ``other`` that is not this one's, as a clause; None if all ids that
-        have a text have the same. Padding counts for nothing."""
-        sizes = sorted((self.vocab_size, other.vocab_size))
-        ours, theirs = self.decoding_table, other.decoding_table
-        for token_id in range(sizes[1]):
-            pair = [
-                table.control.get(token_id, "").encode() or table.token_bytes[token_id]
-                if token_id < len(table.token_bytes)
-                else b""
-                for table in (ours, theirs)
-            ]
-            if pair[0] != pair[1]:
-                texts = [text.decode(errors="replace") for text in pair]
-                return f"its token {token_id} is {texts[1]!r}, the model's is {texts[0]!r}"
+        have a text in both have the same. Padding counts for nothing."""
+        for token_id in range(min(self.vocab_size, other.vocab_size)):
+            ours, theirs = self._meaning(token_id), other._meaning(token_id)
+            if ours and theirs and ours != theirs:
+                texts = [text.decode(errors="replace") for text in (theirs, ours)]
+                return f"its token {token_id} is {texts[0]!r}, the model's is {texts[1]!r}"
         return None
+
+    def _meaning(self, token_id: int) -> bytes:
+        """A token's bytes, or its spelling if it is a control token; nothing for padding."""
+        data = self.decoding_table.token_bytes[token_id]
+        # Converters to GGUF give each row of padding a name.
+        if data == b"[PAD%d]" % token_id:
+            return b""
+        return data or self.decoding_table.control.get(token_id, "").encode()
 
     def token_text(self, token_id: int) -> str:
         """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""
