@@ -43,6 +43,7 @@ def load_as_planned(
     model = _load_weights(plan, "the weights", progress)
     if plan.draft is not None:
         draft = _load_weights(plan.draft, "the draft model's weights")
+    # The caller has loaded the tokenizer: what is free now is free beside it.
     fitted = plan.fitted_to(free_bytes(device)).require_fit()
     if fitted.num_blocks < plan.num_blocks:
         logger.info("%d of %d planned KV blocks fit", fitted.num_blocks, plan.num_blocks)

@@ -28,8 +28,8 @@ from llorch_worker.text import load_tokenizer
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
-"""The largest share of the memory left by the weights that cache and workspace may take. On the
-CPU the rest is for other processes, on a card for the allocator's fragmentation."""
+"""The largest share of the memory left by weights and vocabulary that cache and workspace may take.
+On the CPU the rest is for other processes, on a card for the allocator's fragmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,8 @@ class LoadPlan:
         return self
 
     def fitted_to(self, left_bytes: int) -> LoadPlan:
-        """This plan with as many of its KV blocks as fit into the memory left by the weights."""
+        """This plan with as many of its KV blocks as fit into the memory left by the weights and
+        the vocabulary."""
         misfit = self._misfit(left_bytes)
         if misfit is None:
             fitting = self._blocks_in(self._room_bytes(left_bytes), self.num_blocks)
@@ -183,10 +184,12 @@ class LoadPlan:
         needed = self.kv_bytes(self.shape.context_blocks)
         one_context = f"one context of {self.shape.max_context} tokens"
         if left_bytes < 0:
+            vocabulary = human_bytes(self.vocabulary_bytes)
+            besides = f" and the vocabulary {vocabulary}" if self.vocabulary_bytes else ""
             return (
-                f"the weights need {human_bytes(self.all_weights_bytes)} on {self.device}, but "
-                f"only {human_bytes(self.free_bytes)} is free; use a smaller dtype or model, or "
-                "free memory"
+                f"the weights need {human_bytes(self.all_weights_bytes)}{besides} on "
+                f"{self.device}, but only {human_bytes(self.free_bytes)} is free; use a smaller "
+                "dtype or model, or free memory"
             )
         if asked is not None and asked > room:
             return (
@@ -231,7 +234,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         plan = replace(plan, draft=draft, workspace_bytes=workspace_bytes)
     if options.kv_cache_bytes is not None:
         plan = plan.with_kv_cache(options.kv_cache_bytes)
-    return plan.fitted_to(plan.free_bytes - plan.all_weights_bytes)
+    return plan.fitted_to(plan.free_bytes - plan.all_weights_bytes - plan.vocabulary_bytes)
 
 
 def _plan_draft(plan: LoadPlan) -> LoadPlan:

@@ -37,7 +37,8 @@ def planned(loaded: LoadedModel, **options: Any) -> LoadPlan:
 
 
 def left_for(plan: LoadPlan, blocks: int) -> int:
-    """What the weights must leave free for ``blocks`` KV blocks; a CPU's cache may take 60%."""
+    """What weights and vocabulary must leave free for ``blocks`` KV blocks: a CPU's cache may take
+    60% of it."""
     config = plan.config
     block = 2 * config.num_layers * 16 * config.num_kv_heads * config.head_dim * 4
     rope = CONTEXT * config.head_dim * 4
@@ -56,6 +57,15 @@ def test_memory_limits_the_blocks_after_tables_masks_and_workspace(plan: LoadPla
         assert plan.fitted_to(left_for(plan, blocks)).num_blocks == blocks
         assert plan.fitted_to(left_for(plan, blocks) - 2).num_blocks < blocks or blocks == 7
     assert plan.fitted_to(10**12).num_blocks == SEQUENCES * CONTEXT_BLOCKS
+
+
+def test_the_vocabulary_takes_memory_from_the_blocks(
+    loaded: LoadedModel, plan: LoadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = plan.weights_bytes + plan.vocabulary_bytes + left_for(plan, 10)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda _: free)
+    assert plan.vocabulary_bytes > 0
+    assert planned(loaded).num_blocks == 10
 
 
 def test_only_operations_that_read_a_mask_are_given_one(demo_model: Path) -> None:
@@ -126,7 +136,8 @@ def test_layers_with_a_window_are_planned_with_the_blocks_of_their_windows(
 @pytest.fixture
 def shrinking(plan: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for all planned blocks before the load, and for 10 once the weights are loaded."""
-    enough = plan.weights_bytes + left_for(plan, SEQUENCES * CONTEXT_BLOCKS)
+    beside = plan.weights_bytes + plan.vocabulary_bytes
+    enough = beside + left_for(plan, SEQUENCES * CONTEXT_BLOCKS)
     monkeypatch.setattr(load_plan, "free_bytes", lambda _: enough)
     monkeypatch.setattr(loading, "free_bytes", lambda _: left_for(plan, 10))
 
