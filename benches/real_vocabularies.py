@@ -29,6 +29,7 @@ from llorch_worker.contract import GenerationRequest, InvalidRequest, Message, T
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.calls import reader_of
+from llorch_worker.text.chat import short_id
 from llorch_worker.text.vocabulary_file import VocabularyFile
 from tests.smollm2_chats import CHATS
 
@@ -46,6 +47,8 @@ FUNCTIONS = [
 ]
 TOOLS: list[Any] = [{"type": "function", "function": function} for function in FUNCTIONS]
 CITIES = ("Bern", "São Paulo", "東京", 'a "b" \\ c', "🙂", "[/x]", "", "x" * 100, "l\nm", "{}")
+CALL_ID = f"call_{'0123456789ab' * 2}"
+"""As the gateway makes them."""
 Turn = dict[str, Any]
 
 
@@ -127,9 +130,9 @@ def _chats() -> list[tuple[list[Turn], bool]]:
     calling = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": "abcdefgh1", "type": "function", "function": call}],
+        "tool_calls": [{"id": CALL_ID, "type": "function", "function": call}],
     }
-    answer = {"role": "tool", "content": '{"sun": true}', "tool_call_id": "abcdefgh1"}
+    answer = {"role": "tool", "content": '{"sun": true}', "tool_call_id": CALL_ID}
     thinking = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm, so.\nYes."}
     more = {"role": "user", "content": "And then?"}
     chats = [(chat, False) for chat in CHATS]
@@ -141,6 +144,12 @@ def _chats() -> list[tuple[list[Turn], bool]]:
             ([*chat, thinking, more], False),
         ]
     return chats
+
+
+def _with_short_ids(chat: list[Turn]) -> list[Turn]:
+    """``chat`` with the id that a template takes which refuses the gateway's."""
+    fit: list[Turn] = json.loads(json.dumps(chat).replace(CALL_ID, short_id(CALL_ID)))
+    return fit
 
 
 def _messages(chat: list[Turn]) -> list[Message]:
@@ -189,7 +198,8 @@ def _compare_chats(
     tools = [Tool.model_validate(tool) for tool in TOOLS]
     for chat, offered in chats:
         shown = TOOLS if offered else None
-        theirs = _rendered(reference, chat, tools=shown, add_generation_prompt=True)
+        fit = _with_short_ids(chat) if tokenizer.dialect.short_ids else chat
+        theirs = _rendered(reference, fit, tools=shown, add_generation_prompt=True)
         encode = partial(tokenizer.encode_chat, _messages(chat), tools if offered else ())
         ids = _tried(encode)
         if theirs is None or ids is None:

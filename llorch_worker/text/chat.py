@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, Function, InvalidRequest, Message, Tool, ToolCall
@@ -26,8 +27,7 @@ _NONCHARACTERS = 0xFDD0
 """The first of 32 in a row."""
 NO_ARGUMENTS = "INVALID_JSON"
 """pydantic-ai's name of arguments that are no object."""
-
-
+_SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 _LLAMA2_PLACES: frozenset[Place] = frozenset(("system",))
 
 
@@ -133,6 +133,7 @@ class TemplateChat:
         self._templates = templates
         self._codec = codec
         self._bos_token_id = bos_token_id
+        self._short_ids = any(dialect_of(text).short_ids for text in templates.named.values())
         self._places: dict[bool, frozenset[Place]] = {}
         spellings = {token for token in codec.special_ids if len(token) > 1}
         self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
@@ -147,7 +148,8 @@ class TemplateChat:
         if not messages:
             raise refusal("messages", "must not be empty", "none")
         mark = _new_mark()
-        turns = self._as_text([{"role": m.role, **_turn(m)} for m in messages], mark)
+        made = [{"role": m.role, **_turn(m, short_ids=self._short_ids)} for m in messages]
+        turns = self._as_text(made, mark)
         described = self._as_text([_described(tool) for tool in tools], mark)
         kwargs = self._as_text(dict(options.kwargs), mark)
         if tools or any(m.tool_calls or m.role == "tool" for m in messages):
@@ -251,16 +253,25 @@ def _new_mark() -> str:
     return "".join(chr(_NONCHARACTERS + byte % 32) for byte in secrets.token_bytes(12))
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def short_id(call_id: str) -> str:
+    """An id of nine letters and digits for a call: always the same one, or itself if it is such."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return blake2b(call_id.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def _turn(message: Message, *, short_ids: bool = False) -> dict[str, Any]:
     """What templates expect of a turn besides its role."""
     turn: dict[str, Any] = {"content": message.content or ""}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             turn[name] = value
+    if short_ids and message.tool_call_id is not None:
+        turn["tool_call_id"] = short_id(message.tool_call_id)
     if message.tool_calls is not None:
         turn["tool_calls"] = [
             {
-                "id": call.id,
+                "id": short_id(call.id) if short_ids else call.id,
                 "type": "function",
                 "function": {
                     "name": call.function.name,

@@ -27,6 +27,8 @@ class Dialect:
     """Whether a forced call begins with the mark."""
     tools_in_system: bool = False
     """Whether templates read the tools from the system message, instead of a variable."""
+    short_ids: bool = False
+    """Whether templates refuse ids of calls that are not nine letters and digits."""
 
     def marks(self) -> tuple[str, ...]:
         """Spellings that may be control tokens."""
@@ -73,6 +75,7 @@ MISTRAL = Dialect(
     between="",
     head="%s[ARGS]",
     tail="",
+    short_ids=True,
 )
 MISTRAL_LIST = Dialect(
     name="mistral-list",
@@ -80,6 +83,7 @@ MISTRAL_LIST = Dialect(
     mark="[TOOL_CALLS]",
     before="[",
     after="]",
+    short_ids=True,
 )
 """Mistral's before 2025."""
 PHI = Dialect(

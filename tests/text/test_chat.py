@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -424,6 +425,39 @@ def test_a_template_is_told_of_tools_and_sees_their_calls(with_template: WithTem
     first, _, turns = text.partition("\n")
     assert json.loads(first) == TOOL.model_dump(mode="json", exclude={"function": {"strict"}})
     assert turns == "user:Hi\nassistant:weather(Bern)\ntool:Sunone\n"
+
+
+MISTRAL_LIKE = (
+    "{% for tool in tools or [] %}[AVAILABLE_TOOLS]{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}"
+    "{% if call.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}"
+    "<{{ call.id }}>{% endfor %}"
+    "{% if m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}"
+    "<{{ m.tool_call_id }}>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("given", ["call_0", f"call_{'5' * 24}", "<s>", "a</s>b", "aB3aB3aB3"])
+def test_a_template_of_mistrals_gets_ids_of_nine_letters_and_digits(
+    with_template: WithTemplate, given: str
+) -> None:
+    call, other = (
+        ToolCall(id=each, function=FunctionCall(name="weather", arguments="{}"))
+        for each in (given, "call_1")
+    )
+    chat = [
+        *_messages(("user", "Hi")),
+        Message(role="assistant", tool_calls=(call, other)),
+        Message(role="tool", content="Sun", tool_call_id=given),
+    ]
+    tokenizer = with_template(MISTRAL_LIKE)
+    ids = tokenizer.encode_chat(chat, [TOOL])
+    called, beside, answered = re.findall("<([0-9A-Za-z]{9})>", tokenizer.decode(ids))
+    assert called == answered != beside
+    assert called == given or given != "aB3aB3aB3"
+    assert tokenizer.encode_chat(chat, [TOOL]) == ids
 
 
 def test_no_user_can_write_a_control_token_into_a_tool(with_template: WithTemplate) -> None:
