@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.device.step_errors import is_device_lost
+from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.drafting.model_drafter import ModelDrafter, Trust
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.runner import Runner
@@ -48,20 +48,18 @@ class DraftModel:
         self._trust = Trust()
         sampler = _Greedy(self._vocab_size, shape.device)
         self._runner = Runner(model, cache, sampler, shape.device)
-        self._failed = False
 
     def drafter(self) -> ModelDrafter:
         """A drafter for a new sequence."""
         return ModelDrafter(self._trust, self.cache.max_context, self._vocab_size)
 
-    def guess(self, wanted: Items[tuple[Sequence, int]]) -> dict[Sequence, list[int]]:
-        """So many tokens for each of these sequences of its drafters, which hold blocks for them.
+    def guess(self, wanted: Items[tuple[Sequence, int]]) -> dict[Sequence, list[int]] | None:
+        """The next tokens of each sequence, as many as wanted; None if the model fails.
 
-        None for those of which it still lacks tokens after a whole pass. None at all, from then on,
-        if it fails.
+        Each sequence has a drafter of this model, and blocks for the guesses. One whose prompt
+        takes more than one pass is left out until all of it is computed. After a failure, do not
+        ask again.
         """
-        if self._failed:
-            return {}
         begun_s = time.perf_counter()
         try:
             guessed, predicted_s = self._guess(wanted)
@@ -69,8 +67,9 @@ class DraftModel:
             if is_device_lost(error):
                 raise
             logger.exception("the draft model failed; there will be no drafts from now on")
-            self._failed = True
-            return {}
+            if is_out_of_memory(error) and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return None
         took_s = time.perf_counter() - begun_s
         self.spent_s += took_s
         self.costs.note(1, self.costs.of(1) * took_s / predicted_s)

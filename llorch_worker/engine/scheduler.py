@@ -334,7 +334,9 @@ class Scheduler:
                     wanted.append((chunk.sequence, length))
         if wanted and self.planner is not None and self.planner.model is not None:
             guessed = self.planner.model.guess(wanted)
-            drafts.update((sequence, guessed.get(sequence, [])) for sequence, _ in wanted)
+            if guessed is None:
+                self.planner = None
+            drafts.update((sequence, (guessed or {}).get(sequence, [])) for sequence, _ in wanted)
         return [replace(chunk, drafts=tuple(drafts.get(chunk.sequence, ()))) for chunk in chunks]
 
     def _draft_lengths(

@@ -24,6 +24,7 @@ from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model import RaggedBatch, Transformer
 from tests.engine.conftest import LoadedModel, WatchedModel
+from tests.engine.lazy_queue import LazyQueue
 from tests.engine.random_company import (
     WAYS,
     Job,
@@ -330,6 +331,22 @@ def test_a_draft_model_that_fails_ends_drafts_and_no_job(
     expected = make_engine().submit(request).result(60).choices
     assert engine.submit(request).result(60).choices == expected
     assert len(draft.steps) == 5
+
+
+def test_steps_are_launched_ahead_again_once_a_draft_model_has_failed(
+    make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
+) -> None:
+    def fail(step: int, batch: RaggedBatch) -> None:
+        raise MemoryError
+
+    queue = LazyQueue()
+    engine = with_free_rows(make_engine(speculation="model", draft=watched(fail), queue=queue))
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=20, ignore_eos=True, seed=2)
+    engine.submit(request).result(60)
+    queue.unread_at_launch.clear()
+    engine.submit(request).result(60)
+    # The prefill and the first decode are read before anything follows them.
+    assert queue.unread_at_launch == [0, 0] + [1] * 18
 
 
 def test_a_prompt_longer_than_a_step_reaches_a_draft_model_in_parts(

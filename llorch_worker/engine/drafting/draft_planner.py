@@ -24,8 +24,8 @@ class Guesser(Protocol):
     costs: StepCosts
     spent_s: float
 
-    def guess(self, wanted: Items[tuple[Any, int]]) -> dict[Any, list[int]]:
-        """So many tokens for each of these sequences."""
+    def guess(self, wanted: Items[tuple[Any, int]]) -> dict[Any, list[int]] | None:
+        """So many tokens for each of these sequences; None if it fails."""
 
 
 class DraftPlanner:

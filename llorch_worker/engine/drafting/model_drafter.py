@@ -92,5 +92,5 @@ class ModelDrafter(Drafter):
             if guessed != token_id:
                 break
             held += 1
-        # The last guess has been computed by nobody: it had no successor.
+        # The draft model has not computed the last guess, because nothing was guessed after it.
         self.computed += min(held, len(guess) - 1)
