@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
+from llorch_worker.contract.tools import MAX_TOOLS
 from llorch_worker.openai_api.shape import ONLY_TEXT, Shape
 
 
@@ -127,15 +128,24 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def with_call_ids(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """``turns`` of the contract, with ids for calls that have none. The results without an id
-    answer these in order."""
-    unanswered: deque[str] = deque()
-    count = 0
+    answer these, of the turn before them, by name or else in order."""
+    given = [call["id"] for turn in turns for call in turn.get("tool_calls") or ()]
+    given += [turn.get("tool_call_id") for turn in turns]
+    taken = {each for each in given if isinstance(each, str)}
+    unused = (each for n in count() if (each := f"call_{n}") not in taken)
+    unanswered: list[dict[str, Any]] = []
     for turn in turns:
-        for call in turn.get("tool_calls") or ():
+        calls = turn.get("tool_calls") or ()
+        if calls or turn["role"] == "user":
+            unanswered = []
+        for call in calls:
             if not call["id"]:
-                call["id"] = f"call_{count}"
-                unanswered.append(call["id"])
-                count += 1
+                call["id"] = next(unused)
+                unanswered.append(call)
+        # The contract refuses more: do not search them for each result.
+        del unanswered[MAX_TOOLS:]
         if turn["role"] == "tool" and not turn["tool_call_id"] and unanswered:
-            turn["tool_call_id"] = unanswered.popleft()
+            name = turn.get("name")
+            named = (n for n, call in enumerate(unanswered) if call["function"]["name"] == name)
+            turn["tool_call_id"] = unanswered.pop(next(named, 0))["id"]
     return turns

@@ -315,6 +315,43 @@ def test_results_without_an_id_answer_the_calls_without_one_in_order() -> None:
     assert read[0]["tool_calls"][0]["id"] == read[1]["tool_call_id"] == "call_0"
 
 
+def ids_of(*turns: dict[str, Any]) -> list[str]:
+    """The ids of calls and results, in order."""
+    ids = []
+    for turn in chat(messages=[USER, *turns])["messages"][1:]:
+        ids += [call["id"] for call in turn.get("tool_calls", ())]
+        ids += [turn["tool_call_id"]] if turn["role"] == "tool" else []
+    return ids
+
+
+def calling(*calls: tuple[str, str | None]) -> dict[str, Any]:
+    made = [{"id": id_, "function": {"name": name, "arguments": "{}"}} for name, id_ in calls]
+    return {"role": "assistant", "tool_calls": made}
+
+
+RESULT = {"role": "tool", "content": "x"}
+
+
+def test_a_result_without_an_id_answers_no_call_of_an_earlier_turn() -> None:
+    unanswered = calling(("go", None), ("go", None))
+    expected = ["call_0", "call_1", "call_0", "call_2", "call_2"]
+    assert ids_of(unanswered, RESULT, calling(("go", None)), RESULT) == expected
+    with pytest.raises(InvalidRequest, match=r"messages\.3: tool_call_id"):
+        chat(messages=[USER, unanswered, USER, RESULT])
+
+
+def test_no_id_is_made_that_the_history_has() -> None:
+    turns = [calling(("go", None)), RESULT, calling(("go", "call_0")), RESULT]
+    turns[-1] = {**RESULT, "tool_call_id": "call_0"}
+    assert ids_of(*turns) == ["call_1", "call_1", "call_0", "call_0"]
+
+
+def test_a_result_without_an_id_answers_the_call_of_its_name() -> None:
+    named = [{**RESULT, "name": name} for name in ("b", "other", "b")]
+    ids = ids_of(calling(("a", None), ("b", None), ("b", None)), *named)
+    assert ids == ["call_0", "call_1", "call_2", "call_1", "call_0", "call_2"]
+
+
 def test_logprobs_of_a_chat_are_asked_for_by_two_fields() -> None:
     assert chat(logprobs=True)["logprobs"] == 0
     assert chat(logprobs=True, top_logprobs=3)["logprobs"] == 3
