@@ -78,7 +78,7 @@ def up(
     """
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
-    _require_other_names(models)
+    _require_servable(models)
     extras.require("worker")
     settings = models[0]
     if settings.metrics_port is not None:
@@ -137,9 +137,14 @@ def up(
             screen.note("Drained.", "bold")
 
 
-def _require_other_names(models: Sequence[Settings]) -> None:
+def _require_servable(models: Sequence[Settings]) -> None:
     if len(models) > 1 and models[0].model_name is not None:
         raise usage_error("--name (LLORCH_MODEL_NAME) names one model: leave it out with several")
+    if len(models) > 1 and models[0].speculation == "model":
+        raise usage_error(
+            "--draft-model (LLORCH_DRAFT_MODEL) drafts for one model: with several, set "
+            "--speculation (LLORCH_SPECULATION) to off, lookup or suffix"
+        )
     for name, count in Counter(each.served_name for each in models).items():
         if count > 1:
             raise usage_error(
