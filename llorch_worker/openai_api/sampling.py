@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, SkipValidation
 
-from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
+from llorch_worker.contract import Fault, GenerationRequest, Priority, StructuredOutputs
 from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
 from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
@@ -81,14 +81,33 @@ class Sampling(WholeBody):
             return self
         return self.model_copy(update={"idempotency_key": idempotency_key})
 
+    def refusals(self) -> list[Fault]:
+        """Those that would change the answer, and names of one field that are given together."""
+        shapes = self._shapes()
+        if len(shapes) < 2:
+            return super().refusals()
+        rule, got = "at most one of them may shape the text", " and ".join(shapes)
+        return [*super().refusals(), Fault(field=" | ".join(shapes), rule=rule, got=got)]
+
+    def _shapes(self) -> dict[str, Any]:
+        """``structured_outputs`` by each of its names that is given."""
+        grammar = {"grammar": self.grammar} if self.grammar else None
+        schema = None if self.json_schema is None else {"json": self.json_schema}
+        named = {
+            "structured_outputs": self.structured_outputs,
+            "grammar": grammar,
+            "json_schema": schema,
+        }
+        return {name: shape for name, shape in named.items() if shape is not None}
+
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""
         passed_on = {name: getattr(self, name) for name in _PASSED_ON}
         if self.stop == "":
             passed_on["stop"] = None
-        if self.structured_outputs is None and (self.grammar or self.json_schema is not None):
-            named = {"grammar": self.grammar or None, "json": self.json_schema}
-            passed_on["structured_outputs"] = named
+        shapes = self._shapes()
+        if len(shapes) == 1:
+            passed_on["structured_outputs"] = next(iter(shapes.values()))
         if self.affinity_key is None and self.prompt_cache_key:
             passed_on["affinity_key"] = self.prompt_cache_key[:MAX_AFFINITY_KEY_CHARS]
         return passed_on

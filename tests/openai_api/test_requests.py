@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,32 @@ def test_names_of_llama_cpp_are_structured_outputs() -> None:
     of_openai = {"type": "json_schema", "json_schema": {"schema": {"const": 1}}}
     assert chat(response_format=beside) == chat(response_format=of_openai)
     assert completion(response_format=beside)[0]["response_format"]["type"] == "json_schema"
-    with pytest.raises(InvalidRequest, match="exactly one"):
-        chat(grammar="root ::= x", json_schema={"const": 1})
-    both = {"grammar": "a", "structured_outputs": {"regex": "b"}}
-    assert completion(**both)[0]["structured_outputs"] == {"regex": "b"}
+    unused = {"grammar": "", "json_schema": None, "structured_outputs": {"regex": "b"}}
+    assert completion(**unused)[0]["structured_outputs"] == {"regex": "b"}
+
+
+SHAPES: dict[str, Any] = {
+    "structured_outputs": {"regex": "b"},
+    "grammar": "root ::= x",
+    "json_schema": {"const": 1},
+}
+
+
+@pytest.mark.parametrize("names", [*combinations(SHAPES, 2), tuple(SHAPES)])
+def test_no_form_of_the_text_is_dropped_beside_another(names: tuple[str, ...]) -> None:
+    given = {name: SHAPES[name] for name in names}
+    assert faults(ChatRequest, {"messages": [USER], **given}) == {" | ".join(names)}
+    assert faults(CompletionRequest, {"prompt": "Once", **given}) == {" | ".join(names)}
+    response = ResponseRequest.model_validate({"input": "Hi", **given})
+    with pytest.raises(InvalidRequest, match="at most one of them"):
+        response.to_generation(response.input)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_form_of_the_text_is_dropped_beside_a_response_format(name: str) -> None:
+    given = {name: SHAPES[name], "response_format": {"type": "json_object"}}
+    refused = "response_format | structured_outputs"
+    assert faults(ChatRequest, {"messages": [USER], **given}) == {refused}
 
 
 @pytest.mark.parametrize(
