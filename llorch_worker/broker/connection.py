@@ -41,6 +41,7 @@ from llorch_worker.broker.limits import (
     LimitedSSLConnection,
     LimitedUnixConnection,
     NotThisRedis,
+    Turns,
 )
 from llorch_worker.broker.url import NO_CLUSTER, SENTINEL, TLS, UNIX, RedisUrl, safe_url
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
@@ -143,6 +144,8 @@ def _connect(
         "username": parsed.username,
         "password": parsed.password,
     } | parsed.options
+    if kind is _ASYNCHRONOUS:
+        options["turns"] = Turns()
     if reply_timeout_s is not None:
         options["socket_timeout"] = min(reply_timeout_s, options["socket_timeout"])
     if parsed.scheme == UNIX:

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import redis.asyncio.connection
 import redis.connection
@@ -35,7 +34,7 @@ LAST_TRY_S = 6.5
 PROBE_TIMEOUT_S = 1.0
 _PROBED_ERRORS = (NoConnection, NoReply, InvalidResponse)
 CONNECTING_AT_ONCE = 32
-"""Of one event loop. What makes hundreds of connections at once shares its time among their
+"""Of one client. What makes hundreds of connections at once shares its time among their
 greetings, and none would be over in time."""
 _GREETED: set[tuple[str, int]] = set()
 """Where a Redis has answered this process. If it stops, it is away."""
@@ -139,49 +138,48 @@ class LimitedUnixConnection(Limited, redis.connection.UnixDomainSocketConnection
     pass
 
 
-class _Turns:
-    """The turns of one event loop's connections to be made."""
+class Turns:
+    """The turns of one client's connections to be made."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(CONNECTING_AT_ONCE)
         self._greeted_s = time.monotonic()
 
-    @classmethod
     @asynccontextmanager
-    async def take(cls) -> AsyncIterator[None]:
+    async def take(self) -> AsyncIterator[None]:
         """Waits for a turn as long as others are greeted.
 
         Raises: NoReply if none was for ``CONNECT_TIMEOUT_S``.
         """
-        turns = _TURNS.setdefault(asyncio.get_running_loop(), cls())
         began_s = time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await turns._free.acquire()
+                    await self._free.acquire()
                 break
             except TimeoutError:
-                if turns._greeted_s < max(began_s, time.monotonic() - CONNECT_TIMEOUT_S):
+                if self._greeted_s < max(began_s, time.monotonic() - CONNECT_TIMEOUT_S):
                     raise NoReply("Timeout connecting to server") from None
         try:
             yield
-            turns._greeted_s = time.monotonic()
+            self._greeted_s = time.monotonic()
         finally:
-            turns._free.release()
-
-
-_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+            self._free.release()
 
 
 class AsyncLimited:
-    """:class:`Limited` for asyncio."""
+    """:class:`Limited` for asyncio. ``turns`` are those of its client."""
+
+    def __init__(self, *args: Any, turns: Turns, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turns = turns
 
     async def connect_check_health(self: Any, *_: Any, **options: Any) -> None:
         if self.is_connected:
             return
         reply_timeout_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
         try:
-            async with _Turns.take():
+            async with self._turns.take():
                 await super().connect_check_health(**options | {"check_health": False})  # type: ignore[misc]
         except _PROBED_ERRORS as error:
             if _may_be_another(self, error) and (

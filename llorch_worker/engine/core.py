@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -154,8 +155,12 @@ class EngineCore:
         return step.plan
 
     def _launch(self, plan: StepPlan, after: Launch | None = None) -> LaunchedStep:
+        threads = self._thread_count
         try:
-            return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
+            # A prefill has work for all.
+            apart = nullcontext() if threads is None or not plan.prefills else threads.all_threads()
+            with apart:
+                return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
         except Exception as error:
             logger.debug("a step could not be launched", exc_info=True)
             return LaunchedStep(plan, error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -59,6 +60,17 @@ class ThreadCount:
         self._more_next = False
         self._rows, self._seconds = 0, 0.0
 
+    @contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """For a step that is compared with no other, such as one with a prefill."""
+        displaced = self._displaced()
+        self._use(self._most)
+        try:
+            yield
+        finally:
+            self._use(self._count)
+            self._displaced_before += self._displaced() - displaced
+
     def note(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` has taken this long, with the number of threads set last."""
         self._rows += ROWS_OF_ONE_STEP + rows
@@ -73,7 +85,8 @@ class ThreadCount:
         else:
             idle_s = 0.0
             if self._count < self._most:
-                idle_s = self._idle_s() - self._idle_before_s
+                # Less than before if a processor has gone.
+                idle_s = max(0.0, self._idle_s() - self._idle_before_s)
             self._pause_s -= seconds + IDLE_PACE * idle_s
             if self._pause_s <= 0 and (more := self._wanted(round(idle_s / seconds), seconds)):
                 self._compared = self._count, speed

@@ -135,3 +135,37 @@ def test_no_bit_of_an_answer_depends_on_the_number_of_threads(demo_model: Path) 
             return [choice for each in running for choice in each.result(60).choices]
 
     assert answer(1) == answer(2) == answer(1, 3, 2)
+
+
+class Counted:
+    """A model that notes how many threads compute each step."""
+
+    def __init__(self, model: ForwardModel, counts: list[int]) -> None:
+        self._model = model
+        self._counts = counts
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        self._counts.append(torch.get_num_threads())
+        return self._model.forward(batch, cache)
+
+
+def test_a_prefill_computes_with_all_threads_while_decodes_have_fewer(demo_model: Path) -> None:
+    counts: list[int] = []
+    with Engine.load(
+        demo_model, device="cpu", around_model=lambda model: Counted(model, counts)
+    ) as engine:
+        threads = ThreadCount(2, displaced=lambda: 0, idle_s=lambda: 0.0)
+        engine._thread.call(lambda: threads._set(1))
+        engine._core._thread_count = threads
+        engine.submit(GenerationRequest(prompt="Once", max_tokens=4, ignore_eos=True)).result(60)
+    assert counts == [2, 1, 1, 1]
+
+
+def test_a_processor_that_goes_away_prolongs_no_pause() -> None:
+    machine = Machine(processors=4, busy=2)
+    machine.run(5)
+    assert machine.count < 4
+    machine.idle_s -= 100_000
+    machine.busy = 0
+    machine.run(30)
+    assert machine.count == 4
