@@ -65,7 +65,8 @@ class BodyLimit:
                 raise HTTPException(error.status, error.message, _CLOSE) from None
             late_s = self._timeout_s + read / SLOWEST_BYTES_S - (time.monotonic() - began_s)
             try:
-                message = await asyncio.wait_for(receive(), min(self._timeout_s, late_s))
+                async with asyncio.timeout(min(self._timeout_s, late_s)):
+                    message = await receive()
             except TimeoutError:
                 late = f"the body stopped for {self._timeout_s:g} s, or came too slowly"
                 raise HTTPException(408, late, _CLOSE) from None
