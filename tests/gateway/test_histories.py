@@ -17,9 +17,10 @@ from benches.histories.turns import history
 from tests.gateway.conftest import TEMPLATE
 from tests.gateways import GatewayProcess
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
+from tests.sizes import sized
 
 MODEL = "long"
-SEEDS = range(100)
+SEEDS = range(sized(usual=40, full=1_000))
 
 
 @pytest.fixture(scope="module")
