@@ -8,7 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -100,7 +109,9 @@ class Settings(BaseSettings):
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
     prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. The tokens
     stay the same."""
-    draft_model: Annotated[Path | None, BeforeValidator(_model_or_none)] = None
+    draft_model: Annotated[Path | None, BeforeValidator(_model_or_none)] = Field(
+        None, validate_default=True
+    )
     """With ``speculation`` ``model``, a smaller model of the same vocabulary that drafts: named as
     ``model``."""
     suffix_bytes: Bytes = Field(_ENGINE.suffix_bytes, ge=2**16)
@@ -164,6 +175,13 @@ class Settings(BaseSettings):
 
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each key and tenant used are kept; 0 counts nothing."""
+
+    @field_validator("draft_model")
+    @classmethod
+    def _drafts_need_a_model(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is None and info.data.get("speculation") == "model":
+            raise PydanticCustomError("draft_model", "must name a model for speculation by model")
+        return path
 
     @property
     def served_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from llorch_worker.demo_model import CHAT_FILE, CHAT_PACKAGE, STORY_MODEL, demo_model
 from llorch_worker.gateway.settings import GatewaySettings
@@ -82,3 +83,9 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(f"LLORCH_{name.upper()}", "")
     assert Settings() == unset
     assert Settings().model_fields_set == set()
+
+
+def test_speculation_by_model_needs_a_draft_model() -> None:
+    with pytest.raises(ValidationError, match="must name a model for speculation by model"):
+        Settings(speculation="model")
+    assert Settings(speculation="model", draft_model="small.gguf").draft_model == Path("small.gguf")

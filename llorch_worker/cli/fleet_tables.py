@@ -205,8 +205,8 @@ def notices(reading: Reading) -> Iterator[Text]:
 
 def _waits(queue: str, jobs: int) -> Text:
     wait = "job waits" if jobs == 1 else "jobs wait"
-    prefix, _, _ = queue.partition(QUEUE_PREFIX)
-    why = f" (its producer's global_keyprefix is {harmless(prefix)})" if prefix else ""
+    prefix, found, _ = queue.partition(QUEUE_PREFIX)  # or it is the name of a model
+    why = f" (its producer's global_keyprefix is {harmless(prefix)})" if prefix and found else ""
     return Text.assemble(
         f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{why}"
     )

@@ -172,7 +172,7 @@ class JobLost(LlorchError):
 
 
 class ModelLoadFailed(LlorchError):
-    """A model file is missing, damaged or not a Llama."""
+    """A model file is missing, damaged or of no supported family."""
 
     code = "MODEL_LOAD_FAILED"
 

@@ -191,7 +191,9 @@ class Stack:
         if self._plan.redis_url is not None:
             return 0
         with FleetClient(self.redis_url) as client:
-            return sum(model.waiting + model.scheduled for model in client.fleet().models)
+            fleet = client.fleet()
+        of_models = sum(model.waiting + model.scheduled for model in fleet.models)
+        return of_models + sum(fleet.unserved.values())
 
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})

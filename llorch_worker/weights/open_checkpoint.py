@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from llorch_worker.contract import ModelLoadFailed
@@ -25,6 +26,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             config = folder.metadata.get("quantization_config")
             return folder if config is None else QuantisedFolder(folder, config)
         if not path.exists():
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+                wanted = f"for the model of the Hugging Face hub write hf:{path}."
             raise ModelLoadFailed(f"{path} does not exist; {wanted}")
         if not path.is_file():  # opening a pipe would block forever
             raise ModelLoadFailed(f"{path} is not a regular file; {wanted}")

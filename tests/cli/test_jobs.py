@@ -134,6 +134,17 @@ def test_status_shows_a_queue_that_no_worker_serves(served: Served) -> None:
     assert "llorch.tyo" not in run("status").out
 
 
+def test_status_names_no_prefix_of_a_model_that_lost_its_workers(served: Served) -> None:
+    with connect(served.redis_url) as client:
+        card = registry.workers(client)[0]
+        registry.announce(client, card.model_copy(update={"model": "shop", "hostname": "w@gone"}))
+        registry.withdraw(client, "shop", "w@gone")
+        client.lpush("llorch.shop", "a job")
+        shown = run("status").out
+        client.delete("llorch.shop")
+    assert re.search(r"^shop: 1 job waits, no worker serves it$", shown, re.MULTILINE)
+
+
 def test_a_job_that_the_worker_refuses_is_an_error() -> None:
     ran = run("submit", "x", "--max-tokens", "100000", "--wait", "--json")
     assert ran.code == 2, ran

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW_S: Final = 0.1
 """Steps are compared over this long: many turns of processes that share a processor."""
-DISPLACED_PER_S: Final = 30
+DISPLACED_PER_S: Final = 100
 """Fewer involuntary switches than this cost nothing: the system's own processes cause them too."""
 FIRST_PAUSE_S: Final = 0.2
 MOST_PAUSE_S: Final = 10.0

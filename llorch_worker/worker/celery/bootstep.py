@@ -159,7 +159,13 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
-        logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
+        how = settings.speculation
+        guesses = "" if how == "off" else f", speculation by {how}"
+        logger.info(
+            "%s is resident on %s, warm and ready%s", engine.model_name, assignment.name, guesses
+        )
+        if settings.draft_model is not None and how != "model":
+            logger.warning("the draft model is not used: speculation is %s", how)
 
     def stop(self, worker: Any) -> None:
         if self._residency is not None:
