@@ -45,11 +45,16 @@ class Waiting:
             # Redis may take a job whose sending is given up, and nobody would cancel it.
             self.jobs.append(await asyncio.shield(sending))
         except BaseException:
-            with suppress(Exception):  # raised below
-                self.jobs.append(await sending)
-            await self._leave(cancel=True)
+            # A second cancellation ends the wait for it, and not the task that this makes.
+            await asyncio.shield(self._end(sending))
             raise
         return self.jobs[-1]
+
+    async def _end(self, sending: asyncio.Future[AsyncJob]) -> None:
+        """Cancels all jobs, when that which is on its way has arrived or is refused."""
+        with suppress(Exception):  # who waits for it raises it
+            self.jobs.append(await sending)
+        await self._leave(cancel=True)
 
     async def answer(self, request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
         """The result of ``work``, which is over when the client hangs up."""

@@ -24,6 +24,7 @@ class SlowGateway:
         self.answered = asyncio.Event()
         self.refusal: Exception | None = None
         self.cancelled: list[Any] = []
+        self.left = asyncio.Event()
 
     async def submit(self, *_: Any, **options: Any) -> str:
         self.taken.set()
@@ -34,11 +35,13 @@ class SlowGateway:
 
     async def leave(self, _: Caller, jobs: Iterable[Any], **how: bool) -> None:
         self.cancelled += [job for job in jobs if how["cancel"]]
+        self.left.set()
 
 
+@pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("refusal", [None, QueueFull("full")])
 def test_a_client_that_hangs_up_while_its_job_is_sent_cancels_it(
-    refusal: Exception | None,
+    refusal: Exception | None, times: int
 ) -> None:
     async def main() -> None:
         gateway = SlowGateway()
@@ -46,11 +49,13 @@ def test_a_client_that_hangs_up_while_its_job_is_sent_cancels_it(
         waiting = Waiting(cast(Gateway, gateway), Caller(), comes_back=False)
         sending = asyncio.create_task(waiting.submit(REQUEST))
         await gateway.taken.wait()
-        sending.cancel()
-        await asyncio.sleep(0)
+        for _ in range(times):
+            sending.cancel()
+            await asyncio.sleep(0)
         gateway.answered.set()
         with pytest.raises(asyncio.CancelledError):
             await sending
+        await gateway.left.wait()
         assert gateway.cancelled == ([] if refusal else ["job"])
 
     asyncio.run(main())
