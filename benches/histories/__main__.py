@@ -17,9 +17,11 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 from benches.clients import installed
+from benches.histories.recording import recorded
 from benches.histories.turns import history
 
 HERE = Path(__file__).parent
@@ -76,21 +78,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
     parser.add_argument("--at-once", type=int, default=2, help="clients that run at a time")
     parser.add_argument("--folder", type=Path, default=Path("clients"), help="for environments")
+    parser.add_argument("--record", type=Path, help="a folder for what each client sends")
     given = parser.parse_args()
-    variables = os.environ | {
-        "OPENAI_BASE_URL": given.url,
-        "OPENAI_API_KEY": "none",
-        "MODEL": given.model,
-    }
+    variables = os.environ | {"OPENAI_API_KEY": "none", "MODEL": given.model}
     share = -(-given.count // len(given.only))
     failed = False
 
     def run(place: int) -> tuple[str, list[str], float]:
         seeds = range(given.seed + place * share, given.seed + (place + 1) * share)
         lines = "".join(json.dumps(history(seed)) + "\n" for seed in seeds)
-        began_s = time.monotonic()
-        said = reports(given.only[place], lines, given.folder.absolute(), dict(variables))
-        return given.only[place], said, time.monotonic() - began_s
+        name, began_s = given.only[place], time.monotonic()
+        to = None if given.record is None else given.record / f"{name}.jsonl"
+        with nullcontext(given.url) if to is None else recorded(given.url, to) as url:
+            own = variables | {"OPENAI_BASE_URL": url}
+            said = reports(name, lines, given.folder.absolute(), own)
+        return name, said, time.monotonic() - began_s
 
     with ThreadPoolExecutor(given.at_once) as pool:
         for name, lines, took_s in pool.map(run, range(len(given.only))):

@@ -1,4 +1,4 @@
-"""Random histories, as the packages openai and anthropic write them, are read and go on."""
+"""Random histories, as clients and frameworks write them, are read and go on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ import pytest
 from benches.histories.sending import Way, sent
 from benches.histories.turns import history
 from tests.gateway.conftest import TEMPLATE
+from tests.gateway.openai_types import check_item
 from tests.gateways import GatewayProcess
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 from tests.sizes import sized
 
 MODEL = "long"
+RECORDED = Path(__file__).parent / "recorded"
+FRAMEWORKS = (
+    *("ai-sdk", "autogen", "haystack", "langchain-openai"),
+    *("litellm", "llama-index", "openai-agents", "pydantic-ai"),
+)
 SEEDS = range(sized(usual=40, full=1_000))
 
 
@@ -83,3 +89,24 @@ def test_histories_of_anthropics_package_are_read(gateway: GatewayProcess) -> No
 
     with Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as api:
         assert refused(list(ways(api, MODEL).values())) == []
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_a_framework_sends_is_read(http: httpx.Client, framework: str, number: int) -> None:
+    """As ``python -m benches.histories URL --record FOLDER`` wrote it down in November 2026, with
+    langchain-openai 1.7.4, litellm 1.110.2, and the newest of the others."""
+    lines = (RECORDED / f"{framework}.jsonl").read_text(encoding="utf-8").splitlines()
+    request = json.loads(lines[number])
+    body = {**request["body"], "model": MODEL}
+    for most in {"max_tokens", "max_completion_tokens", "max_output_tokens"} & {*body}:
+        body[most] = 8
+    answer = http.post(request["path"], headers=request["headers"], json=body)
+    assert answer.status_code == 200, answer.text
+    if request["path"] == "/v1/responses":
+        assert answer.json()["output"]
+        for item in answer.json()["output"]:
+            check_item(item)
+    else:
+        assert answer.json()["choices"][0]["message"]["role"] == "assistant"
