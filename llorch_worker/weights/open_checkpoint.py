@@ -26,7 +26,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             config = folder.metadata.get("quantization_config")
             return folder if config is None else QuantisedFolder(folder, config)
         if not path.exists():
-            if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and path.suffix != ".gguf":
                 wanted = f"for the model of the Hugging Face hub write hf:{path}."
             raise ModelLoadFailed(f"{path} does not exist; {wanted}")
         if not path.is_file():  # opening a pipe would block forever

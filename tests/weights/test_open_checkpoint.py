@@ -54,3 +54,15 @@ def unreadable() -> Iterator[Path]:
 def test_an_unreadable_file_is_refused(unreadable: Path) -> None:
     with pytest.raises(ModelLoadFailed, match=r"cannot be read .*check"):
         open_checkpoint(unreadable)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "write hf:Qwen/Qwen2.5-0.5B"),
+        ("models/typo.gguf", r"give a \.gguf file"),
+    ],
+)
+def test_a_name_of_the_hub_gets_its_prefix_and_a_file_does_not(path: str, remedy: str) -> None:
+    with pytest.raises(ModelLoadFailed, match=remedy):
+        open_checkpoint(Path(path))
