@@ -23,7 +23,6 @@ MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command; also the messages read
 before new waiters have their turn."""
 TASK_NAME = "llorch-results"
-CANCEL_AGAIN_S = 0.05
 
 End = GenerationResult | LlorchError
 
@@ -76,7 +75,7 @@ class ResultListener:
         self._closed = True
         self._fail_all(RuntimeError("the client was closed"))
         if self._task is not None:
-            await cancelled(self._task, again_s=CANCEL_AGAIN_S)
+            await cancelled(self._task)
 
     def _wake(self) -> None:
         if self._task is None:

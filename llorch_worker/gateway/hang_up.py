@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.gateway.errors import HttpError
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,7 @@ async def unless_hung_up(request: Request, work: Coroutine[Any, Any, Answer]) ->
             raise HttpError(499, "CLIENT_CLOSED_REQUEST", "the client hung up")
         return task.result()
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await cancelled(task, gone)
 
 
 async def _hung_up(request: Request) -> None:

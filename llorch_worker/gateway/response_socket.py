@@ -13,6 +13,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
@@ -59,8 +60,7 @@ class ResponseSocket:
         try:
             await self._read()
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            await cancelled(answering)
 
     async def _read(self) -> None:
         """Never waits for an answer: nobody else would notice that the client hangs up."""

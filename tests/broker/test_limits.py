@@ -118,11 +118,15 @@ def test_a_redis_that_has_answered_and_stops_is_given_up(use: Callable[[str], No
             assert "Timeout" in sentence(use, url)
 
 
-def test_no_cancellation_is_lost_wherever_a_command_is() -> None:
+@pytest.mark.parametrize("connected", [True, False])
+def test_no_cancellation_is_lost_wherever_a_command_is(connected: bool) -> None:
     async def use() -> None:
         async with connect_async(server.url) as client:
             for turns in range(60):
-                await client.ping()  # one connection is open
+                if connected:
+                    await client.ping()
+                else:
+                    await client.connection_pool.disconnect()
                 waits = asyncio.create_task(client.blpop(["none"], 0))
                 for _ in range(turns):
                     await asyncio.sleep(0)
