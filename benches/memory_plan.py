@@ -25,7 +25,6 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.text import load_tokenizer
 
 NEW_TOKENS = 8
 
@@ -42,7 +41,7 @@ def memory_plan(
     plan = plan_load(model, options)
     if vocabulary_only:
         before = _resident_bytes()
-        tokenizer = load_tokenizer(plan.checkpoint)
+        tokenizer = plan.tokenizer()
         loaded = _resident_bytes()
         size = plan.config.vocab_size
         grammar = ConstraintVocabulary(tokenizer, size, frozenset()).ll_tokenizer

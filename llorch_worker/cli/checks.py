@@ -220,7 +220,6 @@ def model_file(settings: Settings) -> Iterator[Check]:
     if extras.missing_modules("worker"):
         return
     from llorch_worker.engine.memory.load_plan import plan_load
-    from llorch_worker.text import load_tokenizer
     from llorch_worker.weights.contents import stored_numbers
 
     device_fault = _device_fault(settings.device)
@@ -229,7 +228,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
         options = replace(options, device="cpu")
     try:
         plan = plan_load(settings.model, options)
-        load_tokenizer(plan.checkpoint)
+        plan.tokenizer()
     except DraftModelRefused as error:
         remedy = "give --draft-model or LLORCH_DRAFT_MODEL a smaller model of the same vocabulary"
         yield Check("draft", "fail", error.message, remedy)

@@ -43,11 +43,10 @@ def inspect(
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.engine.memory.load_plan import plan_load
-    from llorch_worker.text import load_tokenizer
 
     settings = settings.model_copy(update={"model": model_path(path)})
     plan = plan_load(settings.model, settings.engine_options)
-    load_tokenizer(plan.checkpoint)  # raises if a worker could not use it
+    plan.tokenizer()  # raises if a worker could not use it
     model = _model_document(settings, plan)
     if as_json:
         screen.document(model | {"memory": _memory_document(plan)})

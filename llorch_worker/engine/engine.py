@@ -53,7 +53,7 @@ from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel, ModelConfig
 from llorch_worker.settings import default_model_name
-from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text import Tokenizer
 from llorch_worker.weights import fingerprint
 
 
@@ -199,7 +199,7 @@ class Engine:
         choose_threads = num_threads is None and place.type == "cpu"
         use_device(place)
         plan = plan_load(path, replace(options, device=str(place)))
-        tokenizer = load_tokenizer(plan.checkpoint)
+        tokenizer = plan.tokenizer()
         loaded = load_as_planned(plan.require_fit(), progress)
         engine = cls(
             model=loaded.steps if around_model is None else around_model(loaded.steps),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -16,15 +17,16 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
+from llorch_worker.engine.memory.cache_shape import cache_shape
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.kept_types import KeptType, kept_types
 from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
 from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
 from llorch_worker.engine.memory.workspace import draft_rows, workspace_bytes
-from llorch_worker.engine_options import EngineOptions, KvDtype
+from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.text import load_tokenizer
+from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
@@ -38,6 +40,8 @@ class LoadPlan:
     them."""
 
     checkpoint: Checkpoint
+    tokenizer: Callable[[], Tokenizer]
+    """Reads the tokenizer when it is first called. Raises ``ModelLoadFailed``."""
     config: ModelConfig
     linears: Linears
     """How the matrices are kept."""
@@ -248,7 +252,7 @@ def _plan_draft(plan: LoadPlan) -> LoadPlan:
         checkpoint = open_checkpoint(path)
         context = min(plan.shape.max_context, resolve_config(checkpoint).max_context)
         draft = _plan_model(checkpoint, replace(plan.options, max_context=context))
-        other = load_tokenizer(plan.checkpoint).difference(load_tokenizer(checkpoint))
+        other = plan.tokenizer().difference(load_tokenizer(checkpoint))
     except ModelLoadFailed as error:
         raise DraftModelRefused(f"the draft model cannot be used: {error.message}") from error
     if other is not None:
@@ -301,6 +305,7 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
     )
     return LoadPlan(
         checkpoint=checkpoint,
+        tokenizer=cache(partial(load_tokenizer, checkpoint)),
         config=config,
         linears=linears,
         kernels=chosen,
@@ -320,35 +325,4 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         ),
         free_bytes=free_bytes(place),
         num_blocks=options.max_sequences * shape.context_blocks,
-    )
-
-
-def cache_shape(
-    config: ModelConfig,
-    max_context: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_dtype: KvDtype = "auto",
-    decode_rows: int = 0,
-    max_query_tokens: int = MAX_QUERY_TOKENS,
-    max_sequences: int = 0,
-    max_step_tokens: int = 0,
-) -> CacheShape:
-    """The shape of a cache for ``config``."""
-    return CacheShape(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        ropes=config.ropes,
-        max_context=max_context,
-        dtype=dtype,
-        device=device,
-        kv_dtype=kv_dtype,
-        decode_rows=decode_rows,
-        vocab_size=config.vocab_size,
-        max_query_tokens=max_query_tokens,
-        windows=config.graph.windows,
-        max_sequences=max_sequences,
-        max_step_tokens=max_step_tokens,
     )

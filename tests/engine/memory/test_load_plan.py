@@ -16,6 +16,8 @@ from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import Checkpoint
 from tests.engine.conftest import LoadedModel
 from tests.model.test_families import make_reference
 
@@ -196,3 +198,18 @@ def test_a_draft_model_that_cannot_draft_is_refused(
             plan_load(trained_model / "q8_0.gguf", options)
     # It is only read where it is used.
     plan_load(trained_model / "q8_0.gguf", replace(OPTIONS, draft_model=absent))
+
+
+def test_a_load_reads_each_tokenizer_once(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, draft = trained_model / "q8_0.gguf", trained_model / "q4_0.gguf"
+    read: list[Path] = []
+
+    def noted(checkpoint: Checkpoint) -> Tokenizer:
+        read.append(checkpoint.path)
+        return load_tokenizer(checkpoint)
+
+    monkeypatch.setattr(load_plan, "load_tokenizer", noted)
+    with Engine.load(model, OPTIONS, speculation="model", draft_model=draft):
+        assert sorted(read) == sorted([model, draft])
