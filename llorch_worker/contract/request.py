@@ -30,14 +30,14 @@ from llorch_worker.contract.output_format import (
     StructuredOutputs,
     as_tuple,
 )
-from llorch_worker.contract.request_faults import TOKEN_ID, fault_of
+from llorch_worker.contract.request_faults import fault_of
 from llorch_worker.contract.shown import describe
 from llorch_worker.contract.template_fields import TemplateKwargs, template_faults
+from llorch_worker.contract.token_ids import MAX_COUNT, LogitBias, PromptTokenIds, TokenId
 from llorch_worker.contract.tools import NamedToolChoice, ToolChoice, Tools
 from llorch_worker.contract.values import few_values, small_json
 
 LONGEST_DEADLINE_S = 7 * 24 * 3600
-MAX_PROMPT_TOKENS = 1_000_000
 MAX_MESSAGES = 1_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -47,27 +47,14 @@ MAX_METADATA_BYTES = 4_096
 MAX_METADATA_DEPTH = 32
 MAX_AFFINITY_KEY_CHARS = 200
 MAX_SEED = 2**63 - 1
-MAX_COUNT = 2**31 - 1
-"""Largest number of tokens and largest token id: above any model's, and short enough to print."""
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
-TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 def _stop_as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else as_tuple(value)
-
-
-def _integer_keys(value: object) -> object:
-    # Keys of JSON objects are strings: "17" is token 17.
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        int(key) if isinstance(key, str) and TOKEN_ID.fullmatch(key) else key: bias
-        for key, bias in value.items()
-    }
 
 
 class GenerationRequest(BaseModel):
@@ -80,13 +67,7 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
-    prompt_token_ids: Annotated[
-        Annotated[
-            tuple[TokenId, ...], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True), NOT_EMPTY
-        ]
-        | None,
-        BeforeValidator(as_tuple),
-    ] = None
+    prompt_token_ids: PromptTokenIds | None = None
     messages: Annotated[
         Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES), NOT_EMPTY] | None,
         BeforeValidator(as_tuple),
@@ -112,11 +93,7 @@ class GenerationRequest(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: Annotated[
-        Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-        | None,
-        BeforeValidator(_integer_keys),
-    ] = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[
         int | None,
         Field(ge=-1, le=MAX_SEED),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic_core import ErrorDetails
 
 from llorch_worker.contract.errors import Fault
 from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
 from llorch_worker.contract.shown import describe, shown
+from llorch_worker.contract.token_ids import TOKEN_ID
 from llorch_worker.contract.tools import (
     Function,
     FunctionCall,
@@ -19,8 +18,6 @@ from llorch_worker.contract.tools import (
     ToolCall,
 )
 
-TOKEN_ID = re.compile("[0-9]{1,20}")
-"""As a key of a JSON object."""
 _PARTS_FIELDS = {
     field.alias or name
     for part in (

@@ -7,12 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
-from llorch_worker.contract.request import (
-    MAX_MESSAGES,
-    MAX_PROMPT_TOKENS,
-    GenerationRequest,
-    TokenId,
-)
+from llorch_worker.contract.request import MAX_MESSAGES, GenerationRequest
+from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.tools import MAX_TOOLS, Tool
 
 

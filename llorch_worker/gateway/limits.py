@@ -12,7 +12,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async, text
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.request import MAX_COUNT
+from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.gateway.errors import RateLimited, TooManyJobs
 from llorch_worker.gateway.keys import Caller, Rate
 

@@ -37,17 +37,16 @@ from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.responses import (
     PREFIX,
-    Compacted,
     End,
     InputTokens,
     Response,
     ResponseRecord,
-    compacted,
     failure_of,
     new_record,
     output_of,
     response_of,
 )
+from llorch_worker.openai_api.responses_compaction import Compacted, compacted
 from llorch_worker.openai_api.responses_events import Event, ResponseEvents
 from llorch_worker.openai_api.responses_items import Item, ItemReference, Read, job_of
 from llorch_worker.openai_api.responses_request import ResponseRequest

@@ -20,9 +20,7 @@ from llorch_worker.contract import (
 from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import chat_logprobs, sent_logprobs
 from llorch_worker.openai_api.responses_items import (
-    CompactionItem,
     FunctionCallItem,
-    InputText,
     Item,
     ItemStatus,
     MessageItem,
@@ -137,16 +135,6 @@ class Response(_Part):
         return self.status not in ("queued", "in_progress")
 
 
-class Compacted(_Part):
-    """What takes the place of a conversation: its user's messages, and a summary of all of it."""
-
-    id: str
-    object: Literal["response.compaction"] = "response.compaction"
-    created_at: int
-    output: list[Item]
-    usage: ResponseUsage
-
-
 class InputTokens(_Part):
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
@@ -225,45 +213,6 @@ def failure_of(end: End) -> LlorchError | None:
     if end.choices[0].finish_reason == "deadline" and not end.usage.completion:
         return DeadlineExceeded("the deadline passed before the first token")
     return None
-
-
-SUMMARISE = (
-    "Summarise our conversation so far for someone who goes on with it and has not read it: what "
-    "was asked, what was found and done, what is left to do. Answer with the summary alone."
-)
-
-_NOT_OF_A_SUMMARY = (
-    *("tools", "tool_choice", "text", "include"),
-    *("idempotency_key", "callback_url", "background", "stream"),
-)
-"""Fields that would make the answer another than the summary, or come back for it."""
-
-
-def summarising(request: ResponseRequest) -> ResponseRequest:
-    """The request for the summary of a conversation that ends with the input of ``request``."""
-    ask = MessageItem(role="user", content=[InputText(text=SUMMARISE)])
-    reset = dict.fromkeys(_NOT_OF_A_SUMMARY)
-    return request.model_copy(update=reset | {"input": [*request.input, ask], "store": False})
-
-
-def compacted(record: ResponseRecord, response: Response) -> Compacted:
-    """``record`` and ``response``: of a :func:`summarising` request, and its completed end."""
-    *turns, _ = record.conversation
-    spoken = [turn for turn in turns if isinstance(turn, MessageItem) and turn.role == "user"]
-    summary = "".join(
-        part.text
-        for item in response.output
-        if isinstance(item, MessageItem)
-        for part in item.content
-    )
-    rest = CompactionItem(type="compaction", encrypted_content=sealed(summary))
-    assert response.usage is not None
-    return Compacted(
-        id=response.id,
-        created_at=response.created_at,
-        output=with_ids([*spoken, rest], record.job_id),
-        usage=response.usage,
-    )
 
 
 def status_of(end: End) -> Status:

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
-from llorch_worker.contract.request import MAX_COUNT
+from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.values import few_values
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
-from llorch_worker.contract.request import MAX_PROMPT_TOKENS, TokenId
+from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
 from llorch_worker.openai_api.chat import TEMPLATE_FIELDS
 from llorch_worker.openai_api.chat_message import ChatMessage, turns_of

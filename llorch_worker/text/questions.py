@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llorch_worker.contract import Fault, InvalidRequest
-from llorch_worker.contract.request import MAX_PROMPT_TOKENS
+from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS
 from llorch_worker.contract.token_questions import (
     DescribeTokenizer,
     Detokenize,

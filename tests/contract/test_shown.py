@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest, printable, shown, summarise
-from llorch_worker.contract.request import MAX_COUNT
 from llorch_worker.contract.shown import MAX_SHOWN_CHARS
+from llorch_worker.contract.token_ids import MAX_COUNT
 
 
 @given(st.text(max_size=300))

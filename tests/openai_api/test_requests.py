@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.contract.request import MAX_COUNT
+from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS

@@ -21,7 +21,8 @@ from llorch_worker.gateway.responding import Creation
 from llorch_worker.gateway.response_socket import ResponseSocket
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
 from llorch_worker.gateway.responses.store import ResponseStore
-from llorch_worker.openai_api.responses import Compacted, InputTokens, Response, summarising
+from llorch_worker.openai_api.responses import InputTokens, Response
+from llorch_worker.openai_api.responses_compaction import Compacted, summarising
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
