@@ -29,9 +29,10 @@ from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs, ScoredTokens
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
 from llorch_worker.engine.sampling.sampler import RowLogprobs, Sampled
-from llorch_worker.engine.scheduler import Scheduler, StepPlan
+from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.stats import Counters
+from llorch_worker.engine.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -367,10 +368,11 @@ class EngineCore:
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if any(chunk.drafts for chunk in chunks):
+        planner = self.scheduler.planner
+        if planner is not None and any(chunk.drafts for chunk in chunks):
             # The same batch may fit without them.
             logger.warning("out of memory in a step with drafts; there will be none from now on")
-            self.scheduler.planner = None
+            planner.stop()
             return
         if len(chunks) < len(plan.chunks):
             return  # Some sequences have ended since: the next step is smaller anyway.

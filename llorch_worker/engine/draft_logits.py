@@ -8,8 +8,8 @@ from collections.abc import Sequence as Items
 import torch
 
 from llorch_worker.engine.sampling.sampler import Sampled, Sampler
-from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 
 
 class DraftLogits:

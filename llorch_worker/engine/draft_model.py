@@ -16,8 +16,8 @@ from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.batch import SamplingBatch
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampler
 from llorch_worker.engine.sampling.two_stage_search import likeliest
-from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 from llorch_worker.model import ForwardModel
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from llorch_worker.engine.device.warm_up import (
     run_first_requests,
 )
 from llorch_worker.engine.draft_model import DraftModel
-from llorch_worker.engine.drafting.draft_planner import DraftPlanner
+from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.generation import Generation
@@ -124,15 +124,15 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._max_step_tokens = options.max_step_tokens
-        self._drafts = None
+        drafts = None
         if draft is not None:
-            self._drafts = DraftModel(
+            drafts = DraftModel(
                 draft.steps,
                 draft.cache,
                 vocab_size=config.vocab_size,
                 max_step_tokens=options.max_step_tokens,
             )
-        by_model = None if self._drafts is None else self._drafts.drafter
+        by_model = None if drafts is None else drafts.drafter
         self._make_drafter = drafter_maker(options.speculation, options.suffix_bytes, by_model)
         most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
@@ -142,7 +142,7 @@ class Engine:
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
-            planner=DraftPlanner(most_drafts, self._drafts) if most_drafts else None,
+            planner=DraftPlanner(most_drafts, drafts) if most_drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)
@@ -247,7 +247,7 @@ class Engine:
             rows = min(self.max_sequences + planner.most_rows, self._max_step_tokens)
             measure = partial(measure_steps, self._model, self.cache, rows)
             planner.costs = StepCosts(self._thread.call(measure))
-            if (drafts := self._drafts) is not None:
+            if (drafts := planner.model) is not None:
                 measure = partial(measure_steps, drafts.model, drafts.cache, rows)
                 drafts.costs = StepCosts(self._thread.call(measure))
         run_first_requests(self.submit, self._device, *sizes)

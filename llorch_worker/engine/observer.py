@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Protocol
 
-from llorch_worker.engine.scheduler import StepPlan
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import StepPlan
 
 
 class StepObserver(Protocol):

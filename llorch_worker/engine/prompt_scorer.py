@@ -11,8 +11,8 @@ import torch
 
 from llorch_worker.contract.request import MAX_LOGPROBS
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
-from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """``chosen`` [rows, 1], ``top_ids`` and ``top`` [rows, width], as in ``ScoredTokens``."""

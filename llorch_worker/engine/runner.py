@@ -19,8 +19,8 @@ from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.prompt_scorer import PromptScorer
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
-from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 from llorch_worker.model import ForwardModel, RaggedBatch
 
 Integers = npt.NDArray[np.int64]

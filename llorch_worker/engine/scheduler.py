@@ -39,57 +39,17 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import attrgetter
 
 from llorch_worker.cache import BlockPool, WindowPool
-from llorch_worker.engine.drafting.draft_planner import MOST_DRAFTS, DraftPlanner
-from llorch_worker.engine.drafting.drafter import Draft
+from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
+from llorch_worker.engine.step_plan import Chunk, StepPlan
 from llorch_worker.engine_options import EngineOptions
 
 _ORDER = attrgetter("order")
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """``count`` pending tokens of one sequence, from position ``start``, and the ``drafts`` that
-    may follow them."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    drafts: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """Tokens that the step computes."""
-        return self.count + len(self.drafts)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the last known token and the step samples the next."""
-        # A chunk planned ahead starts after the last known token.
-        reaches = self.start + self.count >= len(self.sequence.token_ids)
-        return reaches and self.sequence.samples
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The work of one step: first ``decodes`` chunks of sampled tokens, then prefill chunks.
-
-    A decode has one token, those that a grammar forced after it, and drafts.
-    """
-
-    chunks: tuple[Chunk, ...]
-    decodes: int
-
-    @property
-    def prefills(self) -> tuple[Chunk, ...]:
-        """The chunks that begin or continue a prefill."""
-        return self.chunks[self.decodes :]
 
 
 class Scheduler:
@@ -177,8 +137,8 @@ class Scheduler:
                 completed.add(key)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget -= count
-        if len(chunks) == decodes:
-            chunks = self._with_drafts(chunks, budget)
+        if len(chunks) == decodes and self.planner is not None:
+            chunks = self.planner.with_drafts(chunks, budget, self.blocks.allocate)
         return self._launch(StepPlan(tuple(chunks), decodes))
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
@@ -193,9 +153,10 @@ class Scheduler:
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
             return None
-        if any(chunk.drafts for chunk in plan.chunks) or any(self._draft_lengths(plan.chunks)[1]):
-            # How many tokens the step gives is unknown, or the next one shall have drafts.
-            return None
+        if any(chunk.drafts for chunk in plan.chunks):
+            return None  # How many tokens the step gives is unknown.
+        if self.planner is not None and self.planner.pays(plan.chunks):
+            return None  # The next step shall have drafts.
         going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
         if not going or self._admissible(None) is not None or self._next_high() is not None:
             return None
@@ -322,41 +283,6 @@ class Scheduler:
                         spare -= count - 1
                 chunks.append(Chunk(sequence, sequence.computed, count))
         return chunks
-
-    def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
-        """The decodes of a step without a prefill, with the drafts that pay and have blocks."""
-        drafts, wanted = {}, []
-        for chunk, draft, length in zip(chunks, *self._draft_lengths(chunks, budget), strict=True):
-            tokens = len(chunk.sequence.token_ids) + length
-            if draft and length and self.blocks.allocate(chunk.sequence, tokens):
-                drafts[chunk.sequence] = draft.token_ids[:length]
-                if draft.behind:
-                    wanted.append((chunk.sequence, length))
-        if wanted and self.planner is not None and self.planner.model is not None:
-            guessed = self.planner.model.guess(wanted)
-            if guessed is None:
-                self.planner = None
-            drafts.update((sequence, (guessed or {}).get(sequence, [])) for sequence, _ in wanted)
-        return [replace(chunk, drafts=tuple(drafts.get(chunk.sequence, ()))) for chunk in chunks]
-
-    def _draft_lengths(
-        self, chunks: Items[Chunk], budget: int | None = None
-    ) -> tuple[list[Draft | None], list[int]]:
-        """What may follow each of these decodes, and how much of it pays to compute."""
-        planner = self.planner
-        if planner is None or len(chunks) > planner.most_rows:
-            return [None] * len(chunks), [0] * len(chunks)
-        drafts = [self._propose(chunk) for chunk in chunks]
-        rows = sum(chunk.count for chunk in chunks)
-        most = planner.most_rows if budget is None else min(budget, planner.most_rows)
-        return drafts, planner.lengths(rows, drafts, most)
-
-    def _propose(self, chunk: Chunk) -> Draft | None:
-        sequence = chunk.sequence
-        most = min(MOST_DRAFTS, sequence.request.max_tokens - sequence.generated_count - 1)
-        if sequence.drafter is None or most <= 0 or not chunk.samples:
-            return None
-        return sequence.drafter.propose(sequence.token_ids, most)
 
     def _prefill_rank(self) -> float:
         """The rank of the most urgent prefill of the next step; infinite if there is none."""

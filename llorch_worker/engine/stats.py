@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from llorch_worker.engine.scheduler import StepPlan
+from llorch_worker.engine.step_plan import StepPlan
 
 RATE_WINDOW_S = 5
 

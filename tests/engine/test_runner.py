@@ -10,8 +10,8 @@ import torch
 
 from llorch_worker.engine.runner import Runner, pack, unpack, upload
 from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 from llorch_worker.model import RaggedBatch
 
 CPU = torch.device("cpu")

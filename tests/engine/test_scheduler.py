@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from llorch_worker.cache import BlockPool
-from llorch_worker.engine.scheduler import Scheduler, StepPlan
+from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.step_plan import StepPlan
 
 MakeSequence = Callable[..., Sequence]
 

@@ -23,8 +23,9 @@ from hypothesis.stateful import (
 
 from llorch_worker.cache import BlockPool, CacheShape, WindowPool
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.scheduler import Chunk, Scheduler, StepPlan
+from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
+from llorch_worker.engine.step_plan import Chunk, StepPlan
 from tests.engine.conftest import NoText
 
 BLOCK_SIZE = 4

@@ -9,8 +9,8 @@ from llorch_worker.telemetry.metrics.buckets import STEP_TOKENS, TOKEN_GAP_S
 from llorch_worker.telemetry.metrics.tally import Tally
 
 if TYPE_CHECKING:
-    from llorch_worker.engine.scheduler import StepPlan
     from llorch_worker.engine.sequence import Sequence
+    from llorch_worker.engine.step_plan import StepPlan
 
 
 class StepFigures:

@@ -1,13 +1,18 @@
-"""How many drafts of each sequence a step shall have."""
+"""Which drafts of each sequence a step shall have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from heapq import heapify, heapreplace
-from typing import Any, Final, Protocol
+from typing import Final
 
+from llorch_worker.engine.draft_model import DraftModel
 from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.drafting.step_costs import StepCosts
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.step_plan import Chunk
 
 LEAST_GAIN: Final = 1.05
 """Drafts must promise this many times the speed without, because both sides are estimates."""
@@ -18,20 +23,10 @@ MOST_DRAFTS: Final = 15
 """Drafts of one sequence in a step."""
 
 
-class Guesser(Protocol):
-    """A draft model; see :class:`.DraftModel`."""
-
-    costs: StepCosts
-    spent_s: float
-
-    def guess(self, wanted: Items[tuple[Any, int]]) -> dict[Any, list[int]] | None:
-        """So many tokens for each of these sequences; None if it fails."""
-
-
 class DraftPlanner:
     """Chooses the drafts with which a step promises the most tokens per second."""
 
-    def __init__(self, most_rows: int, model: Guesser | None = None) -> None:
+    def __init__(self, most_rows: int, model: DraftModel | None = None) -> None:
         """A step has at most ``most_rows`` drafts. ``model`` computes those of its drafters."""
         self.most_rows = most_rows
         self.model = model
@@ -41,6 +36,45 @@ class DraftPlanner:
     def spent_s(self) -> float:
         """Seconds that the draft model has taken so far."""
         return 0.0 if self.model is None else self.model.spent_s
+
+    def stop(self) -> None:
+        """No step has drafts from now on: they failed, or there is no memory for them."""
+        self.most_rows = 0
+
+    def pays(self, chunks: Items[Chunk]) -> bool:
+        """Whether some of these decodes shall have drafts."""
+        return any(self._proposals(chunks, self.most_rows)[1])
+
+    def with_drafts(
+        self, chunks: list[Chunk], budget: int, allocate: Callable[[Sequence, int], bool]
+    ) -> list[Chunk]:
+        """These decodes with the drafts that pay, ``budget`` of them at most.
+
+        ``allocate`` gives a sequence blocks for so many tokens, or says that there are none.
+        """
+        drafts: dict[Sequence, list[int]] = {}
+        wanted = []
+        proposals, lengths = self._proposals(chunks, budget)
+        for chunk, draft, length in zip(chunks, proposals, lengths, strict=True):
+            tokens = len(chunk.sequence.token_ids) + length
+            if draft and length and allocate(chunk.sequence, tokens):
+                drafts[chunk.sequence] = draft.token_ids[:length]
+                if draft.behind:
+                    wanted.append((chunk.sequence, length))
+        if wanted and self.model is not None:
+            guessed = self.model.guess(wanted)
+            if guessed is None:
+                self.stop()
+            drafts.update((sequence, (guessed or {}).get(sequence, [])) for sequence, _ in wanted)
+        return [replace(chunk, drafts=tuple(drafts.get(chunk.sequence, ()))) for chunk in chunks]
+
+    def _proposals(self, chunks: Items[Chunk], most: int) -> tuple[list[Draft | None], list[int]]:
+        """What may follow each decode, and how many tokens of it pay, ``most`` in all at most."""
+        if len(chunks) > self.most_rows:
+            return [None] * len(chunks), [0] * len(chunks)
+        drafts = [_draft_after(chunk) for chunk in chunks]
+        rows = sum(chunk.count for chunk in chunks)
+        return drafts, self.lengths(rows, drafts, min(most, self.most_rows))
 
     def lengths(self, rows: int, drafts: Items[Draft | None], most: int) -> list[int]:
         """How many tokens of each of ``drafts`` to compute, at most ``most`` in all.
@@ -82,3 +116,11 @@ class DraftPlanner:
     def _drafting_s(self, rows: float) -> float:
         """Seconds of a pass of the draft model."""
         return 0.0 if self.model is None or not rows else self.model.costs.of(rows)
+
+
+def _draft_after(chunk: Chunk) -> Draft | None:
+    sequence = chunk.sequence
+    most = min(MOST_DRAFTS, sequence.request.max_tokens - sequence.generated_count - 1)
+    if sequence.drafter is None or most <= 0 or not chunk.samples:
+        return None
+    return sequence.drafter.propose(sequence.token_ids, most)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from llorch_worker.engine.drafting.draft_planner import LEAST_GAIN, DraftPlanner
+from llorch_worker.engine.draft_planner import LEAST_GAIN, DraftPlanner
 from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.drafting.step_costs import StepCosts
 

@@ -1,0 +1,46 @@
+"""The work of one step: which sequences compute how many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llorch_worker.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """``count`` pending tokens of one sequence, from position ``start``, and the ``drafts`` that
+    may follow them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the step computes."""
+        return self.count + len(self.drafts)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the last known token and the step samples the next."""
+        # A chunk planned ahead starts after the last known token.
+        reaches = self.start + self.count >= len(self.sequence.token_ids)
+        return reaches and self.sequence.samples
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of one step: first ``decodes`` chunks of sampled tokens, then prefill chunks.
+
+    A decode has one token, those that a grammar forced after it, and drafts.
+    """
+
+    chunks: tuple[Chunk, ...]
+    decodes: int
+
+    @property
+    def prefills(self) -> tuple[Chunk, ...]:
+        """The chunks that begin or continue a prefill."""
+        return self.chunks[self.decodes :]
