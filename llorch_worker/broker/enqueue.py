@@ -38,6 +38,7 @@ def enqueue(
     places: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
     owner: str = "",
+    watched_s: int = 0,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
@@ -45,7 +46,8 @@ def enqueue(
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
     count against the limit too. ``places``: where it might be placed instead, the best first, see
     :mod:`.placement`. ``headers`` go beside the message's own. ``owner``: the
-    gateway's key that sends the job.
+    gateway's key that sends the job. ``watched_s``: for how long a client counts as reading its
+    stream, without having said so.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
@@ -78,6 +80,7 @@ def enqueue(
                 tenant,
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,
+                watched_s,
                 *places,
             ],
             [pushed_to, *counted],

@@ -74,7 +74,7 @@ cancel = Key("job:{}:cancel")
 """By claimed job. The id of the call that requested its cancel; that call is sent again if its
 reply is lost. Expires with the results."""
 watchers = Key("job:{}:watchers")
-"""By job. Exists while a client reads the stream; readers renew it."""
+"""By job. Exists while a client reads the stream, or is about to; readers renew it."""
 idempotency = Key("idempotency:{}:{}")
 """By model and idempotency key. The id of the first job that was sent with it."""
 result = Key("celery-task-meta-{}", prefix="")

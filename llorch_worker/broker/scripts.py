@@ -51,6 +51,7 @@ _NAMES: dict[str, str | keys.Key] = {
     "events_key": keys.events,
     "result_key": keys.result,
     "cancel_key": keys.cancel,
+    "watchers_key": keys.watchers,
     "bell_key": keys.bell,
     "load_key": keys.load,
     "tenants_key": keys.tenants,

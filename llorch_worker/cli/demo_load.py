@@ -54,7 +54,7 @@ async def follow_jobs(
             sent_s = time.perf_counter()
             first_token_s = None
             try:
-                job = await client.submit(request)
+                job = await client.submit(request, stream=True)
                 async for entry in job.stream(timeout=SILENCE_S):
                     if first_token_s is None and isinstance(entry.event, Tokens):
                         first_token_s = time.perf_counter() - sent_s

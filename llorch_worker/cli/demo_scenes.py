@@ -54,14 +54,15 @@ def show_scenes(view: DemoScreen, stack: Stack, workers: Mapping[str, str]) -> d
 
 def _answer(view: DemoScreen, client: Client) -> str:
     view.scene("A chat", "the answer as it is generated", QUESTION)
-    return _shown(view, client.submit(_chat(QUESTION, max_tokens=120)))
+    return _shown(view, client.submit(_chat(QUESTION, max_tokens=120), stream=True))
 
 
 def _json(view: DemoScreen, client: Client) -> str:
     view.scene("JSON", "every token obeys a schema", CHARACTER)
     schema = {"name": "dragon", "schema": DRAGON}
     form = {"type": "json_schema", "json_schema": schema}
-    return _shown(view, client.submit(_chat(CHARACTER, max_tokens=160, response_format=form)))
+    request = _chat(CHARACTER, max_tokens=160, response_format=form)
+    return _shown(view, client.submit(request, stream=True))
 
 
 def _shown(view: DemoScreen, job: Job) -> str:
@@ -76,7 +77,7 @@ def _takeover(
 ) -> dict[str, Any]:
     """Kill the worker of a job with SIGKILL and follow the stream, which another continues."""
     view.scene("A worker dies", "another goes on at the next token", STORY)
-    job = client.submit(_chat(STORY, max_tokens=240, repetition_penalty=1.1))
+    job = client.submit(_chat(STORY, max_tokens=240, repetition_penalty=1.1), stream=True)
     killed, taken_over_by, pause_s = "", "", 0.0
     tokens, heard_s = 0, time.monotonic()
     for entry in job.stream(timeout=SILENCE_S):

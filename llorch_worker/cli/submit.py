@@ -48,7 +48,7 @@ def submit(
     from llorch_worker.client import Client
 
     with Client(settings) as client:
-        job = client.submit(request, worker=worker)
+        job = client.submit(request, worker=worker, stream=stream and not as_json)
         if stream or wait:
             if not client.workers():
                 screen.note("no worker is running: the job waits until one starts", "yellow")

@@ -11,7 +11,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect_async, unless_refused
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState
-from llorch_worker.client.client import Client
+from llorch_worker.client.client import Client, Job
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.patience import Patience
 from llorch_worker.client.result_listener import ResultListener
@@ -50,17 +50,24 @@ class AsyncClient:
         worker: str | None = None,
         job_id: str | None = None,
         owner: str = "",
+        stream: bool = False,
         **fields: Any,
     ) -> AsyncJob:
         """See :meth:`Client.submit`."""
         job = await asyncio.to_thread(
-            self._client.submit, request, worker=worker, job_id=job_id, owner=owner, **fields
+            self._client.submit,
+            request,
+            worker=worker,
+            job_id=job_id,
+            owner=owner,
+            stream=stream,
+            **fields,
         )
-        return self.job(job.id, known=True)
+        return AsyncJob(self, job)
 
     def job(self, job_id: str, *, known: bool = False) -> AsyncJob:
         """See :meth:`Client.job`."""
-        return AsyncJob(self, job_id, known=known)
+        return AsyncJob(self, self._client.job(job_id, known=known))
 
     async def models(self) -> list[ModelCard]:
         """See :meth:`Client.models`."""
@@ -118,10 +125,10 @@ class AsyncClient:
 class AsyncJob:
     """:class:`Job` for asyncio."""
 
-    def __init__(self, client: AsyncClient, job_id: str, *, known: bool) -> None:
-        self.id = job_id
+    def __init__(self, client: AsyncClient, job: Job) -> None:
+        self.id = job.id
         self._client = client
-        self._sync = client._client.job(job_id, known=known)
+        self._sync = job
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.id}>"
@@ -135,7 +142,7 @@ class AsyncJob:
     ) -> AsyncIterator[StreamEntry]:
         """See :meth:`Job.stream`, and :class:`StreamCursor`. Outages of Redis of up to
         ``patience_s`` are only a pause."""
-        cursor = StreamCursor(self.id, from_id, timeout)
+        cursor = self._sync._cursor(from_id, timeout)
         trace = self._sync._trace()
         patience = Patience(patience_s)
         block_ms = None

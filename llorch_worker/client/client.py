@@ -32,6 +32,7 @@ from llorch_worker.client.stream import (
     FROM_THE_START,
     READ_COUNT,
     WATCH_TTL_S,
+    Position,
     StreamCursor,
     StreamEntry,
 )
@@ -73,6 +74,7 @@ class Client:
         worker: str | None = None,
         job_id: str | None = None,
         owner: str = "",
+        stream: bool = False,
         **fields: Any,
     ) -> Job:
         """Enqueues one job, given as a request or as the fields of one.
@@ -84,6 +86,9 @@ class Client:
         ``job_id`` is a new id, if the caller must know it before; by default one is drawn.
 
         ``owner`` is the name of a gateway's key, which may read and cancel the job over HTTP.
+
+        ``stream``: you are going to follow the job at once. Then its events come one for each
+        token from the first on; otherwise those that no one reads yet are written together.
 
         If this model already has a job with the same ``idempotency_key``, nothing is enqueued and
         that job is returned.
@@ -108,8 +113,9 @@ class Client:
             job_id = job_id or uuid()
             free = worker is None and self.settings.placement
             places = self._placement.candidates(request, model.name) if free else ()
+            sent_at_s = time.monotonic()
             with publishing(model.name, job_id) as headers:
-                job_id = enqueue(
+                enqueued = enqueue(
                     self.redis,
                     self._app,
                     request,
@@ -119,8 +125,12 @@ class Client:
                     places=places,
                     headers=headers,
                     owner=owner,
+                    watched_s=WATCH_TTL_S if stream else 0,
                 )
-        return self.job(job_id, known=True)
+        job = self.job(enqueued, known=True)
+        if stream and enqueued == job_id:
+            job._announced_at_s = sent_at_s
+        return job
 
     def job(self, job_id: str, *, known: bool = False) -> Job:
         """The job with this id, from any producer.
@@ -192,6 +202,8 @@ class Job:
         self._known = known
         self._client = client
         self._redis = client.redis
+        self._announced_at_s = float("-inf")
+        """When the job was marked as one that is read, if that was done as it was enqueued."""
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
@@ -209,7 +221,7 @@ class Job:
             JobLost: Redis has lost the job.
             TimeoutError: no event arrived for ``timeout`` seconds.
         """
-        cursor = StreamCursor(self.id, from_id, timeout)
+        cursor = self._cursor(from_id, timeout)
         trace = self._trace()
         block_ms = None
         while not cursor.ended:
@@ -275,6 +287,9 @@ class Job:
             if found.state == "queued":
                 found = replace(found, position=position(self._redis, self.id))
         return found
+
+    def _cursor(self, from_id: str | Position, timeout: float | None) -> StreamCursor:
+        return StreamCursor(self.id, from_id, timeout, announced_at_s=self._announced_at_s)
 
     def _announce_reader(self) -> None:
         # Reading works without the mark, only slower.

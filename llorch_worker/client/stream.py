@@ -114,16 +114,24 @@ class StreamCursor:
     :class:`Position`, which moves on.
 
     ``timeout``: how many seconds a reader waits for an event; None: without limit.
+    ``announced_at_s``: when the publisher was last notified of a reader, by ``time.monotonic``.
     """
 
-    def __init__(self, job_id: str, from_id: str | Position, timeout: float | None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        from_id: str | Position,
+        timeout: float | None,
+        *,
+        announced_at_s: float = float("-inf"),
+    ) -> None:
         self.key = keys.events(job_id)
         self.last_id = from_id if isinstance(from_id, str) else FROM_THE_START
         self._position = Position() if isinstance(from_id, str) else from_id
         self._job_id = job_id
         self._timeout = timeout
         self._heard_at_s = time.monotonic()
-        self._announced_at_s = float("-inf")
+        self._announced_at_s = announced_at_s
         self._model: str | None = None
         """The fingerprint of the last event ``started`` that was read."""
 

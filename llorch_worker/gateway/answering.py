@@ -86,7 +86,7 @@ class Answering:
     async def respond(self) -> Response:
         """Raises ``LlorchError`` and ``BrokerUnavailable`` until the answer has begun."""
         for request in self._requests:
-            await self._waiting.submit(request)
+            await self._waiting.submit(request, stream=self._body.stream)
         if not self._body.stream:
             work = self._waiting.answer(self._request, self._document())
             answer: Response = JSONResponse(await work)

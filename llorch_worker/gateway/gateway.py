@@ -153,11 +153,12 @@ class Gateway:
         waits: bool = True,
         job_id: str | None = None,
         private: bool = False,
+        stream: bool = False,
     ) -> AsyncJob:
         """Enqueues a job of ``caller``, or finds the first with the same idempotency key.
 
         ``waits``: a client waits for the answer, so a live worker must serve the model;
-        ``private``: nobody else is to read it.
+        ``private``: nobody else is to read it; ``stream``: see :meth:`Client.submit`.
 
         Raises:
             LlorchError: see :meth:`Client.submit`; also NoWorker, TooManyJobs and RateLimited.
@@ -176,7 +177,7 @@ class Gateway:
         enqueued = None
         try:
             owner = NOBODY if private else caller.name
-            enqueued = await self.client.submit(request, job_id=job_id, owner=owner)
+            enqueued = await self.client.submit(request, job_id=job_id, owner=owner, stream=stream)
             return enqueued
         finally:
             # It failed, or an earlier job has the same idempotency key.

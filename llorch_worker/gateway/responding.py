@@ -75,7 +75,7 @@ class Creation:
 
     async def respond(self, request: Request) -> Response | EventSourceResponse:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
-        record, job = await self._begin()
+        record, job = await self._begin(stream=bool(self.body.stream))
         if self.body.background:
             if self.body.stream:
                 events = response_events(record, job, job.stream(patience_s=PATIENCE_S))
@@ -90,7 +90,7 @@ class Creation:
     async def events(self) -> AsyncGenerator[tuple[ResponseRecord, Event]]:
         """The response's events, for a client that hangs up by closing this. Raises like
         :meth:`respond`."""
-        record, job = await self._begin()
+        record, job = await self._begin(stream=True)
         async with self._waiting, aclosing(self._events(record, job)) as events:
             async for event in events:
                 yield record, event
@@ -126,7 +126,7 @@ class Creation:
         prompt = await self.gateway.ask(card, TokenizeChat.of(request))
         return len(prompt["tokens"])
 
-    async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
+    async def _begin(self, *, stream: bool = False) -> tuple[ResponseRecord, AsyncJob]:
         """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
         conversation, generation = await self._understood()
         if self.body.truncation == "auto":
@@ -147,7 +147,10 @@ class Creation:
             if self.body.stored:
                 await self.store.put(record)
             job = await self._waiting.submit(
-                generation, waits=not self.body.background, job_id=record.job_id
+                generation,
+                waits=not self.body.background,
+                job_id=record.job_id,
+                stream=stream,
             )
         except LlorchError:
             # After any other error the job may be enqueued all the same.

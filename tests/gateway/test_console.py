@@ -219,7 +219,7 @@ def test_one_job_is_submitted_however_often_it_is_asked_for(
     here.page.evaluate("() => [0, 1].map(() => document.forms[1].requestSubmit())")
     here.see("#output", "w1")
     here.page.keyboard.press("Enter")
-    assert sum(url.endswith("/v1/jobs") for url in here.urls) == 1
+    assert sum(url.endswith("/v1/jobs?stream=true") for url in here.urls) == 1
     here.page.locator("#prompt").press("Escape")
     here.see("#state", "Cancelled")
 
@@ -233,12 +233,12 @@ def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[...,
         route.abort()
 
     here.see("#model", "toy")  # before, the form would name no model: another request
-    here.page.route("**/v1/jobs", lose, times=1)
+    here.page.route("**/v1/jobs*", lose, times=1)
     here.generate("x", tokens=3)
     here.see("#generate-error", "cannot be reached")
     ids = []
     for _ in range(2):
-        with here.page.expect_response("**/v1/jobs") as answer:
+        with here.page.expect_response("**/v1/jobs*") as answer:
             here.page.get_by_role("button", name="Generate").click()
         ids.append(answer.value.json()["id"])
         here.see("#state", "Finished")

@@ -30,7 +30,8 @@ local idempotency = ARGV[6] -- the key, or ''
 local tenant = ARGV[7] -- or '': see tenants.lua
 local deadline_ms = ARGV[8] -- from now, or ''
 local owner = ARGV[9] -- the gateway's key that sends the job, or ''
-local candidates = {unpack(ARGV, 10)} -- places, the best first; none for a job that is not placed
+local watched_s = ARGV[10] -- for how long a reader counts as there already; 0 for none
+local candidates = {unpack(ARGV, 11)} -- places, the best first; none for a job that is not placed
 
 local first = idempotency ~= '' and redis.call('GET', idempotency)
 if first then
@@ -55,6 +56,9 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
 end
 redis.call('EXPIRE', job, keep_s)
 redis.call('HSET', job, 'line', KEYS[1], 'tenant', tenant, 'owner', owner)
+if watched_s ~= '0' then
+  redis.call('SET', watchers_key(job_id), 1, 'EX', watched_s)
+end
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end

@@ -44,12 +44,14 @@ async def submit_job(
     response: Response,
     gateway: TheGateway,
     caller: TheCaller,
+    stream: Annotated[bool, Query(description="Its events are read at once.")] = False,
     idempotency_key: IdempotencyKey = None,
 ) -> JobDocument:
     """Enqueue a job, which goes on whoever hangs up.
 
     Its id is the header Location too. A second request with the same idempotency key, given as
-    header or as field, answers with the first one's job, and its callback_url is not used.
+    header or as field, answers with the first one's job, and its callback_url is not used. With
+    stream, its events come one for each token from the first on.
     """
     request = body.generation_request()
     if request.idempotency_key is None:
@@ -59,7 +61,7 @@ async def submit_job(
         # First, so that a gateway that dies in between forgets no webhook of an enqueued job.
         await gateway.webhooks.expect(job_id, url, caller)
     try:
-        job = await gateway.submit(request, caller, waits=False, job_id=job_id)
+        job = await gateway.submit(request, caller, waits=False, job_id=job_id, stream=stream)
     except LlorchError:
         # After any other error the job may be enqueued all the same.
         if url is not None:

@@ -95,7 +95,7 @@ export class Generate {
     byId("submit").disabled = true;
     this.submitting = true;
     try {
-      const { id } = await call("v1/jobs", { method: "POST", body: request, headers });
+      const { id } = await call("v1/jobs?stream=true", { method: "POST", body: request, headers });
       this.unanswered = null;
       this.#follow(id, { model: request.model });
     } catch (error) {
