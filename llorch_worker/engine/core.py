@@ -6,8 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,17 +16,17 @@ from llorch_worker.contract import (
     InvalidRequest,
     LlorchError,
     OutOfMemory,
-    TokenLogprob,
-    TokenLogprobs,
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.launcher import LaunchedStep, Launcher
+from llorch_worker.engine.logprob_entries import LogprobEntries
 from llorch_worker.engine.observer import StepObserver
-from llorch_worker.engine.prompt_logprobs import PromptLogprobs, ScoredTokens
-from llorch_worker.engine.runner import Launch, Runner, StepOutput
-from llorch_worker.engine.sampling.sampler import RowLogprobs, Sampled
+from llorch_worker.engine.prompt_logprobs import ScoredTokens
+from llorch_worker.engine.runner import Runner, StepOutput
+from llorch_worker.engine.sampling.sampler import Sampled
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.stats import Counters
@@ -37,28 +35,12 @@ from llorch_worker.engine.step_plan import StepPlan
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step whose tokens are not yet delivered, or the error of its launch."""
-
-    plan: StepPlan
-    launch: Launch | Exception
-
-    def read(self) -> StepOutput:
-        """Waits for the step. Raises its error."""
-        if isinstance(self.launch, Exception):
-            raise self.launch
-        return self.launch.read()
-
-
 class EngineCore:
     """Generations and their sequences, step by step. Not thread-safe: one thread owns it.
 
-    On a device that works beside the host, a step is launched before the tokens of the previous
-    one are read, if the scheduler can plan it without them. At most two launched steps are
-    undelivered, and at most one between two calls. The results are the same as if each step had
-    waited for the previous one: tokens are delivered in order, and tokens for a sequence that has
-    ended are discarded.
+    At most two launched steps are undelivered, and at most one between two calls. The results are
+    the same as if each step had waited for the previous one: tokens are delivered in order, and
+    tokens for a sequence that has ended are discarded.
     """
 
     def __init__(
@@ -73,18 +55,16 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters
-        self._token_text = token_text
-        self._thread_count = thread_count
+        self._launcher = Launcher(scheduler, runner, thread_count)
+        self._entries = LogprobEntries(token_text)
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
-        self._ahead: LaunchedStep | None = None
-        """The step that was launched ahead; it is delivered next."""
         self.observer: StepObserver | None = None
         """Any thread may set it."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._ahead is not None
+        return self.scheduler.has_work or self._launcher.is_ahead
 
     def add(self, generation: Generation) -> None:
         """Queues a generation that is known to fit; a complete one ends here."""
@@ -128,10 +108,8 @@ class EngineCore:
         The next step is launched before the tokens are read, if possible.
         """
         begun_s = time.monotonic()
-        planner = self.scheduler.planner
-        drafted_s = 0.0 if planner is None else planner.spent_s
         self._apply_deadlines(begun_s)
-        step, self._ahead = self._ahead, None
+        step = self._launcher.take_ahead()
         if step is None:
             plan = self.scheduler.schedule()
             if not plan.chunks:
@@ -139,39 +117,14 @@ class EngineCore:
             now_s = time.monotonic()
             for chunk in plan.prefills:
                 self._generations[chunk.sequence].start(chunk.sequence, now_s)
-            step = self._launch(plan)
-        self._ahead = self._launch_ahead(step)
+            step = self._launcher.launch(plan)
+        self._launcher.launch_ahead(step)
         self._deliver_step(step)
         if not step.plan.prefills:
-            # Sampling and delivery count: they take time for each token too.
-            rows = sum(chunk.rows for chunk in step.plan.chunks)
-            seconds = time.monotonic() - begun_s
-            if planner is not None:
-                seconds = max(seconds - (planner.spent_s - drafted_s), 1e-9)
-                planner.costs.note(rows, seconds)
-            if self._thread_count is not None:
-                self._thread_count.note(rows, seconds)
+            self._launcher.note(step.plan, time.monotonic() - begun_s)
         if not self.has_work:
             self._runner.forget()
         return step.plan
-
-    def _launch(self, plan: StepPlan, after: Launch | None = None) -> LaunchedStep:
-        threads = self._thread_count
-        try:
-            # A prefill has work for all.
-            apart = nullcontext() if threads is None or not plan.prefills else threads.all_threads()
-            with apart:
-                return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
-        except Exception as error:
-            logger.debug("a step could not be launched", exc_info=True)
-            return LaunchedStep(plan, error)
-
-    def _launch_ahead(self, step: LaunchedStep) -> LaunchedStep | None:
-        """The step after ``step``, if it can be launched before ``step`` is read."""
-        if isinstance(step.launch, Exception) or not self._runner.overlaps:
-            return None
-        plan = self.scheduler.schedule_ahead(step.plan)
-        return None if plan is None else self._launch(plan, step.launch)
 
     def _deliver_step(self, step: LaunchedStep) -> None:
         """Waits for a step and delivers its tokens."""
@@ -180,7 +133,7 @@ class EngineCore:
             output = step.read()
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.chunks))
-            self._drop_ahead()
+            self._launcher.drop_ahead()
             self.scheduler.drop(plan)
             self._survive(plan, error)
             return
@@ -194,20 +147,9 @@ class EngineCore:
 
     def _settle(self) -> None:
         """Delivers the step that was launched ahead, so that the device is idle."""
-        step, self._ahead = self._ahead, None
+        step = self._launcher.take_ahead()
         if step is not None:
             self._deliver_step(step)
-
-    def _drop_ahead(self) -> None:
-        """Waits for the step after one that failed, and discards its tokens."""
-        step, self._ahead = self._ahead, None
-        if step is None:
-            return
-        try:
-            step.read()
-        except Exception:
-            logger.debug("the step after a failed step failed too", exc_info=True)
-        self.scheduler.drop(step.plan)
 
     def _deliver(self, output: StepOutput, now_s: float) -> None:
         for sequence, scored in output.scored:
@@ -294,7 +236,7 @@ class EngineCore:
         token_id = sampled.token_ids[row]
         sequence.append(token_id)
         if sequence.logprobs is not None:
-            sequence.logprobs.append(self._token_logprobs(token_id, sampled.logprobs[row]))
+            sequence.logprobs.append(self._entries.of_token(token_id, sampled.logprobs[row]))
         forced = sequence.append_forced()
         self._count_more(len(forced))
         if sequence.finish_reason is not None:
@@ -307,25 +249,6 @@ class EngineCore:
         self._counters.count_more(tokens)
         if tokens and self.observer is not None:
             self.observer.more(tokens)
-
-    def _token_logprobs(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
-        def entry(token_id: int, logprob: float) -> TokenLogprob:
-            text, data = self._token_text(token_id)
-            return TokenLogprob(id=token_id, text=text, logprob=logprob, bytes=data)
-
-        top = tuple(map(entry, row.top_ids, row.top))
-        chosen = entry(token_id, row.chosen)
-        return TokenLogprobs(**dict(chosen), top=top)
-
-    def _prompt_logprobs(self, scored: PromptLogprobs) -> tuple[TokenLogprobs | None, ...]:
-        """One entry for each token of a prompt; safe from any thread."""
-        return (
-            None,
-            *(
-                self._token_logprobs(token_id, RowLogprobs(chosen, top_ids, top))
-                for token_id, chosen, top_ids, top in scored.rows()
-            ),
-        )
 
     def _apply_deadlines(self, now_s: float) -> None:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]
@@ -345,7 +268,7 @@ class EngineCore:
         if generation.complete:
             self._counters.finished_total += 1
             scored = generation.prompt_logprobs
-            entries = None if scored is None else partial(self._prompt_logprobs, scored)
+            entries = None if scored is None else partial(self._entries.of_prompt, scored)
             generation.finish(now_s, entries)
             self._forget(generation)
 

@@ -31,11 +31,13 @@ class DraftPlanner:
         self.most_rows = most_rows
         self.model = model
         self.costs = StepCosts()
+        self._spent_s = 0.0
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds that the draft model has taken so far."""
-        return 0.0 if self.model is None else self.model.spent_s
+    def drafting_s(self) -> float:
+        """Seconds that the draft model has taken since the last call."""
+        before = self._spent_s
+        self._spent_s = before if self.model is None else self.model.spent_s
+        return self._spent_s - before
 
     def stop(self) -> None:
         """No step has drafts from now on: they failed, or there is no memory for them."""

@@ -156,7 +156,7 @@ def test_a_prefill_computes_with_all_threads_while_decodes_have_fewer(demo_model
     ) as engine:
         threads = ThreadCount(2, displaced=lambda: 0, idle_s=lambda: 0.0)
         engine._thread.call(lambda: threads._set(1))
-        engine._core._thread_count = threads
+        engine._core._launcher._threads = threads
         engine.submit(GenerationRequest(prompt="Once", max_tokens=4, ignore_eos=True)).result(60)
     assert counts == [2, 1, 1, 1]
 

@@ -1,0 +1,97 @@
+"""Launches steps, each before the tokens of the one before it are read, where that is certain."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from llorch_worker.engine.device.thread_count import ThreadCount
+from llorch_worker.engine.runner import Launch, Runner, StepOutput
+from llorch_worker.engine.scheduler import Scheduler
+from llorch_worker.engine.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose tokens are not yet delivered, or the error of its launch."""
+
+    plan: StepPlan
+    launch: Launch | Exception
+
+    def read(self) -> StepOutput:
+        """Waits for the step. Raises its error."""
+        if isinstance(self.launch, Exception):
+            raise self.launch
+        return self.launch.read()
+
+
+class Launcher:
+    """The steps on the device: the one whose tokens are due, and one ahead of it at most.
+
+    On a device that works beside the host, a step is launched before the tokens of the previous
+    one are read, if the scheduler can plan it without them.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, threads: ThreadCount | None = None
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._threads = threads
+        self._ahead: LaunchedStep | None = None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step was launched ahead; it must be delivered next."""
+        return self._ahead is not None
+
+    def take_ahead(self) -> LaunchedStep | None:
+        """The step that was launched ahead, to deliver it."""
+        step, self._ahead = self._ahead, None
+        return step
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts a step."""
+        return self._launch(plan, None)
+
+    def launch_ahead(self, step: LaunchedStep) -> None:
+        """Starts the step after ``step``, if that is possible before ``step`` is read."""
+        if isinstance(step.launch, Exception) or not self._runner.overlaps:
+            return
+        if (plan := self._scheduler.schedule_ahead(step.plan)) is not None:
+            self._ahead = self._launch(plan, step.launch)
+
+    def drop_ahead(self) -> None:
+        """Waits for the step after one that failed, and discards its tokens."""
+        step = self.take_ahead()
+        if step is None:
+            return
+        try:
+            step.read()
+        except Exception:
+            logger.debug("the step after a failed step failed too", exc_info=True)
+        self._scheduler.drop(step.plan)
+
+    def note(self, plan: StepPlan, seconds: float) -> None:
+        """A step without a prefill has taken so long, with the guesses of a draft model, sampling
+        and delivery: these take time for each token too."""
+        rows = sum(chunk.rows for chunk in plan.chunks)
+        if (planner := self._scheduler.planner) is not None:
+            seconds = max(seconds - planner.drafting_s(), 1e-9)
+            planner.costs.note(rows, seconds)
+        if self._threads is not None:
+            self._threads.note(rows, seconds)
+
+    def _launch(self, plan: StepPlan, after: Launch | None) -> LaunchedStep:
+        threads = self._threads
+        try:
+            # A prefill has work for all.
+            apart = nullcontext() if threads is None or not plan.prefills else threads.all_threads()
+            with apart:
+                return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
+        except Exception as error:
+            logger.debug("a step could not be launched", exc_info=True)
+            return LaunchedStep(plan, error)
