@@ -43,7 +43,15 @@ from llorch_worker.broker.limits import (
     NotThisRedis,
     Turns,
 )
-from llorch_worker.broker.url import NO_CLUSTER, SENTINEL, TLS, UNIX, RedisUrl, safe_url
+from llorch_worker.broker.url import (
+    NO_CLUSTER,
+    SENTINEL,
+    TLS,
+    UNIX,
+    RedisUrl,
+    how_to_change,
+    safe_url,
+)
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 ASK_TIMEOUT_S = 1.0
@@ -252,5 +260,5 @@ def _broker_error(url: str, error: BaseException) -> BrokerUnavailable:
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, ResponseError | AuthenticationError):
         return BrokerRefused(f"Redis at {where} refuses: {reason}")
-    remedy = "set" if isinstance(error, NotThisRedis) else "start one or set"
-    return BrokerUnavailable(f"No Redis at {where}: {reason}; {remedy} LLORCH_REDIS_URL")
+    start = "" if isinstance(error, NotThisRedis) else "start one or "
+    return BrokerUnavailable(f"No Redis at {where}: {reason}; {start}{how_to_change(url)}")

@@ -13,12 +13,14 @@ here alone, and each of them gets what it says in its own words: see :mod:`.conn
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from llorch_worker.contract.errors import InvalidUrl
+from llorch_worker.settings import Settings
 
 SENTINEL, UNIX, TLS = "sentinel", "unix", "rediss"
 SCHEMES = ("redis", TLS, UNIX, SENTINEL)
@@ -27,6 +29,7 @@ NO_CLUSTER = "use a Redis with cluster mode disabled, at redis://, or several be
 SEPARATOR = ";"
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 DEFAULT_MASTER = "mymaster"
+VARIABLE = "LLORCH_REDIS_URL"
 SHORTEST_REPLY_TIMEOUT_S = 2.0
 """Readers of a stream wait a second for its next entry."""
 
@@ -135,7 +138,7 @@ class RedisUrl:
             return _parse(url)
         except ValueError as error:
             raise InvalidUrl(
-                f"{safe_url(url)} is not a Redis URL: {error}; set LLORCH_REDIS_URL"
+                f"{safe_url(url)} is not a Redis URL: {error}; {how_to_change(url)}"
             ) from None
 
     @property
@@ -159,6 +162,14 @@ def safe_url(url: str) -> str:
     """``url`` without its password and options."""
     parts, _ = _cut(url)
     return SEPARATOR.join(map(_safe_part, parts))
+
+
+def how_to_change(url: str) -> str:
+    """The remedy for a wrong URL: whoever gave it as an argument need set no variable."""
+    by_default = os.environ.get(VARIABLE) or Settings.model_fields["redis_url"].default
+    if url == by_default:
+        return f"set {VARIABLE}"
+    return "correct the URL that the call or --redis gives"
 
 
 def _parse(url: str) -> RedisUrl:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.url import NO_CLUSTER, is_sentinel, is_unix, safe_url
+from llorch_worker.broker.url import NO_CLUSTER, how_to_change, is_sentinel, is_unix, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import (
@@ -147,7 +147,7 @@ def _redis_keeps(information: dict[str, Any], redis_cli: str) -> Iterator[Check]
 def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
     if isinstance(error, BrokerRefused):
         finding = str(error).partition("; ")[0]
-        remedy = "check LLORCH_REDIS_URL: redis://[user:password@]host:port/database"
+        remedy = f"{how_to_change(url)}: redis://[user:password@]host:port/database"
         return Check("redis", "fail", finding, remedy)
     server = None if asked_for else find_redis_server()
     if server is not None:
@@ -155,7 +155,7 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
         remedy = "to keep jobs across restarts, run a Redis and set LLORCH_REDIS_URL"
         return Check("redis", "warn", finding, remedy)
     finding = str(error).partition(";")[0]
-    remedy = 'run redis-server, or "docker compose up -d redis", or set LLORCH_REDIS_URL'
+    remedy = 'run redis-server, or "docker compose up -d redis", or ' + how_to_change(url)
     return Check("redis", "fail", finding, remedy)
 
 

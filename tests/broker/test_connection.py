@@ -34,7 +34,7 @@ def test_a_missing_redis_is_named_with_the_remedy() -> None:
         client.ping()
     sentence = str(caught.value)
     assert "Connection refused" in sentence
-    assert sentence.endswith("start one or set LLORCH_REDIS_URL")
+    assert sentence.endswith("start one or correct the URL that the call or --redis gives")
     assert "secret" not in sentence
 
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from llorch_worker.broker.connection import connect, connect_async
 from llorch_worker.broker.producer import celery_url
-from llorch_worker.broker.url import RedisUrl, safe_url
+from llorch_worker.broker.url import VARIABLE, RedisUrl, how_to_change, safe_url
 from llorch_worker.client import Client
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.settings import Settings
@@ -123,7 +123,8 @@ def test_an_invalid_url_is_refused_with_the_reason(
     with pytest.raises(BrokerUnavailable) as caught:
         connect_to(url)
     sentence = str(caught.value)
-    assert sentence.endswith(f" is not a Redis URL: {reason}; set LLORCH_REDIS_URL")
+    remedy = "correct the URL that the call or --redis gives"
+    assert sentence.endswith(f" is not a Redis URL: {reason}; {remedy}")
     if "@" in url:
         assert "sec" not in sentence
         assert "ret" not in sentence
@@ -227,3 +228,11 @@ def test_a_client_of_a_redis_in_cluster_mode_gets_a_remedy() -> None:
         ),
     ):
         client.submit(prompt="x", max_tokens=2)
+
+
+def test_a_wrong_url_is_corrected_where_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert how_to_change(Settings().redis_url) == f"set {VARIABLE}"
+    assert VARIABLE not in how_to_change("redis://elsewhere")
+    monkeypatch.setenv(VARIABLE, "redis://elsewhere")
+    assert how_to_change("redis://elsewhere") == f"set {VARIABLE}"

@@ -69,7 +69,7 @@ def test_a_wrong_database_fails_with_the_right_remedy(redis_url: str) -> None:
     redis = by_subject(ran)["redis"]
     assert (ran.code, redis["verdict"]) == (1, "fail")
     assert redis["finding"].endswith("refuses: DB index is out of range")
-    assert redis["remedy"].startswith("check LLORCH_REDIS_URL")
+    assert redis["remedy"].startswith("correct the URL")
 
 
 def test_a_variable_that_is_no_setting_is_a_warning(redis_url: str) -> None:

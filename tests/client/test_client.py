@@ -200,7 +200,7 @@ def test_an_unreachable_redis_is_one_sentence_with_a_remedy_and_without_the_pass
             client.models,
             client.workers,
         ):
-            with pytest.raises(BrokerUnavailable, match="LLORCH_REDIS_URL") as caught:
+            with pytest.raises(BrokerUnavailable, match="correct the URL") as caught:
                 use()
             assert "hunter2" not in str(caught.value)
             assert "\n" not in str(caught.value)
