@@ -50,6 +50,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests" / "without_packages"))
 LONGEST = (
     "kernels/emulated/test_emulated_kernels.py",
+    "engine/test_speculation.py",
     "faults/test_partition.py",
     "benches/test_peers.py",
     "gateway/test_batch_faults.py",

@@ -1,5 +1,5 @@
-"""A real chat model: 40 chats with SmolLM2, through the queue and over HTTP, as transformers does
-them."""
+"""A real chat model: 40 chats are rendered and tokenised as transformers does. A third of them, or
+all with ``LLORCH_FULL_SIZE=1``, are answered through the queue and over HTTP as it answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
 from tests.gateways import running_gateway
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
+from tests.sizes import sized
 from tests.smollm2_chats import CHATS
 
+ANSWERED = sized(usual=CHATS[1::3], full=CHATS)
 NEW_TOKENS = 16
 START, END = 1, 2
 """The ids of ``<|im_start|>`` and ``<|im_end|>``."""
@@ -119,10 +121,10 @@ def worker(
 
 @pytest.fixture(scope="module")
 def answers(worker: WorkerProcess, client: Client) -> list[GenerationResult]:
-    """Those of all chats, which were in the queue together."""
+    """Those of the chats, which were in the queue together."""
     jobs = [
         client.submit(model="chat", messages=chat, max_tokens=NEW_TOKENS, temperature=0)
-        for chat in CHATS
+        for chat in ANSWERED
     ]
     return [job.result(120) for job in jobs]
 
@@ -166,7 +168,7 @@ def test_every_chat_is_rendered_and_tokenised_as_transformers_does(
 def test_greedy_tokens_through_the_queue_are_those_of_transformers(
     answers: list[GenerationResult], reference: LlamaForCausalLM, reference_tokenizer: Any
 ) -> None:
-    for chat, answer in zip(CHATS, answers, strict=True):
+    for chat, answer in zip(ANSWERED, answers, strict=True):
         prompt = prompt_ids(chat, reference_tokenizer)
         assert answer.usage.prompt == len(prompt)
         choice = answer.choices[0]
@@ -187,15 +189,15 @@ def test_over_http_the_answers_are_the_same(
     with (
         running_gateway(redis_server.url, tmp_path) as gateway,
         httpx.Client(base_url=gateway.url, timeout=120) as http,
-        ThreadPoolExecutor(len(CHATS)) as threads,
+        ThreadPoolExecutor(len(ANSWERED)) as threads,
     ):
 
         def ask(chat: list[dict[str, Any]]) -> Any:
             body = {"model": "chat", "messages": chat, "max_tokens": 8, "temperature": 0}
             return http.post("/v1/chat/completions", json=body).raise_for_status().json()
 
-        given = [each["choices"][0] for each in threads.map(ask, CHATS)]
+        given = [each["choices"][0] for each in threads.map(ask, ANSWERED)]
     for choice, answer in zip(given, answers, strict=True):
         # The last character may lack bytes of tokens that this one was not given.
         assert answer.text.startswith(choice["message"]["content"].rstrip("\ufffd"))
-    assert sum(bool(choice["message"]["content"]) for choice in given) > 35
+    assert sum(bool(choice["message"]["content"]) for choice in given) > 0.85 * len(given)

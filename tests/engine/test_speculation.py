@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from tests.engine.structured import AS_RECORD, TIMEOUT_S
 from tests.engine.together import all_at_once
 from tests.sizes import sized
 
-JOBS = sized(usual=25, full=1_500)
+JOBS = sized(usual=12, full=1_500)
 PHRASES = [
     "Once upon a time, there was a little girl named Lily.",
     "She liked to play with her red ball.",
@@ -125,6 +126,15 @@ def texts_of(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     ]
 
 
+@cache
+def without_drafts(way: str, trained: Path, demo: Path) -> tuple[list[Job], list[list[int]]]:
+    """The jobs, each run alone, and their texts."""
+    path, options = model_and_options(way, trained, demo)
+    with Engine.load(path, device="cpu", **options) as engine:
+        jobs = run_alone(engine, repeating_requests(JOBS, seed=1))
+        return jobs, texts_of(engine, jobs)
+
+
 KERNELS = [way for way in WAYS if way != "bfloat16 on torch"]
 COMPANIES = {
     "suffix": ("looked up", "once more", "right and wrong"),
@@ -144,9 +154,7 @@ def test_drafts_change_no_bit_of_any_job(
     trained_model: Path, demo_model: Path, way: str, speculation: str
 ) -> None:
     path, options = model_and_options(way, trained_model, demo_model)
-    with Engine.load(path, device="cpu", **options) as engine:
-        jobs = run_alone(engine, repeating_requests(JOBS, seed=1))
-        texts = texts_of(engine, jobs)
+    jobs, texts = without_drafts(way, trained_model, demo_model)
     # Few blocks, so that sequences are preempted; small steps, so that drafts yield to prefills.
     small: dict[str, Any] = {
         "device": "cpu",
@@ -313,9 +321,9 @@ def test_a_draft_model_that_never_agrees_is_left_alone(
     engine = with_costs(
         make_engine(speculation="model", draft=LeastLikely(loaded.model)), 0.01, 0.05
     )
-    request = GenerationRequest(prompt=PHRASES[0], max_tokens=200, temperature=0, ignore_eos=True)
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=100, temperature=0, ignore_eos=True)
     drafts = [0]
-    for _ in range(8):
+    for _ in range(6):
         engine.submit(request).result(60)
         drafts.append(engine.stats().drafts_total)
     counts = [after - before for before, after in pairwise(drafts)]
@@ -372,7 +380,7 @@ def test_another_worker_resumes_from_accepted_tokens_alone(
 ) -> None:
     """With drafts and without, wherever the first worker was lost."""
     engine = with_free_rows(make_engine(speculation="model", draft=loaded.model))
-    request = GenerationRequest(prompt=PHRASES[0], max_tokens=60, temperature=0.8, seed=9)
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.8, seed=9)
     generation = engine.submit(request)
     answer, events = generation.result(60).choices, list(generation.events())
     assert engine.stats().accepted_draft_tokens_total < engine.stats().draft_tokens_total

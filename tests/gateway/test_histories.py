@@ -26,7 +26,7 @@ FRAMEWORKS = (
     *("ai-sdk", "autogen", "haystack", "langchain-openai"),
     *("litellm", "llama-index", "openai-agents", "pydantic-ai"),
 )
-SEEDS = range(sized(usual=40, full=1_000))
+SEEDS = range(sized(usual=20, full=1_000))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.gateways import running_gateway
 from tests.services import RedisServer, WorkerProcess, begun
 from tests.telemetry.scraping import parse
 
-JOBS = 300
+JOBS = 100
 
 
 def test_usage_equals_the_results_while_workers_and_gateways_are_killed(tmp_path: Path) -> None:
