@@ -31,6 +31,7 @@ from tests.services import WorkerProcess, own_redis, running_worker
 
 KEYS = 5
 CALLERS = 32
+POLL_S = 0.2
 COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "jobs")
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -41,6 +42,7 @@ class Battle:
     def __init__(self, url: str, folder: Path, workers: int, gateways: int, seed: int) -> None:
         self._url, self._folder, self._stack = url, folder, ExitStack()
         self._dice = random.Random(seed)
+        self._http = self._stack.enter_context(httpx.Client(timeout=10))
         self.keys, entries = zip(*(new_key(f"key{n}") for n in range(KEYS)), strict=True)
         self.operator, operators = new_key("operator")
         self._file = folder / "keys.toml"
@@ -54,7 +56,7 @@ class Battle:
         self._born += 1
         worker = running_worker(
             self._url, self._folder, name=f"w{self._born}", model_name="toy",
-            max_sequences=16, lease_s=1, sweep_s=0.5, max_deaths=1000, TOY_STEP_MS=5,
+            max_sequences=16, lease_s=1, sweep_s=0.5, max_deaths=1000, TOY_STEP_MS=10,
         )  # fmt: skip
         return self._stack.enter_context(worker)
 
@@ -85,19 +87,19 @@ class Battle:
         while True:
             with suppress(httpx.HTTPError):
                 url = random.choice(self.gateways).url
-                sent = httpx.post(f"{url}/v1/jobs", json=body, headers=headers, timeout=10)
+                sent = self._http.post(f"{url}/v1/jobs", json=body, headers=headers)
                 while sent.status_code < 400:
                     path = sent.json()["urls"]["job"]
-                    found = httpx.get(f"{url}{path}", headers=headers, timeout=10).json()
+                    found = self._http.get(f"{url}{path}", headers=headers).json()
                     if found["status"] in ENDED:
                         return f"key{key}", found
-                    time.sleep(0.05)
-            time.sleep(0.1)
+                    time.sleep(POLL_S)
+            time.sleep(POLL_S)
 
     def usage(self) -> dict[str, Counter[str]]:
         """What was counted, by key."""
         headers = {"Authorization": f"Bearer {self.operator}"}
-        answer = httpx.get(f"{self.gateways[0].url}/v1/usage", headers=headers, timeout=60)
+        answer = self._http.get(f"{self.gateways[0].url}/v1/usage", headers=headers, timeout=60)
         found: dict[str, Counter[str]] = {}
         for row in answer.raise_for_status().json()["data"]:
             counts = {name: row[name] for name in COUNTED}
