@@ -20,7 +20,7 @@ from tests.faults.steps import Step
 from tests.services import RedisServer
 
 STEPS = [*user_steps.STEPS, *worker_steps.STEPS]
-STRIDE_BYTES = 1 if os.environ.get("LLORCH_FULL_SIZE") else 31
+STRIDE_BYTES = 1 if os.environ.get("LLORCH_FULL_SIZE") else 97
 EDGE_BYTES = 5
 """At both ends of a message every byte counts."""
 
