@@ -8,11 +8,14 @@ from dataclasses import replace
 from heapq import heapify, heapreplace
 from typing import Final
 
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.device.warm_up import measure_steps
 from llorch_worker.engine.draft_model import DraftModel
 from llorch_worker.engine.drafting.drafter import Draft
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.step_plan import Chunk
+from llorch_worker.model import ForwardModel
 
 LEAST_GAIN: Final = 1.05
 """Drafts must promise this many times the speed without, because both sides are estimates."""
@@ -32,6 +35,15 @@ class DraftPlanner:
         self.model = model
         self.costs = StepCosts()
         self._spent_s = 0.0
+
+    def measure(self, model: ForwardModel, cache: UnifiedCache, rows: int) -> None:
+        """Measures steps of ``model`` with up to so many rows, and passes of the draft model.
+
+        See :func:`measure_steps`.
+        """
+        self.costs = StepCosts(measure_steps(model, cache, rows))
+        if (drafts := self.model) is not None:
+            drafts.costs = StepCosts(measure_steps(drafts.model, drafts.cache, rows))
 
     def drafting_s(self) -> float:
         """Seconds that the draft model has taken since the last call."""

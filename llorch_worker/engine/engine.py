@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
@@ -14,25 +13,21 @@ from typing import Any, Self
 import torch
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
-from llorch_worker.engine.choices import sequences_of
-from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.device.warm_up import (
     compile_kernels,
     compiles_late,
-    measure_steps,
     run_first_requests,
 )
 from llorch_worker.engine.draft_model import DraftModel
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
-from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.intake import Intake
 from llorch_worker.engine.loading import LoadedModel, load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
@@ -40,18 +35,16 @@ from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.memory.workspace import draft_rows, scored_rows
 from llorch_worker.engine.observer import StepObserver
-from llorch_worker.engine.request_checks import check_model, checked_prompt
-from llorch_worker.engine.resume import resume
+from llorch_worker.engine.request_checks import check_model
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.sampling.uniforms import job_seed
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
-from llorch_worker.model import ForwardModel, ModelConfig
+from llorch_worker.model import ForwardModel
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
 from llorch_worker.weights import fingerprint
@@ -66,66 +59,36 @@ class Engine:
 
     def __init__(
         self,
+        loaded: LoadedModel,
         *,
-        model: ForwardModel,
-        config: ModelConfig,
-        cache: UnifiedCache,
         tokenizer: Tokenizer,
         model_name: str,
         fingerprint: str = "",
-        arithmetic: str = "",
-        weight_bytes: int,
         options: EngineOptions,
-        workspace_bytes: int = 0,
-        weights: object = None,
-        draft: LoadedModel | None = None,
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
-        fewer_threads: bool = False,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
-        ``fingerprint`` and ``arithmetic``: see :func:`.fingerprint` and ``LoadPlan.arithmetic``.
-        ``workspace_bytes`` are planned for the steps. ``weights`` holds
-        the weights if ``model`` is a wrapper. ``draft`` drafts for ``speculation`` "model"; its
-        cache has as many blocks as ``cache``. ``queue`` runs the steps; by default the device's.
-        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None. With
-        ``fewer_threads`` see :class:`.ThreadCount`.
+        ``fingerprint``: see :func:`.fingerprint`. ``queue`` runs the steps; None: the device's own.
+        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
         """
         self.model_name = model_name
         self.fingerprint = fingerprint
-        self.arithmetic = arithmetic
+        self.arithmetic = loaded.arithmetic
         self.tokenizer = tokenizer
-        self.config = config
-        self.cache = cache
+        self.config = config = loaded.model.config
+        self.cache = cache = loaded.cache
         self.max_context = cache.max_context
         self.max_sequences = options.max_sequences
-        self._model = model
-        self._parts = {"weights": weights or model, **cache.parts()}
-        self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
-        if draft is not None:
-            self._parts |= {
-                "draft_weights": draft.model,
-                "draft_cache": list(draft.cache.parts().values()),
-            }
-            self._bytes |= {
-                "draft_weights": draft.model.weight_bytes,
-                "draft_cache": sum(draft.cache.bytes_by_part().values()),
-            }
-        self._planned_bytes = {**self._bytes, "workspace": workspace_bytes}
+        self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
-        # A file may name ids for which the model has no logits; they never end a sequence.
-        self._eos_ids = frozenset(
-            token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
-        )
-        self._compiler = Compiler(ConstraintVocabulary(tokenizer, config.vocab_size, self._eos_ids))
-        self._arrivals = itertools.count()
         self._counters = Counters()
         self._device = device = cache.shape.device
-        self._max_step_tokens = options.max_step_tokens
+        self._sizes = (options.max_sequences, options.max_step_tokens)
         drafts = None
-        if draft is not None:
+        if (draft := loaded.draft) is not None:
             drafts = DraftModel(
                 draft.steps,
                 draft.cache,
@@ -133,7 +96,13 @@ class Engine:
                 max_step_tokens=options.max_step_tokens,
             )
         by_model = None if drafts is None else drafts.drafter
-        self._make_drafter = drafter_maker(options.speculation, options.suffix_bytes, by_model)
+        self._intake = Intake(
+            tokenizer,
+            vocab_size=config.vocab_size,
+            max_context=cache.max_context,
+            pool_tokens=cache.blocks.total * cache.block_size,
+            make_drafter=drafter_maker(options.speculation, options.suffix_bytes, by_model),
+        )
         most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
             cache.blocks,
@@ -147,16 +116,17 @@ class Engine:
         )
         sample = select_sample(device, options.kernels)
         sampler = Sampler(config.vocab_size, device, sample, truncate_rows)
-        sizes = (options.max_sequences, options.max_step_tokens)
-        self._scored_rows = scored_rows(config, cache.shape, *sizes)
-        runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
+        self._scored_rows = scored_rows(config, cache.shape, *self._sizes)
+        runner = Runner(loaded.steps, cache, sampler, device, queue, scored_rows=self._scored_rows)
         most_threads = num_threads or torch.get_num_threads()
+        # The bits of torch's own kernels may depend on the number of threads.
+        fewer_threads = loaded.model.ops.name == "native" and most_threads > 1
         self._core = EngineCore(
             self._scheduler,
             runner,
             self._counters,
             tokenizer.text_and_bytes,
-            ThreadCount(most_threads) if fewer_threads and most_threads > 1 else None,
+            ThreadCount(most_threads) if fewer_threads else None,
         )
         self._thread = EngineThread(
             self._core,
@@ -201,30 +171,23 @@ class Engine:
         plan = plan_load(path, replace(options, device=str(place)))
         tokenizer = plan.tokenizer()
         loaded = load_as_planned(plan.require_fit(), progress)
+        if around_model is not None:
+            loaded = replace(loaded, steps=around_model(loaded.steps))
         engine = cls(
-            model=loaded.steps if around_model is None else around_model(loaded.steps),
-            config=plan.config,
-            cache=loaded.cache,
+            loaded,
             tokenizer=tokenizer,
             model_name=model_name or default_model_name(Path(path)),
             # After the load, which leaves the file in the page cache if it fits there.
             fingerprint=fingerprint(plan.checkpoint),
-            arithmetic=plan.arithmetic,
-            weight_bytes=loaded.model.weight_bytes,
             options=options,
-            workspace_bytes=plan.workspace_bytes,
-            weights=loaded.model,
-            draft=loaded.draft,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
-            # The bits of torch's own kernels may depend on the number of threads.
-            fewer_threads=plan.kernels.ops.name == "native",
         )
         if compiles_late(place):
             try:
                 with part_of_load("a step", place, plan.workspace_bytes):
                     # On the engine's own thread, because libraries keep state per thread.
-                    sizes = (options.max_sequences, options.max_step_tokens, engine._scored_rows)
+                    sizes = (*engine._sizes, engine._scored_rows)
                     for each in filter(None, (loaded, loaded.draft)):
                         compiled = partial(compile_kernels, each.model, each.cache, *sizes)
                         engine._thread.call(compiled)
@@ -241,18 +204,14 @@ class Engine:
         """
         # A small vocabulary takes 0.1 s, and most workers get no grammar.
         if self._device.type != "cpu" or self.config.vocab_size >= LARGE_VOCABULARY:
-            self._compiler.prepare()
-        sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
+            self._intake.prepare_grammars()
         if (planner := self._scheduler.planner) is not None:
-            rows = min(self.max_sequences + planner.most_rows, self._max_step_tokens)
-            measure = partial(measure_steps, self._model, self.cache, rows)
-            planner.costs = StepCosts(self._thread.call(measure))
-            if (drafts := planner.model) is not None:
-                measure = partial(measure_steps, drafts.model, drafts.cache, rows)
-                drafts.costs = StepCosts(self._thread.call(measure))
-        run_first_requests(self.submit, self._device, *sizes)
+            max_sequences, max_step_tokens = self._sizes
+            rows = min(max_sequences + planner.most_rows, max_step_tokens)
+            self._thread.call(partial(planner.measure, self._loaded.steps, self.cache, rows))
+        run_first_requests(self.submit, self._device, self.max_context, *self._sizes)
         return_freed_memory()
-        self._measured_bytes = measured_bytes(self._parts, self._device)
+        self._measured_bytes = measured_bytes(self._loaded.parts(), self._device)
 
     def submit(
         self,
@@ -292,31 +251,8 @@ class Engine:
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
-        choices = journal.choices.values() if journal else ()
-        request, prompt_ids = checked_prompt(
-            request,
-            self.tokenizer,
-            vocab_size=self.config.vocab_size,
-            max_context=self.max_context,
-            pool_tokens=self.cache.blocks.total * self.cache.block_size,
-            generated=max((len(choice.token_ids) for choice in choices), default=0),
-        )
-        matcher = self._compiler.compile(request)
         job_id = job_id or str(uuid.uuid4())
-        seed = job_seed(job_id) if request.seed is None else request.seed
-        sequences = sequences_of(
-            request,
-            prompt_ids,
-            self.tokenizer,
-            seed=seed,
-            arrival=next(self._arrivals),
-            eos_ids=self._eos_ids,
-            matcher=matcher,
-            make_drafter=self._make_drafter if request.speculation == "auto" else None,
-            job_id=job_id,
-        )
-        if journal:
-            resume(sequences, journal, vocab_size=self.config.vocab_size)
+        request, sequences, checks = self._intake.take(request, job_id, journal)
         generation = Generation(
             job_id,
             request,
@@ -331,7 +267,7 @@ class Engine:
             retried_at=retried_at,
             on_event=on_event,
             request_cancel=self._thread.cancel,
-            checks=None if matcher is None else matcher.checks,
+            checks=checks,
         )
         self._thread.add(generation)
         return generation
@@ -344,17 +280,18 @@ class Engine:
         """
         ids = list(token_ids)
         check_token_ids(ids, self.max_context, self.config.vocab_size)
-        return self._thread.call(lambda: uncached_logits(self._model, self.cache, ids))
+        return self._thread.call(lambda: uncached_logits(self._loaded.steps, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""
         counters, blocks = self._counters, self.cache.blocks
+        held = self._loaded.bytes_by_part()
         return EngineStats(
             model=self.model_name,
             device=str(self._device),
             dtype=str(self.cache.shape.dtype).removeprefix("torch."),
-            bytes=self._bytes,
-            planned_bytes=self._planned_bytes,
+            bytes=held,
+            planned_bytes={**held, "workspace": self._loaded.workspace_bytes},
             measured_bytes=self._measured_bytes,
             max_context=self.max_context,
             max_sequences=self.max_sequences,
@@ -395,7 +332,7 @@ class Engine:
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of model and cache that are not on the engine's device, such as
         ``blocks.0.mlp.down.weight on cpu``; empty unless something is broken."""
-        return misplaced_tensors(self._parts, self._device)
+        return misplaced_tensors(self._loaded.parts(), self._device)
 
     def check_integrity(self) -> None:
         """Raises unless every KV block is free or held by the sequences that list it."""

@@ -28,7 +28,28 @@ class LoadedModel:
     steps: ForwardModel
     """``model``, or a wrapper that replays its recorded decode steps."""
     draft: LoadedModel | None = None
-    """The draft model, with the same number of KV blocks."""
+    """The draft model for ``speculation`` "model", with the same number of KV blocks."""
+
+    arithmetic: str = ""
+    """See ``LoadPlan.arithmetic``."""
+    workspace_bytes: int = 0
+    """What the plan gives to the steps."""
+
+    def parts(self) -> dict[str, object]:
+        """What keeps tensors on the device, by name."""
+        parts = {"weights": self.model, **self.cache.parts()}
+        if (draft := self.draft) is not None:
+            parts["draft_weights"] = draft.model
+            parts["draft_cache"] = list(draft.cache.parts().values())
+        return parts
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes of :meth:`parts`."""
+        sizes = {"weights": self.model.weight_bytes, **self.cache.bytes_by_part()}
+        if (draft := self.draft) is not None:
+            sizes["draft_weights"] = draft.model.weight_bytes
+            sizes["draft_cache"] = sum(draft.cache.bytes_by_part().values())
+        return sizes
 
 
 def load_as_planned(
@@ -56,7 +77,13 @@ def load_as_planned(
         # A load may use more memory than any step.
         torch.cuda.reset_peak_memory_stats(device)
     with part_of_load("a step", device, plan.workspace_bytes):
-        loaded = LoadedModel(model, cache, _recorded(model, cache))
+        loaded = LoadedModel(
+            model,
+            cache,
+            _recorded(model, cache),
+            arithmetic=plan.arithmetic,
+            workspace_bytes=plan.workspace_bytes,
+        )
         if plan.draft is not None:
             loaded = replace(loaded, draft=LoadedModel(draft, drafts, _recorded(draft, drafts)))
     # From here on the engine's thread computes; a second pool of threads would compete with it.

@@ -62,22 +62,19 @@ class LoadedModel:
         if draft is not None:
             shape = replace(self.cache(1).shape, windows=())
             drafts = InMemory(self.model, UnifiedCache.allocate(shape, num_blocks), draft)
+        cache = self.cache(
+            num_blocks,
+            max_sequences=chosen.max_sequences,
+            max_step_tokens=chosen.max_step_tokens,
+        )
         return Engine(
-            model=model or self.model,
-            config=self.config,
-            cache=self.cache(
-                num_blocks,
-                max_sequences=chosen.max_sequences,
-                max_step_tokens=chosen.max_step_tokens,
-            ),
+            InMemory(self.model, cache, model or self.model, drafts),
             tokenizer=self.tokenizer,
             model_name="stories",
-            weight_bytes=self.model.weight_bytes,
             options=chosen,
             truncate_rows=truncate_rows,
             num_threads=num_threads,
             queue=queue,
-            draft=drafts,
         )
 
 

@@ -16,6 +16,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import DecodeGraphs
 from llorch_worker.engine.device.queue import InlineQueue
+from llorch_worker.engine.loading import LoadedModel as InMemory
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel, load_exactly
@@ -170,12 +171,9 @@ def test_recorded_steps_read_the_windows_of_their_own_sequences(windowed: Window
     cache = loaded.cache(100, **sizes)
     requests = [request(random_ids(20 + 30 * i, seed=i), max_tokens=60 + 20 * i) for i in range(4)]
     with Engine(
-        model=DecodeGraphs(loaded.model, cache, recorder),
-        config=loaded.config,
-        cache=cache,
+        InMemory(loaded.model, cache, DecodeGraphs(loaded.model, cache, recorder)),
         tokenizer=loaded.tokenizer,
         model_name="windowed",
-        weight_bytes=0,
         options=EngineOptions(max_sequences=3, max_step_tokens=64),
     ) as engine:
         generations = [engine.submit(each) for each in requests]

@@ -13,6 +13,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
+from llorch_worker.engine.loading import LoadedModel
 from llorch_worker.engine.memory.cache_shape import cache_shape
 from llorch_worker.engine_options import EngineOptions
 from tests.engine.recording import Recorder
@@ -30,12 +31,9 @@ def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engin
     cache = UnifiedCache.allocate(shape, 40)
     recorder = Recorder()
     with Engine(
-        model=DecodeGraphs(loaded.model, cache, recorder),
-        config=loaded.config,
-        cache=cache,
+        LoadedModel(loaded.model, cache, DecodeGraphs(loaded.model, cache, recorder)),
         tokenizer=loaded.tokenizer,
         model_name="stories",
-        weight_bytes=loaded.model.weight_bytes,
         options=EngineOptions(max_sequences=ROWS),
         queue=make_queue(),
     ) as engine:
