@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +14,11 @@ import httpx
 
 KEPT_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-beta")
 """Not whose and where they are."""
+
+
+def kept_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The headers of a request that a recording has."""
+    return {name.lower(): value for name, value in headers if name.lower() in KEPT_HEADERS}
 
 
 @contextmanager
@@ -27,11 +32,7 @@ def recorded(url: str, to: Path) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            headers = {
-                name.lower(): value
-                for name, value in self.headers.items()
-                if name.lower() in KEPT_HEADERS
-            }
+            headers = kept_headers(self.headers.items())
             line = {"path": self.path, "headers": headers, "body": json.loads(body)}
             with lock, to.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

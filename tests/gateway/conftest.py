@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +22,17 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+def model_with_template(to: Path, files: Path, template: str = TEMPLATE, **config: Any) -> Path:
+    """``to`` with the ``files`` of a model's folder, this chat template and these settings."""
+    for file in files.iterdir():
+        (to / file.name).symlink_to(file)
+    settings = json.loads((files / "config.json").read_text()) | config
+    for name, text in (("config.json", json.dumps(settings)), ("chat_template.jinja", template)):
+        (to / name).unlink(missing_ok=True)
+        (to / name).write_text(text)
+    return to
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +65,7 @@ def talker(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, trained_model: Path
 ) -> Iterator[WorkerProcess]:
     """A worker with the real engine: model ``stories``, with a chat template that has tools."""
-    folder = tmp_path_factory.mktemp("model")
-    for file in (trained_model / "hf").iterdir():
-        (folder / file.name).symlink_to(file)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    folder = model_with_template(tmp_path_factory.mktemp("model"), trained_model / "hf")
     logs = tmp_path_factory.mktemp("worker")
     with running_worker(
         redis_server.url, logs, app=REAL_APP, model=folder, model_name="stories"

@@ -14,7 +14,7 @@ import pytest
 
 from benches.histories.sending import Way, sent
 from benches.histories.turns import history
-from tests.gateway.conftest import TEMPLATE
+from tests.gateway.conftest import model_with_template
 from tests.gateway.openai_types import check_item
 from tests.gateways import GatewayProcess
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
@@ -34,13 +34,9 @@ def reader(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, trained_model: Path
 ) -> Iterator[WorkerProcess]:
     """A worker whose model has room for long histories, and whose template reads calls."""
-    folder = tmp_path_factory.mktemp("model")
-    for file in (trained_model / "hf").iterdir():
-        (folder / file.name).symlink_to(file)
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 8192}
-    for name, text in (("config.json", json.dumps(config)), ("chat_template.jinja", TEMPLATE)):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).write_text(text)
+    folder = model_with_template(
+        tmp_path_factory.mktemp("model"), trained_model / "hf", max_position_embeddings=8192
+    )
     with running_worker(
         redis_server.url,
         tmp_path_factory.mktemp("worker"),

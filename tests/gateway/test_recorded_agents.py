@@ -1,4 +1,4 @@
-"""The first three requests of coding agents, as ``tools/record_agents.py`` wrote them down: a
+"""The first three requests of coding agents, as ``benches.histories.agents`` wrote them down: a
 question, and what two calls of tools gave. Codex 0.171.0, Claude Code 2.1.197."""
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import Message, Tool
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
+from tests.gateway.conftest import model_with_template
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import (
@@ -57,11 +58,7 @@ CHATS = [
 @pytest.fixture(scope="module")
 def model(trained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained model with a chat template."""
-    folder = tmp_path_factory.mktemp("model")
-    for file in (trained_model / "hf").iterdir():
-        (folder / file.name).symlink_to(file)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return model_with_template(tmp_path_factory.mktemp("model"), trained_model / "hf", TEMPLATE)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Records what coding agents send: ``python tools/record_agents.py codex|claude COMMAND``.
+"""Records what coding agents send: ``python -m benches.histories.agents NAME COMMAND``.
 
 The agent talks to a script here, which lets it call two tools and then says a word. The script
 speaks by the gateway's own code, so an agent that ends well has understood that. What the agent
@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from benches.histories.recording import kept_headers
 from llorch_worker.anthropic_api.messages import MessagesRequest
 from llorch_worker.contract import (
     Choice,
@@ -37,9 +38,8 @@ from llorch_worker.openai_api.responses_events import ResponseEvents
 from llorch_worker.openai_api.responses_items import ItemReference
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
-RECORDED = Path(__file__).parents[1] / "tests" / "gateway" / "recorded"
+RECORDED = Path(__file__).parents[2] / "tests" / "gateway" / "recorded"
 MOST_CHARACTERS = 40
-KEPT_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-beta")
 TIMINGS = Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0)
 USAGE = Usage(prompt=9, completion=9)
 
@@ -151,7 +151,7 @@ class Script(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path != self.agent.path:
             return self.send_error(404)
-        headers = {name: self.headers[name] for name in KEPT_HEADERS if name in self.headers}
+        headers = kept_headers(self.headers.items())
         self.sent.append({"path": self.path, "headers": headers, "body": body})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
