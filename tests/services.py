@@ -277,6 +277,7 @@ class WorkerProcess:
         self._watched_at = watched_at or redis_url
         self.log = log
         self.hostname = f"{name}@test"
+        self._says_when_ready = loglevel in ("DEBUG", "INFO")
         command = (
             "-A", app, "worker", "-n", self.hostname, "-l", loglevel,
             *(QUICK_START if app == TOY_APP else ()), *options,
@@ -291,13 +292,14 @@ class WorkerProcess:
         def ready() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"exited with {self.process.returncode}:\n{self.text()}")
-            return f"{self.hostname} ready." in self.text() or self._consumes()
+            if self._says_when_ready:
+                return f"{self.hostname} ready." in self.text()
+            return self._consumes()
 
         wait_until(ready, timeout_s=START_TIMEOUT_S, what="the worker to be ready")
         return self
 
     def _consumes(self) -> bool:
-        # Above log level INFO, no line says so.
         with connect(self._watched_at) as client:
             names = [c["cmd"] for c in client.client_list()]
             return self.card() is not None and "blpop" in names

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 WAIT_TIMEOUT_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.05
+"""Between two looks: what does not come at once is not looked for 100 times a second, which takes
+the time from what is waited for."""
 
 T = TypeVar("T")
 
@@ -14,10 +17,12 @@ T = TypeVar("T")
 def wait_until(look: Callable[[], T], *, timeout_s: float = WAIT_TIMEOUT_S, what: str = "") -> T:
     """Returns the first true value of ``look``; fails the test after ``timeout_s``."""
     give_up_s = time.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > give_up_s:
             raise AssertionError(f"waited {timeout_s} s for {what or look}; last saw {found!r}")
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)

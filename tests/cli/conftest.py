@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Served
-from tests.services import REAL_APP, own_redis, running_worker
+from tests.services import REAL_APP, WorkerProcess, own_redis, running_worker
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,11 +29,17 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def served(
+def served_worker(
     redis_url: str, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+) -> Iterator[WorkerProcess]:
     """One worker for the whole session, serving the demo model."""
     folder = tmp_path_factory.mktemp("served")
     with running_worker(redis_url, folder, app=REAL_APP, model=demo_model) as worker:
-        yield Served(redis_url, demo_model.stem)
+        yield worker
         assert worker.stop() == 0, worker.text()
+
+
+@pytest.fixture(scope="session")
+def served(redis_url: str, served_worker: WorkerProcess, demo_model: Path) -> Served:
+    """What ``served_worker`` serves."""
+    return Served(redis_url, demo_model.stem)

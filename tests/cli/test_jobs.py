@@ -13,7 +13,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
 from tests.cli.command import Served, Started, run
-from tests.services import wait_until
+from tests.services import WorkerProcess, wait_until
 from tests.store import job_ids
 
 LONG = ("--max-tokens", "450", "--ignore-eos")
@@ -59,20 +59,18 @@ def test_json_is_one_document_with_the_result() -> None:
     assert set(run("submit", "x", "--max-tokens", "1", "--json").json) == {"id"}
 
 
-def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(served: Served) -> None:
-    # Behind what keeps the worker busy for minutes: it cannot have ended before the cancel comes.
-    with Client(served.redis_url) as client:
-        held = [
-            client.submit(prompt="hold", n=16, max_tokens=450, ignore_eos=True) for _ in range(20)
-        ]
-    job = run("submit", "Every night", *LONG).out.strip()
-    assert run("status", job, "--json").json["state"] == "queued"
-    assert "queued, behind about" in run("status", job).out
-    cancelled = run("cancel", job, "--json", fresh=True)
-    assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
-    with Client(served.redis_url) as client:
-        for other in held:
-            client.job(other.id).cancel()
+def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(
+    served: Served, served_worker: WorkerProcess
+) -> None:
+    # Behind others of a worker that stands still: it cannot have ended before the cancel comes.
+    with Client(served.redis_url) as client, served_worker.paused():
+        for _ in range(20):
+            client.submit(prompt="x", max_tokens=1)
+        job = run("submit", "Every night", *LONG).out.strip()
+        assert run("status", job, "--json").json["state"] == "queued"
+        assert "queued, behind about" in run("status", job).out
+        cancelled = run("cancel", job, "--json", fresh=True)
+        assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
     watched = run("watch", job)
     assert watched.code == 1, watched
     assert watched.err.splitlines()[-1] == "error: the job was cancelled"
