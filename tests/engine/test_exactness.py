@@ -50,7 +50,7 @@ def mixed_requests() -> list[GenerationRequest]:
     return [
         GenerationRequest(
             prompt=prompt,
-            max_tokens=10 + 5 * index,
+            max_tokens=8 + 3 * index,
             seed=1_000 + index,
             ignore_eos=index % 3 == 0,
             **styles[index % len(styles)],
@@ -89,7 +89,7 @@ def test_greedy_tokens_are_those_of_transformers(
     file_engine: Engine, transformers_model: Any, prompt: str
 ) -> None:
     ids = file_engine.tokenizer.encode(prompt)
-    request = GenerationRequest(prompt=prompt, max_tokens=64, temperature=0, ignore_eos=True)
+    request = GenerationRequest(prompt=prompt, max_tokens=40, temperature=0, ignore_eos=True)
     tokens = run_together(file_engine, [request])[0]
     # Each token must be its choice after the ones before. One pass over all of them shows that.
     with torch.no_grad():

@@ -56,7 +56,7 @@ def load(kind, number):
     return resident() - before, vocabulary_bytes(file, tokenizer.vocab_size)
 
 load(sys.argv[1], 1000)  # what the libraries take once
-print(*load(sys.argv[1], 150_000))
+print(*load(sys.argv[1], 75_000))
 """
 
 
