@@ -38,8 +38,8 @@ if not Path("/dev/nvidiactl").exists():
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# No test speaks TLS with a public host. Reading what all of them are trusted by would take each HTTP
-# client 20 ms: here it finds nothing to read.
+# No test speaks TLS with a public host. Reading the certificates that all of them need would take
+# each HTTP client 20 ms: this folder has none.
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 # A busy machine must not fail a property.

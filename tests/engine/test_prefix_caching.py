@@ -153,7 +153,7 @@ def plain_tokens(loaded: Any) -> Iterator[Callable[..., tuple[int, ...]]]:
 
 @pytest.mark.parametrize(
     ("num_blocks", "step_tokens"),
-    sized(usual=[(16, 7), (12, 48)], full=[*product((12, 14, 20), (7, 48))]),
+    sized(usual=[(20, 7), (12, 48)], full=[*product((12, 14, 20), (7, 48))]),
 )
 def test_a_tiny_pool_gives_the_same_tokens(
     together: Callable[..., Any],
@@ -163,7 +163,7 @@ def test_a_tiny_pool_gives_the_same_tokens(
 ) -> None:
     """Prefixes are shared, preempted, evicted and computed again."""
     requests = [
-        request(STORY[: 20 + 31 * (i % 4)] + [3 + i % 5] * (i % 7), max_tokens=24 + i)
+        request(STORY[: 20 + 31 * (i % 4)] + [3 + i % 5] * (i % 7), max_tokens=40 + i)
         for i in range(16)
     ]
     engine, _, generations = together(
