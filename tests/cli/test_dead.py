@@ -32,7 +32,7 @@ def second_worker(redis_server: RedisServer, tmp_path: Path) -> Iterator[WorkerP
     """Finds the job that the first worker left behind."""
     with running_worker(
         redis_server.url, tmp_path, name="second", model_name="toy", TOY_STEP_MS=5,
-        lease_s=1, sweep_s=0.2, max_attempts=1, max_deaths=1,
+        lease_s=3, sweep_s=0.2, max_attempts=1, max_deaths=1,
     ) as worker:  # fmt: skip
         yield worker
 
@@ -48,7 +48,7 @@ def dead_job(
         folder,
         model_name="toy",
         TOY_STEP_MS=5,
-        lease_s=1,
+        lease_s=3,
         max_attempts=1,
         max_deaths=1,
     ) as worker:

@@ -24,9 +24,10 @@ pytest.register_assert_rewrite(
 
 collect_ignore = [] if FULL_SIZE else ["test_full_size.py"]
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 SWEEP_S = 0.5
-"""A tenth of the defaults, so that tests need not wait."""
+"""A fraction of the defaults, so that tests need not wait; a lease outlives what a busy machine
+costs a worker that lives."""
 QUICK = {"TOY_STEP_MS": 1}
 """Options of a worker that only finishes the jobs of another one."""
 

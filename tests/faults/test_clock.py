@@ -31,11 +31,11 @@ def test_a_job_is_redelivered_only_when_its_worker_dies(
     offset_s: int,
 ) -> None:
     all_there, dead = make_latch("all-there"), make_latch("dead")
-    start_worker("right")
-    # At 5 ms a token, each job outlasts a lease and a sweep.
-    tokens = round(1.5 * (LEASE_S + SWEEP_S) * 200)
+    start_worker("right", TOY_STEP_MS=10)
+    # At 10 ms a token, each job outlasts a lease and a sweep.
+    tokens = round(1.5 * (LEASE_S + SWEEP_S) * 100)
     first = [witness.begun(witness.send(tokens, all_there.prompt())) for _ in range(2)]
-    wrong = start_worker("wrong", **SKEWED, CLOCK_OFFSET_S=offset_s)
+    wrong = start_worker("wrong", **SKEWED, TOY_STEP_MS=10, CLOCK_OFFSET_S=offset_s)
     card = wait_until(wrong.card)
     assert abs(card.started_at - time.time() - offset_s) < TEN_MINUTES_S / 2, "its clock is wrong"
     # As many as both run together, so each has some.

@@ -123,7 +123,7 @@ def test_an_outage_longer_than_a_lease_costs_no_job_and_leaves_no_thread(
     soon.open()
     late.open()
     soon.wait_ended(2)
-    wait_until(Clock(3 * LEASE_S))
+    wait_until(Clock(1.5 * LEASE_S))
     proxy.heal()
     assert not late.ended(), "both still run when Redis is back"
     witness.assert_whole(*ending, *lasting)

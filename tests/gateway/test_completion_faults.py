@@ -69,7 +69,7 @@ def test_an_answer_comes_after_an_outage_of_redis(
 def test_a_stream_goes_on_when_its_worker_dies(
     own_server: RedisServer, latch: Latch, tmp_path: Path
 ) -> None:
-    quick = {"model_name": "toy", "lease_s": 1, "sweep_s": 0.5}
+    quick = {"model_name": "toy", "lease_s": 3, "sweep_s": 0.5}
     with (
         running_worker(own_server.url, tmp_path, **quick) as doomed,
         running_gateway(own_server.url, tmp_path) as gateway,

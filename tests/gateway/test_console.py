@@ -30,7 +30,7 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 
-QUICK_LEASE = {"lease_s": 1, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
+QUICK_LEASE = {"lease_s": 3, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
 PATIENCE_MS = 30_000
 EVIL = "<img src=x onerror=alert(1)>"
 FLAGS = [

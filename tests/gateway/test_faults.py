@@ -20,7 +20,7 @@ from tests.toy_generation import token_id
 
 TOKENS, SEED = 60, 3
 AWAY_S = 3.0
-QUICK_LEASE = {"lease_s": 1, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
+QUICK_LEASE = {"lease_s": 3, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
 
 
 @pytest.fixture

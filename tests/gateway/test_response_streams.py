@@ -84,7 +84,7 @@ def test_the_helpers_of_the_async_client(talker: WorkerProcess, gateway: Gateway
 def test_a_stream_notices_the_death_of_its_worker_only_as_a_pause(
     own_server: RedisServer, tmp_path: Path
 ) -> None:
-    quick = {"lease_s": 1, "sweep_s": 0.5, "model_name": "toy", "TOY_STEP_MS": 20}
+    quick = {"lease_s": 3, "sweep_s": 0.5, "model_name": "toy", "TOY_STEP_MS": 20}
     with (
         ExitStack() as workers,
         running_gateway(own_server.url, tmp_path) as gateway,

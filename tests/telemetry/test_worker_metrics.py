@@ -28,7 +28,7 @@ from tests.telemetry.scraping import Scrape, scrape
 SECRET = "zqxPROMPTxqz"
 GENERATED = "w0 w1 w2"
 TOY = {"model_name": "toy", "max_sequences": 4, "TOY_STEP_MS": 5}
-QUICK = {"lease_s": 1, "sweep_s": 0.5}
+QUICK = {"lease_s": 3, "sweep_s": 0.5}
 HISTOGRAMS = (
     "time_to_first_token", "e2e_request_latency", "request_queue_time",
     "request_prefill_time", "request_decode_time",

@@ -16,7 +16,7 @@ from llorch_worker.contract import TASK_NAME, InvalidRequest
 from tests.services import REAL_APP, RedisServer, WorkerProcess, begun, running_worker
 
 GET_S = 120
-LEASE_S = 1.0
+LEASE_S = 3.0
 SECRET = "zsecretz"
 SCHEMA = {
     "type": "object",
@@ -76,7 +76,7 @@ def start(
                 model=trained_model / "f32.gguf",
                 model_name="twins",
                 lease_s=LEASE_S,
-                sweep_s=LEASE_S / 2,
+                sweep_s=0.5,
             )
         )
 

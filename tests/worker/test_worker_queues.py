@@ -41,7 +41,7 @@ Pair = tuple[WorkerProcess, WorkerProcess]
 def two_workers(url: str, folder: Path) -> Iterator[Pair]:
     """Two workers of one model with short leases and two jobs at once each."""
     options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
-    options |= {"lease_s": 1, "sweep_s": 0.5}
+    options |= {"lease_s": 3, "sweep_s": 0.5}
     with (
         running_worker(url, folder, name="w1", **options) as first,
         running_worker(url, folder, name="w2", **options) as second,

@@ -131,7 +131,7 @@ def test_a_job_of_a_killed_worker_is_a_second_attempt_in_the_same_trace(
     latch: Latch,
 ) -> None:
     options: dict[str, Any] = {
-        "model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5, "lease_s": 1, "sweep_s": 0.5,
+        "model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5, "lease_s": 3, "sweep_s": 0.5,
         **collector.environment(),
     }  # fmt: skip
     with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
