@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services import START_TIMEOUT_S, STOP_TIMEOUT_S, Process, start_python
-from tests.waiting import wait_until
+from tests.services import STOP_TIMEOUT_S, Process, start_python, url_once_it_listens
 
 
 @dataclass
@@ -41,14 +39,8 @@ def running_gateway(
         *command, variables=os.environ | variables, log=log, out=out, fresh=fresh
     )
 
-    def document() -> str:
-        assert process.poll() is None, log.read_text()
-        text = out.read_text() if out.exists() else ""
-        return text if text.endswith("}\n") else ""
-
     try:
-        text = wait_until(document, timeout_s=START_TIMEOUT_S, what="the gateway to listen")
-        yield GatewayProcess(json.loads(text)["url"], log, process)
+        yield GatewayProcess(url_once_it_listens(process, out, log), log, process)
     finally:
         process.terminate()
         process.wait(STOP_TIMEOUT_S)

@@ -254,6 +254,17 @@ def start_python(
         )
 
 
+def url_once_it_listens(process: Process, out: Path, log: Path) -> str:
+    """The URL that a command with ``--json`` writes to ``out`` as soon as it listens."""
+
+    def document() -> str:
+        assert process.poll() is None, log.read_text()
+        text = out.read_text() if out.exists() else ""
+        return text if text.endswith("}\n") else ""
+
+    return str(json.loads(wait_until(document, timeout_s=START_TIMEOUT_S, what="its URL"))["url"])
+
+
 class WorkerProcess:
     """A ``celery -A <app> worker`` process that logs to a file; a fork, unless it is ``fresh``.
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llorch_worker.contract import Priority
 from llorch_worker.contract.command_errors import USAGE, CommandError
-from llorch_worker.gateway.webhook_secret import check_secret, new_secret
+from llorch_worker.gateway.webhook_secret import WebhookSecret, new_secret
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +70,8 @@ class _Key(BaseModel):
     soft: bool = False
     priority: Priority | None = None
     operator: bool = False
-    webhook_secret: SecretStr | None = None
+    webhook_secret: WebhookSecret | None = None
     """Signs the webhooks of its jobs."""
-
-    @field_validator("webhook_secret")
-    @classmethod
-    def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            check_secret(value.get_secret_value())
-        return value
 
     @cached_property
     def rates(self) -> tuple[Rate, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from llorch_worker.gateway.webhook_secret import check_secret
+from llorch_worker.gateway.webhook_secret import WebhookSecret
 from llorch_worker.settings import Bytes
 
 
@@ -59,19 +59,12 @@ class GatewaySettings(BaseSettings):
     """Most lines of one batch in the queue at a time."""
     private_callbacks: bool = False
     """Whether webhooks may go to private, loopback and link-local addresses."""
-    webhook_secret: SecretStr | None = None
+    webhook_secret: WebhookSecret | None = None
     """Signs the webhooks of keys without a secret of their own: ``whsec_`` and base64."""
     webhook_retry_s: float = Field(5.0, gt=0)
     """The pause after a webhook's first failed attempt. It doubles with each, up to an hour."""
     webhook_give_up_s: float = Field(24 * 3600, gt=0)
     """How long a webhook is tried before it is kept as a dead letter."""
-
-    @field_validator("webhook_secret")
-    @classmethod
-    def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            check_secret(value.get_secret_value())
-        return value
 
     @field_validator("cors_origins", mode="before")
     @classmethod

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import secrets
+from typing import Annotated
+
+from pydantic import AfterValidator, SecretStr
 
 SECRET_PREFIX = "whsec_"
 LEAST_BYTES, MOST_BYTES = 24, 64
@@ -24,3 +27,12 @@ def check_secret(secret: str) -> str:
             f"must be {SECRET_PREFIX} and {LEAST_BYTES} to {MOST_BYTES} bytes as base64"
         )
     return secret
+
+
+def _checked(secret: SecretStr) -> SecretStr:
+    check_secret(secret.get_secret_value())
+    return secret
+
+
+WebhookSecret = Annotated[SecretStr, AfterValidator(_checked)]
+"""A setting that holds one."""

@@ -18,8 +18,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.openai_api.chat_answer import chat_id
-from llorch_worker.openai_api.chunk_usage import ChunkUsage
-from llorch_worker.openai_api.fingerprint import system_fingerprint
+from llorch_worker.openai_api.chunk_frame import ChunkFrame
 from llorch_worker.openai_api.logprobs import SentTokens, chat_logprobs
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.usage import finish
@@ -53,23 +52,14 @@ class ChatChunks:
         # The result alone says what of a schema the text breaks.
         held = request.shapes_text or request.forces_a_call
         self.needs_results = request.n > 1 or held
-        self._same: dict[str, Any] = {
-            "id": chat_id(job_id),
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": "",
-            "system_fingerprint": None,
-        }
-        self._usage = ChunkUsage(options)
+        self._frame = ChunkFrame(chat_id(job_id), "chat.completion.chunk", created, options)
         self._sent: dict[int, _Sent] = defaultdict(_Sent)
 
     def started(self, job: int, event: Started) -> None:
-        self._same["model"] = event.model
-        self._same["system_fingerprint"] = system_fingerprint(event)
-        self._usage.started(job, event)
+        self._frame.started(job, event)
 
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:
-        self._usage.tokens(job, event)
+        self._frame.tokens(job, event)
         yield from self._begin(event.choice)
         tokens = self._sent[event.choice].tokens
         tokens.add(event.logprobs or ())
@@ -85,7 +75,7 @@ class ChatChunks:
     def finished(
         self, job: int, event: Finished, result: GenerationResult | None
     ) -> Iterator[dict[str, Any]]:
-        self._usage.finished(job, event.usage)
+        self._frame.finished(job, event.usage)
         if result is None:
             yield from self._finish(0, event.finish_reason)
             return
@@ -93,8 +83,7 @@ class ChatChunks:
             yield from self._finish(choice.index, choice.finish_reason, choice.unmet)
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._usage.in_the_end:
-            yield {**self._same, "choices": [], "usage": self._usage.document()}
+        return self._frame.end()
 
     def _begin(self, choice: int) -> Iterator[dict[str, Any]]:
         if not self._sent[choice].begun:
@@ -127,7 +116,7 @@ class ChatChunks:
         }
         if self._token_ids:
             body["token_ids"], self._sent[choice].ids = self._sent[choice].ids, []
-        return {**self._same, "choices": [body], **self._usage.fields()}
+        return self._frame.chunk(body)
 
 
 def _call_delta(part: CallPart) -> dict[str, Any]:

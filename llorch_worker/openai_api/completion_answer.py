@@ -16,7 +16,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
     Tokens,
 )
-from llorch_worker.openai_api.chunk_usage import ChunkUsage
+from llorch_worker.openai_api.chunk_frame import ChunkFrame
 from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import (
     CompletionLogprobs,
@@ -118,27 +118,18 @@ class CompletionChunks:
         self._ids: dict[int, list[int]] | None = defaultdict(list) if token_ids else None
         """Of tokens that no chunk has named yet, by choice."""
         self.needs_results = n > 1
-        self._same: dict[str, Any] = {
-            "id": completion_id(job_id),
-            "object": "text_completion",
-            "created": created,
-            "model": "",
-            "system_fingerprint": None,
-        }
         self._n = n
         self._echoed = echoed
         self._logprobs = logprobs
-        self._usage = ChunkUsage(options)
+        self._frame = ChunkFrame(completion_id(job_id), "text_completion", created, options)
         self._offsets: dict[int, TextOffsets] = {}
         """Of the next token, by choice."""
 
     def started(self, job: int, event: Started) -> None:
-        self._same["model"] = event.model
-        self._same["system_fingerprint"] = system_fingerprint(event)
-        self._usage.started(job, event)
+        self._frame.started(job, event)
 
     def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:
-        self._usage.tokens(job, event)
+        self._frame.tokens(job, event)
         index = self._n * job + event.choice
         text = self._unsent_echo(job, index) + event.text
         if self._ids is not None:
@@ -152,7 +143,7 @@ class CompletionChunks:
     def finished(
         self, job: int, event: Finished, result: GenerationResult | None
     ) -> Iterator[dict[str, Any]]:
-        self._usage.finished(job, event.usage)
+        self._frame.finished(job, event.usage)
         reasons = [event.finish_reason]
         if result is not None:
             reasons = [choice.finish_reason for choice in result.choices]
@@ -161,8 +152,7 @@ class CompletionChunks:
             yield self._chunk(index, self._unsent_echo(job, index), None, finish(reason))
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._usage.in_the_end:
-            yield {**self._same, "choices": [], "usage": self._usage.document()}
+        return self._frame.end()
 
     def _unsent_echo(self, job: int, index: int) -> str:
         if index in self._offsets:
@@ -177,4 +167,4 @@ class CompletionChunks:
         choice = {"text": text, "index": index, "logprobs": logprobs, **end}
         if self._ids is not None:
             choice["token_ids"] = self._ids.pop(index, [])
-        return {**self._same, "choices": [choice], **self._usage.fields()}
+        return self._frame.chunk(choice)
