@@ -92,15 +92,14 @@ static void attend_rows(const struct problem *p, int count, const struct queries
     const struct progress so_far = {rows->sums + first * head_dim, rows->largest + first,
                                     rows->total + first};
     const bf16 *q = (const bf16 *)queries->numbers + first * head_dim;
-    const int formed = p->cap != 0.0f || seen[count - 1].first > 0;
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
-        if (p->form == KV_INT8 && formed)                                                          \
-            attend_codes(COUNT, 1, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
-        else if (p->form == KV_INT8)                                                               \
-            attend_codes(COUNT, 0, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
-        else                                                                                       \
+        if (p->form != KV_INT8)                                                                    \
             attend_pairs(COUNT, q, tile, seen, head_dim, p->scale, p->cap, so_far, next);          \
+        else if (p->cap != 0.0f || seen[COUNT - 1].first > 0)                                      \
+            attend_codes(COUNT, 1, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
+        else                                                                                       \
+            attend_codes(COUNT, 0, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
         break;
     switch (count) {
         ATTEND(1)
