@@ -289,7 +289,7 @@ def test_a_preempted_prefill_keeps_what_it_knows(
 def test_a_resumed_job_computes_them_again(make_engine: MakeEngine, expected: Logprobs) -> None:
     """No journal has them, not even that of a job that has ended."""
     engine, other = make_engine(), make_engine(max_step_tokens=64)
-    whole = request(n=2, max_tokens=12, temperature=1, seed=4)
+    whole = request(n=2, max_tokens=7, temperature=1, seed=4)
     generation = engine.submit(whole, job_id="job")
     result = generation.result(60)
     events = list(generation.events())

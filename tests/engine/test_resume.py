@@ -252,7 +252,7 @@ def test_a_job_may_be_interrupted_twice(engine: Engine, other_engine: Engine) ->
     whole = first.result(timeout=60)
 
     # The fixtures keep nothing between examples but engines, which jobs leave as they were.
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def check(data: st.DataObject) -> None:
         events: list[Event] = first_events

@@ -380,7 +380,7 @@ def test_another_worker_resumes_from_accepted_tokens_alone(
 ) -> None:
     """With drafts and without, wherever the first worker was lost."""
     engine = with_free_rows(make_engine(speculation="model", draft=loaded.model))
-    request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.8, seed=9)
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=28, temperature=0.8, seed=9)
     generation = engine.submit(request)
     answer, events = generation.result(60).choices, list(generation.events())
     assert engine.stats().accepted_draft_tokens_total < engine.stats().draft_tokens_total

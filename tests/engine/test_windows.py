@@ -66,7 +66,7 @@ def windowed(
 
 @pytest.fixture(scope="module")
 def jobs(windowed: Windowed) -> list[Job]:
-    requests = random_requests(sized(usual=14, full=60), VOCABULARY, seed=5)
+    requests = random_requests(sized(usual=12, full=60), VOCABULARY, seed=5)
     with windowed.loaded.engine(prefix_caching=False) as engine:
         return run_alone(engine, requests)
 
@@ -186,7 +186,7 @@ def test_recorded_steps_read_the_windows_of_their_own_sequences(windowed: Window
 
 
 @settings(
-    max_examples=sized(usual=5, full=50),
+    max_examples=sized(usual=4, full=50),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

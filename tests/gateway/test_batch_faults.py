@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ WINDOW = 16
 """The lines that are in the queue at a time."""
 LINES = sized(usual=1_100, full=2_000)
 """Two parts of the answers."""
+LATCHED = LINES // 3, 2 * LINES // 3
+REFUSED = {n for n in range(LINES) if n % sized(usual=5, full=1) and n not in LATCHED}
+"""Lines that are no job: in the usual size most, which are answered soon."""
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def halting(api: openai.OpenAI, latch: Latch) -> tuple[Batch, int]:
 
 def done_lines(api: openai.OpenAI, batch: Batch) -> int:
     counts = api.batches.retrieve(batch.id).request_counts
-    return 0 if counts is None else counts.completed
+    return 0 if counts is None else counts.completed + counts.failed
 
 
 @contextmanager
@@ -81,20 +84,28 @@ def taken_over(
         assert ended(api, batch).status == "completed"
 
 
-def each_line_once(api: openai.OpenAI, done: Batch, lines: int, redis_url: str) -> None:
+def each_line_once(
+    api: openai.OpenAI,
+    done: Batch,
+    lines: int,
+    redis_url: str,
+    refused: Collection[int] = (),
+) -> None:
     assert done.status == "completed"
-    answers = documents(api, done.output_file_id)
-    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(lines)]
-    assert done.error_file_id is None
+    jobs_of = [n for n in range(lines) if n not in refused]
+    answers, errors = (documents(api, file) for file in (done.output_file_id, done.error_file_id))
+    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in jobs_of]
+    assert [error["custom_id"] for error in errors] == [f"{n}" for n in sorted(refused)]
     assert done.request_counts is not None
-    assert done.request_counts.completed == done.request_counts.total == lines
+    assert done.request_counts.completed == len(jobs_of)
+    assert done.request_counts.total == lines
     # No line ran as two jobs.
     ids = [answer["response"]["request_id"] for answer in answers]
     with connect(redis_url) as client:
         jobs = job_ids(client)
         runs = Counter(record_of(client, job_id).get("attempts") for job_id in ids)
     assert jobs == set(ids)
-    assert runs == {"1": lines}
+    assert runs == {"1": len(jobs_of)}
 
 
 def test_other_gateways_take_a_batch_over_and_every_line_is_there_once(
@@ -104,10 +115,11 @@ def test_other_gateways_take_a_batch_over_and_every_line_is_there_once(
     make_latch: Callable[[str], Latch],
 ) -> None:
     gateway = start()
-    latches = {LINES // 3: make_latch("first"), 2 * LINES // 3: make_latch("second")}
-    held = {n: {"prompt": latch.prompt(), "max_tokens": 2} for n, latch in latches.items()}
+    latches = {n: make_latch(f"{n}") for n in LATCHED}
+    bodies: dict[int, dict[str, Any]] = {n: {"stream": True} for n in REFUSED}
+    bodies |= {n: {"prompt": latch.prompt(), "max_tokens": 2} for n, latch in latches.items()}
     with api_of(gateway) as api:
-        batch = begun(api, [line(f"{n}", **held.get(n, {})) for n in range(LINES)])
+        batch = begun(api, [line(f"{n}", **bodies.get(n, {})) for n in range(LINES)])
     for number, latch in latches.items():
         with api_of(gateway) as api:
             # What came before has ended; of what follows, some has and some waits in the queue.
@@ -117,7 +129,7 @@ def test_other_gateways_take_a_batch_over_and_every_line_is_there_once(
         latch.open()
         gateway = successor
     with api_of(gateway) as api:
-        each_line_once(api, ended(api, batch), LINES, own_server.url)
+        each_line_once(api, ended(api, batch), LINES, own_server.url, REFUSED)
 
 
 def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
