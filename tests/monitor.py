@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from celery import Celery
 
+from tests.waiting import wait_until
+
 
 class Monitor(threading.Thread):
     """Receives every event, as Flower does, or those of a ``routing_key`` such as ``task.#``."""
@@ -18,12 +20,10 @@ class Monitor(threading.Thread):
         self._receiver = app.events.Receiver(
             self._connection, handlers={"*": self.events.append}, routing_key=routing_key
         )
-        self.listening = threading.Event()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
         with self._receiver.consumer_context() as (connection, _, _):
-            self.listening.set()
             while not self._stop_asked.is_set():
                 try:
                     connection.drain_events(timeout=0.2)
@@ -31,8 +31,12 @@ class Monitor(threading.Thread):
                     continue
 
     def __enter__(self) -> Self:
-        self.start()
-        self.listening.wait()
+        """Returns once Redis has the subscription, which kombu sends when it first drains."""
+        with self._connection.clone() as connection:
+            redis = connection.default_channel.client
+            before = _subscriptions(redis)
+            self.start()
+            wait_until(lambda: _subscriptions(redis) > before, what="the monitor to subscribe")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -42,3 +46,7 @@ class Monitor(threading.Thread):
 
     def saw(self, kind: str, job_id: str) -> bool:
         return any(e["type"] == kind and e.get("uuid") == job_id for e in list(self.events))
+
+
+def _subscriptions(redis: Any) -> int:
+    return sum(int(client["psub"]) for client in redis.client_list())

