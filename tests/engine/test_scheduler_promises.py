@@ -27,6 +27,7 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.step_plan import Chunk, StepPlan
 from tests.engine.conftest import NoText
+from tests.sizes import sized
 
 BLOCK_SIZE = 4
 GARBAGE = (-1,)
@@ -388,5 +389,7 @@ class SchedulerPromises(RuleBasedStateMachine):
                 assert sequence.generated_count == sequence.request.max_tokens
 
 
-SchedulerPromises.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+SchedulerPromises.TestCase.settings = settings(
+    max_examples=sized(usual=100, full=1_000), stateful_step_count=40
+)
 TestSchedulerPromises = SchedulerPromises.TestCase
