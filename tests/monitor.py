@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any, Self
 
 from celery import Celery
-
-from tests.waiting import wait_until
 
 
 class Monitor(threading.Thread):
@@ -20,23 +19,20 @@ class Monitor(threading.Thread):
         self._receiver = app.events.Receiver(
             self._connection, handlers={"*": self.events.append}, routing_key=routing_key
         )
+        self.listening = threading.Event()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
         with self._receiver.consumer_context() as (connection, _, _):
             while not self._stop_asked.is_set():
-                try:
+                with suppress(TimeoutError):
                     connection.drain_events(timeout=0.2)
-                except TimeoutError:
-                    continue
+                # kombu subscribes when it first drains.
+                self.listening.set()
 
     def __enter__(self) -> Self:
-        """Returns once Redis has the subscription, which kombu sends when it first drains."""
-        with self._connection.clone() as connection:
-            redis = connection.default_channel.client
-            before = _subscriptions(redis)
-            self.start()
-            wait_until(lambda: _subscriptions(redis) > before, what="the monitor to subscribe")
+        self.start()
+        self.listening.wait()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -46,7 +42,3 @@ class Monitor(threading.Thread):
 
     def saw(self, kind: str, job_id: str) -> bool:
         return any(e["type"] == kind and e.get("uuid") == job_id for e in list(self.events))
-
-
-def _subscriptions(redis: Any) -> int:
-    return sum(int(client["psub"]) for client in redis.client_list())
