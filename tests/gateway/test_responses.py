@@ -219,7 +219,7 @@ def test_a_client_that_hangs_up_cancels_what_it_waits_for(
         before = set(redis.scan_iter(keys.response("*")))
         with pytest.raises(openai.APITimeoutError):
             api.responses.create(**ASK, stream=stream, timeout=0.5)
-        (key,) = set(redis.scan_iter(keys.response("*"))) - before
+        (key,) = wait_until(lambda: set(redis.scan_iter(keys.response("*"))) - before)
         job = client.job(str(key).rpartition(":")[2])
         wait_until(lambda: job.status().state == "cancelled")
     assert api.responses.retrieve(f"resp_{job.id}").status == "cancelled"

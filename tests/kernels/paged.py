@@ -63,6 +63,11 @@ class Scene:
                     gone = table[: first_seen // BLOCK_SIZE]
                     part[gone] = torch.full((), math.nan, device=DEVICE).to(part.dtype)
 
+    def zeros(self) -> torch.Tensor:
+        """Room for the kernels' result: [tokens, heads * head_dim]."""
+        kv_heads, head_dim = self.k[0].shape[1:]
+        return self.qkv.new_zeros(len(self.qkv), (self.qkv.shape[1] - 2 * kv_heads) * head_dim)
+
     def expected(self, form: AttentionForm = PLAIN, *, exact: bool = False) -> torch.Tensor:
         """[tokens, heads * head_dim] by the definition, in float64; 0 in rows without a token.
         ``exact``: of what the cache's codes stand for, not rounded to the dtype of the queries."""

@@ -44,13 +44,13 @@ class NoMask:
 
 
 def decoded(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
-    out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
+    out = made.zeros()
     ops.paged_decode(made.sequences)(made.qkv, made.kv, out, form)
     return out
 
 
 def prefilled(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
-    out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
+    out = made.zeros()
     ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out, form)
     return out
 

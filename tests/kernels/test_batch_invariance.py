@@ -40,7 +40,7 @@ def attended(
 
     Decodes and chunks are two calls, as in a forward pass.
     """
-    out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
+    out = made.zeros()
     rows = []
     for decode in (True, False):
         chosen = [span for span in spans if (span[2] - span[1] == 1) is decode]
