@@ -19,6 +19,7 @@ SPACE = "\u2581"
 """sentencepiece's stand-in for a space."""
 _BPE = 2
 _NONCHARACTER = "\ufdd1"
+_FLOAT = struct.Struct("<f").pack
 
 
 class PieceKind(IntEnum):
@@ -80,7 +81,10 @@ def _write_pieces(pieces: Iterable[Piece]) -> bytes:
         if text in seen or second or text != text.encode(errors="replace").decode():
             text, kind = f"{_NONCHARACTER}{len(seen)}", PieceKind.CONTROL
         seen.add(text)
-        data += _field(1, _field(1, text) + _field(2, score) + _field(3, kind))
+        # As of ``_field``, but at once: a vocabulary has up to hundreds of thousands.
+        spelt = text.encode()
+        piece = b"\x0a%b%b\x15%b\x18%c" % (_varint(len(spelt)), spelt, _FLOAT(score), kind)
+        data += b"\x0a%b%b" % (_varint(len(piece)), piece)
     return bytes(data)
 
 
@@ -130,7 +134,12 @@ def _field(number: int, value: float | str | bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
+_BYTES = tuple(bytes([value]) for value in range(0x80))
+
+
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return _BYTES[value]
     data = bytearray()
     while value >= 0x80:
         data.append(value & 0x7F | 0x80)

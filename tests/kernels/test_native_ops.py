@@ -136,7 +136,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 
 def decode(ops: Ops, made: Scene, form: AttentionForm = PLAIN) -> torch.Tensor:
-    out = torch.zeros(len(made.qkv), made.expected().shape[1], dtype=DTYPE)
+    out = made.zeros()
     ops.paged_decode(made.sequences)(made.qkv, made.kv, out, form)
     return out
 
@@ -228,7 +228,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
     made.forget_before(form.window)
     rows = 8 if ops.reads_mask else 0
     mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
-    out = torch.zeros(len(made.qkv), heads * head_dim, dtype=DTYPE)
+    out = made.zeros()
     ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out, form)
     assert_follows_definition(out, made, ops, form)
 
