@@ -36,6 +36,8 @@ _PROBED_ERRORS = (NoConnection, NoReply, InvalidResponse)
 CONNECTING_AT_ONCE = 32
 """Of one client. What makes hundreds of connections at once shares its time among their
 greetings, and none would be over in time."""
+LOOK_UP_S = 1.0
+"""How often a connection that waits for its turn looks whether others are greeted."""
 _GREETED: set[tuple[str, int]] = set()
 """Where a Redis has answered this process. If it stops, it is away."""
 
@@ -143,7 +145,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(CONNECTING_AT_ONCE)
-        self._greeted_s = time.monotonic()
+        self._greeted = 0
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
@@ -151,20 +153,22 @@ class Turns:
 
         Raises: NoReply if none was for ``CONNECT_TIMEOUT_S``.
         """
-        began_s = time.monotonic()
-        while True:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await self._free.acquire()
-                break
-            except TimeoutError:
-                if self._greeted_s < max(began_s, time.monotonic() - CONNECT_TIMEOUT_S):
-                    raise NoReply("Timeout connecting to server") from None
+        # It keeps its place among those who wait, however often this looks up.
+        turn = asyncio.ensure_future(self._free.acquire())
+        silent_s = 0.0
         try:
+            while not turn.done():
+                greeted = self._greeted
+                await asyncio.wait({turn}, timeout=LOOK_UP_S)
+                # However long a busy loop takes, it counts once: it could not hear a greeting.
+                silent_s = silent_s + LOOK_UP_S if greeted == self._greeted else 0.0
+                if silent_s >= CONNECT_TIMEOUT_S and not turn.done():
+                    raise NoReply("Timeout connecting to server")
             yield
-            self._greeted_s = time.monotonic()
+            self._greeted += 1
         finally:
-            self._free.release()
+            if not turn.cancel():
+                self._free.release()
 
 
 class AsyncLimited:

@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import limits
 from llorch_worker.broker.connection import broker_errors, connect, connect_async
-from llorch_worker.broker.limits import LAST_TRY_S
+from llorch_worker.broker.limits import LAST_TRY_S, Turns
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract.errors import BrokerUnavailable
 from tests.faults.test_urls import tls_options
@@ -136,3 +136,56 @@ def test_no_cancellation_is_lost_wherever_a_command_is(connected: bool) -> None:
 
     with own_redis() as server:
         asyncio.run(use())
+
+
+def test_a_connection_that_waits_long_for_its_turn_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTING_AT_ONCE", 2)
+    monkeypatch.setattr(limits, "LOOK_UP_S", 0.01)
+    served: list[str] = []
+
+    async def connect_as(name: str, turns: Turns) -> None:
+        async with turns.take():
+            served.append(name)
+
+    async def use() -> None:
+        turns, over = Turns(), asyncio.Event()
+
+        async def hold() -> None:
+            async with turns.take():
+                await over.wait()
+
+        holders = [asyncio.create_task(hold()) for _ in range(2)]
+        first = asyncio.create_task(connect_as("first", turns))
+        # Many looks, in which it must not leave its place.
+        await asyncio.sleep(0.2)
+        second = asyncio.create_task(connect_as("second", turns))
+        await asyncio.sleep(0.015)
+        over.set()
+        await asyncio.gather(*holders, first, second)
+
+    asyncio.run(use())
+    assert served == ["first", "second"]
+
+
+def test_who_gives_up_waiting_for_a_turn_leaves_it_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTING_AT_ONCE", 1)
+    monkeypatch.setattr(limits, "LOOK_UP_S", 0.01)
+    monkeypatch.setattr(limits, "CONNECT_TIMEOUT_S", 0.05)
+
+    async def use() -> None:
+        turns = Turns()
+        async with turns.take():
+            with pytest.raises(NoReply):
+                await turns.take().__aenter__()
+            gone = asyncio.create_task(turns.take().__aenter__())
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.wait({gone})
+        async with turns.take():
+            pass
+
+    asyncio.run(use())
