@@ -234,5 +234,8 @@ def test_a_wrong_url_is_corrected_where_it_was_given(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(VARIABLE, raising=False)
     assert how_to_change(Settings().redis_url) == f"set {VARIABLE}"
     assert VARIABLE not in how_to_change("redis://elsewhere")
-    monkeypatch.setenv(VARIABLE, "redis://elsewhere")
-    assert how_to_change("redis://elsewhere") == f"set {VARIABLE}"
+    for name in (VARIABLE, VARIABLE.lower()):  # settings are read in either case
+        with monkeypatch.context() as given:
+            given.setenv(name, "redis://elsewhere")
+            assert Settings().redis_url == "redis://elsewhere"
+            assert how_to_change("redis://elsewhere") == f"set {VARIABLE}"
