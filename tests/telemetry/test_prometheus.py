@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -281,7 +282,9 @@ def test_every_documented_metric_is_there_and_moved(stage: Stage) -> None:
     still = series - CONSTANT - OF_SPECULATION
     # A gauge shows only what goes on during a scrape: on a fast machine perhaps nothing. And a
     # gateway's series begins with its first request: all may come before it is first scraped.
+    give_up_s = time.monotonic() + END_S
     while still := {name for name in still if not moved(name)}:
+        assert time.monotonic() < give_up_s, f"they never moved: {sorted(still)}"
         run_jobs(stage, JOBS)
     for name in CONSTANT - {"llorch_redis_memory_max_bytes"}:
         assert prometheus.value(f"min({name})") > 0, name
