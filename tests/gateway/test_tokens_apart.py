@@ -27,7 +27,7 @@ def slow_worker(
 ) -> Iterator[WorkerProcess]:
     """So few of its steps are between two writes that none are merged for a reader."""
     folder = tmp_path_factory.mktemp("worker")
-    with running_worker(redis_server.url, folder, model_name="toy", TOY_STEP_MS=10) as process:
+    with running_worker(redis_server.url, folder, model_name="toy", TOY_STEP_MS=30) as process:
         yield process
 
 
