@@ -1,7 +1,7 @@
 """Runs clients and frameworks that people really use, unmodified, against a gateway.
 
     llorch up --model hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M --name qwen
-    python benches/clients.py http://localhost:8080/v1 --model qwen
+    python -m benches.clients http://localhost:8080/v1 --model qwen
 
 The model's chat template must have a place for tools. Each client runs in an environment of its
 own below ``--folder``, with the newest packages; those for JavaScript need npm. The answer of a
@@ -17,8 +17,11 @@ import subprocess
 import sys
 import time
 import venv
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+from benches.recording import recorded
 
 BEGIN = """
 import os
@@ -355,19 +358,19 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--only", nargs="*", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--folder", type=Path, default=Path("clients"), help="for environments")
+    parser.add_argument("--record", type=Path, help="a folder for what each client posts")
     given = parser.parse_args()
-    variables = os.environ | {
-        "OPENAI_BASE_URL": given.url,
-        "OPENAI_API_KEY": "none",
-        "MODEL": given.model,
-    }
+    variables = os.environ | {"OPENAI_API_KEY": "none", "MODEL": given.model}
     failed = []
     for name in given.only:
         command = prepared(name, given.folder.absolute())
         began_s = time.monotonic()
-        ran = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=600, check=False
-        )
+        recording = given.record and recorded(given.url, given.record / f"{name}.jsonl")
+        with recording or nullcontext(given.url) as url:
+            variables["OPENAI_BASE_URL"] = url
+            ran = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=600, check=False
+            )
         took_s = time.monotonic() - began_s
         print(f"{name:18} {'ok' if ran.returncode == 0 else 'FAILED':7}{took_s:6.0f} s", flush=True)
         if ran.returncode:

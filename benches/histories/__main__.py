@@ -21,8 +21,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benches.clients import installed
-from benches.histories.recording import recorded
 from benches.histories.turns import history
+from benches.recording import recorded
 
 HERE = Path(__file__).parent
 PROGRAMS = {

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from benches.histories.recording import kept_headers
+from benches.recording import kept_headers
 from llorch_worker.anthropic_api.messages import MessagesRequest
 from llorch_worker.contract import (
     Choice,

@@ -20,7 +20,7 @@ from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
-from tests.store import job_ids, stored_result
+from tests.store import held_ids, job_ids, stored_result
 
 PATH = "/v1/completions"
 CONTEXT = 4096
@@ -237,7 +237,8 @@ def test_a_client_that_hangs_up_before_the_first_token_cancels_too(
         before = job_ids(store)
         with socket.create_connection((request.url.host, request.url.port)) as connection:
             connection.sendall(f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
-            wait_until(lambda: job_ids(store) - before)
+            # A worker has it.
+            wait_until(lambda: held_ids(store) - before)
         wait_until_cancelled(store, before)
 
 
