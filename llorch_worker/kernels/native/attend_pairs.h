@@ -84,7 +84,7 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SCORE_VECTORS; v++) scores[r][first + v] = some[r][v];
     }
-    form_scores(count, scores, cap, seen);
+    if (__builtin_expect(are_formed(count, cap, seen), 0)) form_scores(count, scores, cap, seen);
 
     _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
     const floats nothing = splat(-INFINITY);

@@ -76,11 +76,15 @@ ALWAYS_INLINE floats capped(floats scores, float cap) {
     return splat(cap) - splat(2.0f * cap) / (power + splat(1.0f));
 }
 
-// Bends `count` rows of scores towards a cap, unless it is 0, and hides the keys before each row's window. Most
-// tiles need neither, so this stays out of the loops that all run.
+// Whether `count` rows of scores are to be formed: there is a cap, or a window hides some of the tile's keys. Most
+// tiles need neither.
+ALWAYS_INLINE int are_formed(const int count, float cap, const struct seen *seen) {
+    return cap != 0.0f || seen[count - 1].first > 0;
+}
+
+// Bends `count` rows of scores towards a cap, unless it is 0, and hides the keys before each row's window.
 ALWAYS_INLINE void form_scores(const int count, floats scores[ROWS][VECTORS], float cap,
                                const struct seen *seen) {
-    if (__builtin_expect(cap == 0.0f && seen[count - 1].first <= 0, 1)) return;
     for (int r = 0; r < count; r++)
         for (int v = 0; v < VECTORS; v++) {
             if (v * LANES >= seen[count - 1].end) break;

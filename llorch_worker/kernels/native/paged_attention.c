@@ -96,7 +96,7 @@ static void attend_rows(const struct problem *p, int count, const struct queries
     case COUNT:                                                                                    \
         if (p->form != KV_INT8)                                                                    \
             attend_pairs(COUNT, q, tile, seen, head_dim, p->scale, p->cap, so_far, next);          \
-        else if (p->cap != 0.0f || seen[COUNT - 1].first > 0)                                      \
+        else if (are_formed(COUNT, p->cap, seen))                                                  \
             attend_codes(COUNT, 1, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
         else                                                                                       \
             attend_codes(COUNT, 0, queries, first, tile, seen, head_dim, p->cap, so_far, next);    \
