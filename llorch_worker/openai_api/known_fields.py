@@ -89,7 +89,7 @@ KNOWN_FIELDS: dict[str, Known] = {
     "top_a": Known(no_ops=(0,)),
     "transforms": Known(no_ops=([],)),
 }
-"""Those that are not harmless are refused. The same table is in docs/HTTP.md."""
+"""Those that are not harmless are refused. docs/HTTP.md names the usual ones and links here."""
 
 UNKNOWN = Known()
 """Any other field. It is ignored unless the settings refuse it."""
