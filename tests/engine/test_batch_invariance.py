@@ -23,10 +23,12 @@ from tests.engine.random_company import (
 from tests.sizes import sized
 
 JOBS = sized(usual=15, full=10_000)
+# test_speculation tries all kinds with a few jobs.
+KINDS = sized(usual=["float32", "bfloat16 on torch", "native"], full=[*WAYS])
 
 
 @pytest.mark.timeout(180 if JOBS < 1_000 else 7_200)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "float32, fp8 cache"])
+@pytest.mark.parametrize("way", KINDS)
 def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
     trained_model: Path, demo_model: Path, way: str
 ) -> None:

@@ -75,7 +75,7 @@ def test_chats_and_token_ids_are_prompts_too(engine: Engine) -> None:
 def test_a_stop_string_cuts_the_text_wherever_it_falls(engine: Engine) -> None:
     """Stop strings of every length and place, across token borders."""
     whole = generate(engine, max_tokens=40, ignore_eos=True).text
-    for start in range(0, len(whole) - 12, 5):
+    for start in range(0, len(whole) - 12, 9):
         stop = whole[start : start + 1 + start % 11]
         generation = engine.submit(
             GenerationRequest(

@@ -245,8 +245,7 @@ def test_all_choices_share_one_computation(
 # Without a token ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_tokens", [1, 209, 2048])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("step_tokens", "n"), [(1, 3), (209, 1), (2048, 3)])
 def test_without_tokens_it_ends_after_its_prefill(
     make_engine: MakeEngine, loaded: Any, expected: Logprobs, step_tokens: int, n: int
 ) -> None:
@@ -293,7 +292,7 @@ def test_a_resumed_job_computes_them_again(make_engine: MakeEngine, expected: Lo
     generation = engine.submit(whole, job_id="job")
     result = generation.result(60)
     events = list(generation.events())
-    for end in range(len(events) + 1):
+    for end in range(0, len(events) + 1, 2):
         journal = read_journal(events[:end])
         resumed = other.submit(whole, job_id="job", attempt=2, journal=journal).result(60)
         assert resumed.choices == result.choices
