@@ -98,7 +98,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
 
     @cached_property
     def _outage(self) -> RedisOutage:
-        return RedisOutage("cannot store results", "storing results again")
+        return RedisOutage("store results")
 
     def _store_result(
         self,

@@ -67,8 +67,8 @@ class ClaimChannel(kombu_redis.Channel):
     place: Callable[[], str] = staticmethod(lambda: "")
     """This worker's queue, if jobs may be placed with it; see :mod:`placement`."""
     # Of the class, because a channel may end with its connection while Redis refuses.
-    _claiming: ClassVar = RedisOutage("cannot claim jobs", "claiming jobs again")
-    _binding: ClassVar = RedisOutage("cannot keep queues for replies", "keeping them again")
+    _claiming: ClassVar = RedisOutage("claim jobs")
+    _binding: ClassVar = RedisOutage("keep queues for replies")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}

@@ -17,7 +17,7 @@ from llorch_worker.broker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 
-_SETTLING = RedisOutage("cannot settle jobs", "settling jobs again")
+_SETTLING = RedisOutage("settle jobs")
 
 MOST_URGENT_JOBS = 4
 """How many high jobs a worker holds beyond its room, while it has others to preempt."""

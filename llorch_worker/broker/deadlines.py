@@ -15,7 +15,6 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.cancellation import end_waiting
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.leases import due
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import DeadlineExceeded
@@ -51,9 +50,10 @@ def note_deadline(client: Redis, job_id: str, at_ms: float) -> None:
 @contextmanager
 def ending_overdue(settings: Settings) -> Iterator[None]:
     """Does so every second meanwhile, in a thread."""
-    outage = RedisOutage("jobs beyond their deadline wait", "ending overdue jobs again")
     with connect(settings.redis_url) as client:
-        ending = Repeater("deadlines", lambda: end_overdue(client, settings), LOOK_S, outage)
+        ending = Repeater(
+            "deadlines", "end overdue jobs", lambda: end_overdue(client, settings), LOOK_S
+        )
         ending.start()
         try:
             yield

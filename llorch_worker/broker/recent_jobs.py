@@ -20,6 +20,8 @@ SHORTEST_MS = 0.1
 
 Durations = dict[Annotated[int, Field(ge=-100, le=200)], Annotated[int, Field(ge=0)]]
 """Bucket -> how many durations fell into it."""
+_DURATIONS = ("queue_ms", "first_token_ms", "e2e_ms")
+"""The fields of this type."""
 
 
 class RecentJobs(BaseModel):
@@ -56,13 +58,8 @@ class RecentJobs(BaseModel):
 
     def document(self) -> dict[str, Any]:
         """For scripts: percentiles instead of buckets."""
-        counts = self.model_dump(exclude={"queue_ms", "first_token_ms", "e2e_ms"})
-        durations = {
-            "queue_ms": self.queue_ms,
-            "first_token_ms": self.first_token_ms,
-            "e2e_ms": self.e2e_ms,
-        }
-        return counts | {
+        durations = {name: getattr(self, name) for name in _DURATIONS}
+        return self.model_dump(exclude={*_DURATIONS}) | {
             name: {"p50": percentile_ms(found, 0.5), "p95": percentile_ms(found, 0.95)}
             for name, found in durations.items()
         }
@@ -70,26 +67,13 @@ class RecentJobs(BaseModel):
 
 def total(parts: Iterable[RecentJobs]) -> RecentJobs:
     """All ``parts`` together."""
-    parts = list(parts)
-    return RecentJobs(
-        ended=sum(part.ended for part in parts),
-        failed=sum(part.failed for part in parts),
-        jobs_per_min=sum(part.jobs_per_min for part in parts),
-        prompt_tokens=sum(part.prompt_tokens for part in parts),
-        cached_tokens=sum(part.cached_tokens for part in parts),
-        completion_tokens=sum(part.completion_tokens for part in parts),
-        accepted_draft_tokens=sum(part.accepted_draft_tokens for part in parts),
-        queue_ms=_added(part.queue_ms for part in parts),
-        first_token_ms=_added(part.first_token_ms for part in parts),
-        e2e_ms=_added(part.e2e_ms for part in parts),
-    )
-
-
-def _added(parts: Iterable[Durations]) -> Durations:
-    counts: Counter[int] = Counter()
+    amounts: Counter[str] = Counter()
+    durations: dict[str, Counter[int]] = {name: Counter() for name in _DURATIONS}
     for part in parts:
-        counts.update(part)
-    return dict(counts)
+        amounts.update(part.model_dump(exclude={*_DURATIONS}))
+        for name, counts in durations.items():
+            counts.update(getattr(part, name))
+    return RecentJobs(**amounts, **durations)
 
 
 def by_bucket(durations_ms: Iterable[float]) -> Durations:

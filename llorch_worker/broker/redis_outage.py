@@ -37,21 +37,20 @@ class RedisOutage:
     """Reason -> the parts that met it."""
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, lost: str, regained: str) -> None:
-        """``lost`` and ``regained``: the texts to log at the beginning and at the end."""
-        self._lost = lost
-        self._regained = regained
+    def __init__(self, what: str) -> None:
+        """``what`` the part does: "renew leases"."""
+        self._what = what
         self._reason: str | None = None
 
     def failed(self, error: Exception) -> None:
         """Notes that Redis failed with ``error``."""
         reason = _shared_reason(error)
-        own = f"{self._lost}: {error}"
+        own = f"cannot {self._what}: {error}"
         if (reason or own) == self._reason:
             return
         first = self._move(reason or own)
         if reason is None:
-            logger.warning("%s, will retry: %s", self._lost, error)
+            logger.warning("cannot %s, will retry: %s", self._what, error)
         elif first:
             state = "is away" if reason == _AWAY else "refuses"
             logger.warning("Redis %s, will retry: %s", state, error)
@@ -62,8 +61,8 @@ class RedisOutage:
         if reason is None:
             return
         last = self._move(None)
-        if reason.startswith(self._lost):
-            logger.info(self._regained)
+        if reason.startswith("cannot"):
+            logger.info("can %s again", self._what)
         elif last:
             logger.info("Redis serves again")
 

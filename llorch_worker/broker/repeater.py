@@ -19,23 +19,22 @@ class Repeater:
     """A daemon thread that waits ``every_s`` and calls ``act``, again and again until it is closed.
 
     If Redis fails, it tries again sooner, and then less and less often up to once a second.
-    ``outage`` logs that once, and once that Redis serves again.
+    It logs that once, and once that Redis serves again.
     """
 
     def __init__(
-        self,
-        name: str,
-        act: Callable[[], object],
-        every_s: float = 0.0,
-        outage: RedisOutage | None = None,
+        self, name: str, what: str, act: Callable[[], object], every_s: float = 0.0
     ) -> None:
-        """An ``act`` that takes long returns soon after :attr:`closing` is set, and calls
-        :meth:`served` when Redis has answered."""
+        """``what`` it does, for the log: see :class:`RedisOutage`.
+
+        An ``act`` that takes long returns soon after :attr:`closing` is set, and calls
+        :meth:`served` when Redis has answered.
+        """
         self.closing = threading.Event()
         self._act = act
         self._every_s = every_s
         self._retry_s = 0.0
-        self._outage = outage or RedisOutage(f"{name} failed", f"{name} works again")
+        self._outage = RedisOutage(what)
         self._thread = threading.Thread(target=self._run, name=f"llorch-{name}", daemon=True)
 
     def start(self) -> None:

@@ -12,7 +12,6 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.repeater import Repeater
 
@@ -30,8 +29,8 @@ class Announcer(Repeater):
         self._make_card = make_card
         self._announced = self._warned = self._leaving = False
         self._numbers = count()
-        outage = RedisOutage("cannot announce the worker", "announcing the worker again")
-        super().__init__("announcer", self._announce, registry.ANNOUNCE_INTERVAL_S, outage)
+        every_s = registry.ANNOUNCE_INTERVAL_S
+        super().__init__("announcer", "announce the worker", self._announce, every_s)
 
     def start(self) -> None:
         """Announces the worker once before it returns, so that clients already know its model."""

@@ -6,7 +6,6 @@ import redis
 
 from llorch_worker.broker import cancellation, keys
 from llorch_worker.broker.connection import subscribe
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.worker.active_jobs import ActiveJobs
 
@@ -23,8 +22,7 @@ class CancelListener(Repeater):
     def __init__(self, client: redis.Redis, active_jobs: ActiveJobs) -> None:
         self._redis = client
         self._active_jobs = active_jobs
-        outage = RedisOutage("cannot listen for cancels", "listening for cancels again")
-        super().__init__("cancel", self._listen, outage=outage)
+        super().__init__("cancel", "listen for cancels", self._listen)
 
     def _listen(self) -> None:
         with subscribe(self._redis, cancellation.channel(self._redis)) as pubsub:

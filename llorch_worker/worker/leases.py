@@ -68,16 +68,14 @@ class LeaseKeeper(Repeater):
         self._warned = False
         self._leases_exist = True
         self._reroute_at_s = 0.0
-        self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
-        self._sweeping = RedisOutage(
-            "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
-        )
+        self._renewal = RedisOutage("renew leases")
+        self._sweeping = RedisOutage("look for jobs of dead workers")
         self._renewed_s = time.monotonic()
         self._cut_off = False
         self._sweep_every_s = settings.sweep_s / 2
         self._sweep_at_s = self._renewed_s + self._sweep_every_s
         period_s = min(settings.lease_s / RENEWALS_A_LEASE, self._sweep_every_s)
-        super().__init__("leases", self._renew_and_sweep, period_s)
+        super().__init__("leases", "keep leases", self._renew_and_sweep, period_s)
 
     def start(self) -> None:
         if self._redis_outlived_a_lease():

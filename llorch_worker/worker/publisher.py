@@ -15,7 +15,6 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.settings import Settings
@@ -101,8 +100,7 @@ class Publisher(Repeater):
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
-        outage = RedisOutage("cannot write to streams", "writing to streams again")
-        super().__init__("publisher", self._write_until_closed, outage=outage)
+        super().__init__("publisher", "write to streams", self._write_until_closed)
 
     def open(self, claim: Claim, next_entry: int) -> None:
         """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on."""

@@ -16,7 +16,6 @@ from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 from llorch_worker.settings import Settings
@@ -46,8 +45,7 @@ class QueueWatcher(Repeater):
         self._refused = False
         self.alone = True
         """Whether no other worker of the model is known."""
-        outage = RedisOutage("cannot watch the queues", "watching the queues again")
-        super().__init__("watcher", self._watch_or_wait, outage=outage)
+        super().__init__("watcher", "watch the queues", self._watch_or_wait)
 
     def _watch_or_wait(self) -> None:
         watches = self._lease.take()

@@ -94,7 +94,9 @@ class Residency:
             end_worker=on_broken,
         )
         self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)
-        self._check = Repeater("residency", self._check_place, settings.residency_check_s)
+        self._check = Repeater(
+            "residency", "check the model's place", self._check_place, settings.residency_check_s
+        )
         self._threads = [
             self._leases,
             self._publisher,

@@ -36,7 +36,7 @@ class SignsOfLife(Repeater):
             file.touch()
             file.unlink()
         period_s = min(BEAT_S, (self._manager.watchdog_s or 2 * BEAT_S) / 2)
-        super().__init__("signs-of-life", self._beat_if_advancing, period_s)
+        super().__init__("signs-of-life", "show signs of life", self._beat_if_advancing, period_s)
         self._stalled_for_s: Callable[[], float] = lambda: 0.0
         self._status: Callable[[], str] = str
         self._cannot_write = False

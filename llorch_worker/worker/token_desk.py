@@ -12,7 +12,6 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import token_questions
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.contract.token_questions import TokenQuestion
@@ -33,10 +32,7 @@ class TokenDesk(Repeater):
         self._model = model
         self._id = uuid()
         self._tokenizer = tokenizer
-        outage = RedisOutage(
-            "cannot hear questions about tokens", "hearing questions about tokens again"
-        )
-        super().__init__("tokens", self._serve, outage=outage)
+        super().__init__("tokens", "hear questions about tokens", self._serve)
 
     def close(self) -> None:
         self.closing.set()

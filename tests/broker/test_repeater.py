@@ -8,7 +8,6 @@ import pytest
 from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker import repeater
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from tests.waiting import wait_until
 
@@ -23,7 +22,7 @@ def test_an_outage_is_logged_once_and_ends_by_itself(caplog: pytest.LogCaptureFi
             raise left.pop()
         served.set()
 
-    thread = Repeater("test", act, 0.001, RedisOutage("cannot act", "acting again"))
+    thread = Repeater("test", "act", act, 0.001)
     thread.start()
     assert served.wait(60)
     wait_until(lambda: "Redis serves again" in caplog.messages)
@@ -39,7 +38,7 @@ def test_a_call_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyP
         began.set()
         go_on.wait()
 
-    thread = Repeater("test", act)
+    thread = Repeater("test", "act", act)
     thread.start()
     began.wait()
     thread.close()

@@ -144,7 +144,7 @@ def test_a_stream_can_be_read_while_redis_takes_no_writes(
 
 def test_parts_that_fail_for_one_reason_share_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    one, two = (RedisOutage(f"cannot {name}", f"can {name}") for name in ("push", "pop"))
+    one, two = (RedisOutage(name) for name in ("push", "pop"))
     for error in (redis.ReadOnlyError("READONLY"), redis.ResponseError("NOPERM no pop")):
         for part in (one, two, one):
             part.failed(error)

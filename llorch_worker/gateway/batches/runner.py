@@ -51,7 +51,7 @@ Runs = dict[asyncio.Task[None], _UnderWay]
 
 async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
     runs: Runs = {}
-    outage = RedisOutage("no batches are taken", "batches are taken again")
+    outage = RedisOutage("take batches")
     try:
         while True:
             try:

@@ -69,7 +69,7 @@ class Webhooks:
         self._event_of = event_of
         self._outbox = Outbox(client.redis)
         self._receivers = Receivers(own.webhook_retry_s)
-        self._outage = RedisOutage("no webhooks are delivered", "webhooks are delivered again")
+        self._outage = RedisOutage("deliver webhooks")
         self._watchers: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 

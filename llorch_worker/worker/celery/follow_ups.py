@@ -20,7 +20,6 @@ from llorch_worker.broker import follow_ups
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.follow_ups import FollowUp
 from llorch_worker.broker.message import read_task
-from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.results import FAILURE, REVOKED, SUCCESS
 from llorch_worker.settings import Settings
@@ -36,8 +35,7 @@ class FollowUps(Repeater):
         self._redis = connect(settings.redis_url)
         self._settings = settings
         self._hostname = hostname
-        outage = RedisOutage("cannot follow up ended jobs", "following up ended jobs again")
-        super().__init__("follow-ups", self._look, 0.8 * settings.sweep_s, outage)
+        super().__init__("follow-ups", "follow up ended jobs", self._look, 0.8 * settings.sweep_s)
 
     def close(self) -> None:
         super().close()

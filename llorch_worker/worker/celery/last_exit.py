@@ -36,4 +36,4 @@ def leave_in_time(redis_url: str, drain_s: float) -> None:
             logger.warning("Redis is away, and the worker leaves without it: %s", error)
             os._exit(EX_OK)
 
-    Repeater("last-exit", leave, 1.0).start()
+    Repeater("last-exit", "leave in time", leave, 1.0).start()
