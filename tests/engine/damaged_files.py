@@ -1,24 +1,9 @@
-"""Loads model files that were damaged at random, each with one seed.
-
-    python -m tests.engine.damaged_files [--first 0] [--count 500] [--families]
-
-A load ends with an engine that answers, or with MODEL_LOAD_FAILED. This prints the seeds of all
-others, of loads that take long or much memory, and dies with the stacks of one that hangs.
-"""
+"""Model files that were damaged at random, each with one seed, and how a load of one ends."""
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import re
 import shutil
-import sys
-import tempfile
-import time
-import traceback
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -29,10 +14,9 @@ from llorch_worker.contract import GenerationRequest, LlorchError, ModelLoadFail
 from llorch_worker.engine import Engine
 from llorch_worker.model_files.gguf_header import read_gguf_header
 from llorch_worker.model_files.model_file import ModelFile
-from tests.made_models import DEMO, ROOT, make_trained_model
+from tests.made_models import DEMO
 
-HANGS_S, LONG_S = 120.0, 20.0
-MUCH_MIB = 400
+ANSWERS_WITHIN_S = 60
 HUGE = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 WORDS = [
     b"1e400", b"-1", b"0", b"1.5", b"true", b"null", b"[]", b"{}", b'""', b'"\\ud800"', b"9" * 400,
@@ -152,59 +136,7 @@ def outcome(path: Path) -> str:
     with engine:
         request = GenerationRequest(prompt="Once upon", max_tokens=4)
         try:
-            engine.submit(request).result(timeout=HANGS_S / 2)
+            engine.submit(request).result(timeout=ANSWERS_WITHIN_S)
         except LlorchError as error:
             return f"loaded, {error.code}"
         return "loaded"
-
-
-def _peak_mib(start: bool = False) -> float:
-    if start:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+)", status)
-    return int(found[1]) / 1024 if found else 0.0
-
-
-def main(damaged: Callable[[int, Path], Path], first: int, count: int) -> int:
-    """Prints what is wrong; returns how many loads were."""
-    outcomes: Counter[str] = Counter()
-    wrong = 0
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as folder:
-            path = damaged(seed, Path(folder))
-            before_mib, began_s = _peak_mib(start=True), time.monotonic()
-            faulthandler.dump_traceback_later(HANGS_S, exit=True)
-            print(f"seed {seed}", end="\r", flush=True)
-            try:
-                ended = outcome(path)
-            except Exception:  # noqa: BLE001 - that is what is looked for
-                traceback.print_exc()
-                ended = "a traceback"
-            faulthandler.cancel_dump_traceback_later()
-            took_s, more_mib = time.monotonic() - began_s, _peak_mib() - before_mib
-        outcomes[ended] += 1
-        if ended not in ("loaded", "MODEL_LOAD_FAILED") or took_s > LONG_S or more_mib > MUCH_MIB:
-            wrong += 1
-            print(f"seed {seed}: {ended} after {took_s:.1f} s and {more_mib:.0f} MiB", flush=True)
-    print(dict(outcomes), f"{wrong} wrong")
-    return wrong
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--families", action="store_true", help="models of every family")
-    options = parser.parse_args()
-    sys.path.append(str(ROOT / "tools"))
-    with tempfile.TemporaryDirectory() as made:
-        if options.families:
-            damaged = partial(damaged_family, sources=make_families(Path(made)))
-        else:
-            make_trained_model(Path(made) / "trained")
-            damaged = partial(damaged_model, trained=Path(made) / "trained")
-        sys.exit(
-            main(lambda seed, folder: damaged(seed, folder=folder), options.first, options.count)
-            > 0
-        )

@@ -99,14 +99,6 @@ def test_greedy_tokens_are_those_of_transformers(
         assert tuple(logits[len(ids) - 1 :].argmax(-1).tolist()) == tokens, request.prompt
 
 
-def test_logits_are_those_of_transformers(file_engine: Engine, transformers_model: Any) -> None:
-    ids = file_engine.tokenizer.encode(PROMPTS[12])
-    with torch.no_grad():
-        expected = transformers_model(torch.tensor([ids])).logits[0]
-    assert file_engine.logits(ids).shape == expected.shape
-    assert torch.allclose(file_engine.logits(ids), expected, rtol=0, atol=1e-3)
-
-
 def test_cached_decoding_gives_the_tokens_and_logprobs_of_uncached_forwards(engine: Engine) -> None:
     request = GenerationRequest(
         prompt=PROMPTS[2], max_tokens=64, temperature=0, logprobs=0, ignore_eos=True

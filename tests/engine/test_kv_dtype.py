@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine_options import KvDtype
 from tests.engine.conftest import LoadedModel
-
-PROMPT = "Once upon a time, there was a little girl named Lily."
 
 
 def load(loaded: LoadedModel, kv_dtype: KvDtype, **options: Any) -> Engine:
@@ -25,24 +20,6 @@ def load(loaded: LoadedModel, kv_dtype: KvDtype, **options: Any) -> Engine:
         kv_dtype=kv_dtype,
         **options,
     )
-
-
-def greedy(engine: Engine, count: int = 1) -> list[list[int]]:
-    request = GenerationRequest(prompt=PROMPT, max_tokens=16, temperature=0)
-    generations = [engine.submit(request) for _ in range(count)]
-    return [generation.result(60).choices[0].token_ids for generation in generations]
-
-
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
-def test_a_quantised_cache_writes_a_sensible_story(loaded: LoadedModel, kv_dtype: KvDtype) -> None:
-    with load(loaded, "auto") as exact, load(loaded, kv_dtype) as engine:
-        expected = greedy(exact)[0]
-        got = greedy(engine, count=3)
-        assert got[0] == got[1] == got[2]
-        # The first token sees a prompt that was attended to before it was quantised.
-        assert got[0][0] == expected[0]
-        same = sum(a == b for a, b in zip(got[0], expected, strict=False))
-        assert same >= 4
 
 
 def test_the_bytes_of_each_form_are_reported(loaded: LoadedModel) -> None:

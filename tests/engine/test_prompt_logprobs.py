@@ -15,7 +15,6 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import (
-    Cancelled,
     Finished,
     GenerationRequest,
     GenerationResult,
@@ -316,26 +315,6 @@ def test_a_deadline_in_mid_prefill_gives_none(make_engine: MakeEngine, loaded: A
     assert result.choices[0].finish_reason == "deadline"
     assert result.prompt_logprobs is None
     assert result.usage.completion == 0
-
-
-def test_a_cancel_in_mid_prefill_frees_the_blocks(
-    make_engine: MakeEngine, loaded: Any, expected: Logprobs
-) -> None:
-    submitted = threading.Event()
-
-    def cancel(piece: int, _sequences: int) -> None:
-        if piece == 3:
-            assert submitted.wait(60)
-            scored.cancel()
-
-    model = Scoring(loaded.model, cancel)
-    engine = make_engine(model=model, max_step_tokens=16)
-    scored = engine.submit(request(max_tokens=0))
-    submitted.set()
-    with pytest.raises(Cancelled):
-        scored.result(60)
-    assert len(model.pieces) < 6
-    same(logprobs(engine.submit(request(max_tokens=0)).result(60)), expected)
 
 
 def test_a_prompt_that_cannot_be_scored_in_the_memory_fails_alone(

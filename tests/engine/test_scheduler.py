@@ -44,13 +44,6 @@ def plan_step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     return [(chunk.sequence.arrival, chunk.start, chunk.count) for chunk in plan.chunks]
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget(make_sequence: MakeSequence) -> None:
-    s = scheduler(step=8)
-    s.add(make_sequence(20))
-    steps = [plan_step(s) for _ in range(4)]
-    assert steps == [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 4)], [(0, 20, 1)]]
-
-
 def test_a_running_prefill_gets_a_token_in_every_step(
     make_sequence: MakeSequence,
 ) -> None:
@@ -106,17 +99,6 @@ def decoding(s: Scheduler, *sequences: Sequence) -> StepPlan:
     return s.schedule()
 
 
-def test_no_step_is_planned_ahead_if_a_sequence_may_start_or_lacks_a_block(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler(blocks=4, sequences=2)
-    plan = decoding(s, make_sequence(6, max_tokens=3))
-    s.add(make_sequence(2, arrival=1, priority="high"))
-    assert s.schedule_ahead(plan) is None  # it has blocks and a place
-    tight = scheduler(blocks=1)
-    assert tight.schedule_ahead(decoding(tight, make_sequence(3, max_tokens=9))) is None
-
-
 def test_no_step_is_planned_ahead_of_a_prefill_or_of_truncation(
     make_sequence: MakeSequence,
 ) -> None:
@@ -132,31 +114,6 @@ def test_no_step_is_planned_ahead_of_a_prefill_or_of_truncation(
     assert truncated.schedule_ahead(plan) is None
 
 
-def test_a_later_prompt_computes_only_what_is_new(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler()
-    first, second = make_sequence([*COMMON, 1, 2]), make_sequence([*COMMON, 3, 4, 5], arrival=1)
-    s.add(first)
-    assert plan_step(s) == [(0, 0, 14)]
-    s.add(second)
-    assert plan_step(s) == [(0, 14, 1), (1, 12, 3)]
-    assert second.blocks[:3] == first.blocks[:3]
-    assert (first.cached_tokens, second.cached_tokens) == (0, 12)
-    assert (s.blocks.hits_total, s.blocks.found_tokens_total) == (1, 12)
-
-
-def test_jobs_that_arrive_together_compute_what_they_share_once(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler()
-    for arrival in range(5):
-        s.add(make_sequence([*COMMON, arrival, arrival], arrival=arrival, max_tokens=1))
-    assert plan_step(s) == [(0, 0, 14)]
-    assert plan_step(s) == [(arrival, 12, 2) for arrival in range(1, 5)]
-    assert not s.has_work
-
-
 def test_a_prefill_that_sits_out_leaves_the_step_to_others(
     make_sequence: MakeSequence,
 ) -> None:
@@ -166,26 +123,6 @@ def test_a_prefill_that_sits_out_leaves_the_step_to_others(
         s.add(make_sequence([100 + arrival // 2] * 6, arrival=arrival))
     assert plan_step(s) == [(0, 0, 6), (2, 0, 6), (4, 0, 6)]
     assert plan_step(s) == [(0, 6, 1), (2, 6, 1), (4, 6, 1), (1, 4, 2), (3, 4, 2), (5, 4, 2)]
-
-
-@pytest.mark.parametrize("end", ["finish", "preempt", "relieve"])
-def test_if_the_first_is_lost_the_next_computes_the_common_part(
-    make_sequence: MakeSequence, end: str
-) -> None:
-    s = scheduler(step=8)
-    first = make_sequence([*COMMON, 1], priority="low")
-    others = [
-        make_sequence([*COMMON, arrival], arrival=arrival, priority="low") for arrival in (2, 3)
-    ]
-    for sequence in (first, *others):
-        s.add(sequence)
-    assert plan_step(s) == [(0, 0, 8)]
-    getattr(s, end)(first)
-    if first.state is SequenceState.FINISHED:
-        assert plan_step(s) == [(2, 8, 5)]
-        assert plan_step(s) == [(2, 13, 1), (3, 12, 1)]
-    else:
-        assert plan_step(s) == [(0, 8, 5)]
 
 
 def test_a_prompt_never_waits_for_one_of_lower_priority(
@@ -201,25 +138,3 @@ def test_a_prompt_never_waits_for_one_of_lower_priority(
     assert plan_step(s) == [(1, 10, 6)]
     assert plan_step(s) == [(1, 16, 6)]
     assert plan_step(s) == [(1, 22, 3), (0, 6, 3)]
-
-
-def test_a_resumed_sequence_finds_prompt_and_generated_tokens(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler()
-    s.add(make_sequence([7] * 6, max_tokens=6))
-    while s.has_work:
-        plan_step(s)
-    resumed = make_sequence([7] * 6, generated=[1, 1, 1, 1], arrival=1)
-    s.add(resumed)
-    assert plan_step(s) == [(1, 8, 2)]
-    assert resumed.cached_tokens == 6  # of the prompt
-
-
-def test_shared_blocks_need_no_free_block(make_sequence: MakeSequence) -> None:
-    """Three times four blocks in a pool of eight, with one spare for each running sequence."""
-    s = scheduler(blocks=8)
-    for arrival in range(3):
-        s.add(make_sequence([*COMMON, arrival], arrival=arrival))
-    plan_step(s)
-    assert plan_step(s) == [(0, 13, 1), (1, 12, 1), (2, 12, 1)]

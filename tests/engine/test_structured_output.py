@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import (
     Event,
     InvalidRequest,
@@ -20,7 +18,6 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine import Engine
-from llorch_worker.model import RaggedBatch
 from tests.engine.structured import (
     AS_RECORD,
     RECORD,
@@ -176,28 +173,6 @@ def test_forced_tokens_come_without_steps_of_their_own(engine: Engine) -> None:
     assert engine.stats().steps_total - steps <= len(ids) * 2 / 3
 
 
-def test_company_changes_no_token(engine: Engine) -> None:
-    requests: list[dict[str, Any]] = [
-        {**AS_RECORD, "seed": seed, "temperature": seed % 2} for seed in range(6)
-    ]
-    requests += [{"seed": 9, "max_tokens": 40}, {"seed": 9, "max_tokens": 40, "top_p": 0.8}]
-    requests += [{"structured_outputs": {"regex": "[a-z]{1,30}"}, "repetition_penalty": 1.2}]
-    alone = [answer(engine, **fields) for fields in requests]
-    with all_at_once(engine):
-        together = [engine.submit(asking(**fields)) for fields in requests]
-    assert [generated(each) for each in together] == alone
-
-
-def test_preemption_changes_no_token(make_engine: Callable[..., Engine]) -> None:
-    roomy, tight = make_engine(), make_engine(num_blocks=16)
-    requests: list[dict[str, Any]] = [{**AS_RECORD, "seed": seed} for seed in range(6)]
-    expected = [answer(roomy, **fields) for fields in requests]
-    with all_at_once(tight):
-        generations = [tight.submit(asking(**fields)) for fields in requests]
-    assert [generated(each) for each in generations] == expected
-    assert tight.stats().preempted_total > 0
-
-
 def test_forced_tokens_keep_to_the_steps_budget(
     make_engine: Callable[..., Engine], watched: Callable[..., Any]
 ) -> None:
@@ -311,30 +286,3 @@ def test_a_grammar_that_explodes_fails_alone(make_engine: Callable[..., Engine])
     with pytest.raises(InvalidRequest, match=r"structured_outputs\.grammar: must stay within"):
         explosive.result(TIMEOUT_S)
     assert generated(company) == alone
-
-
-class FailsOnce:
-    """The real model, whose second step runs out of memory."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.steps = 0
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        self.steps += 1
-        if self.steps == 3:
-            raise MemoryError
-        logits: torch.Tensor = self.model.forward(batch, cache)
-        return logits
-
-
-def test_a_step_that_fails_for_memory_changes_no_token(
-    make_engine: Callable[..., Engine], loaded: Any
-) -> None:
-    requests: list[dict[str, Any]] = [{**AS_RECORD, "seed": seed} for seed in range(3)]
-    calm = make_engine()
-    expected = [answer(calm, **fields) for fields in requests]
-    engine = make_engine(model=FailsOnce(loaded.model))
-    with all_at_once(engine):
-        generations = [engine.submit(asking(**fields)) for fields in requests]
-    assert [generated(each) for each in generations] == expected

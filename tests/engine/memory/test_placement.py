@@ -6,6 +6,7 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.kernels import find_native_kernels
+from tests.engine.conftest import LoadedModel
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -62,3 +63,11 @@ def test_the_compute_dtype_is_exact_where_that_is_cheap_and_fast_elsewhere() -> 
     assert resolve_dtype("float16", CPU, parameters=1_000_000) is torch.float16
     with pytest.raises(ModelLoadFailed, match="unknown dtype 'fp32'; allowed: auto, float32"):
         resolve_dtype("fp32", CPU, parameters=1)
+
+
+def test_a_tensor_on_another_device_is_named(loaded: LoadedModel) -> None:
+    with loaded.engine() as engine:
+        assert engine.misplaced_tensors() == ()
+        rope = engine.cache.rope
+        rope.cos = rope.cos.to("meta")
+        assert engine.misplaced_tensors() == ("rope.cos on meta",)
