@@ -222,7 +222,7 @@ def test_the_page_about_http_has_the_table_of_fields() -> None:
     assert names("accepted, without effect") <= {n for n, k in KNOWN_FIELDS.items() if k.harmless}
     assert names("refused") <= {n for n, known in KNOWN_FIELDS.items() if not known.harmless}
     done = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    assert done <= names("OpenAI's, with effect") | names("ours and vLLM's, with effect")
+    assert done <= names("OpenAI's, with effect") | names("[ours](REQUESTS.md) and vLLM's")
 
 
 def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
