@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,16 +29,6 @@ TRACES = {
 }
 
 HUB = {"HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"}
-
-
-def compose_command() -> list[str] | None:
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) is None:
-            continue
-        probe = subprocess.run([*command, "version"], capture_output=True, check=False)
-        if probe.returncode == 0:
-            return command
-    return None
 
 
 @pytest.fixture(scope="module")
@@ -157,23 +146,3 @@ def test_prometheus_finds_every_service_by_its_name_and_port(services: Any) -> N
     assert services["worker"]["environment"]["LLORCH_METRICS_HOST"] == "0.0.0.0"
     (key,) = services["prometheus"]["configs"]
     assert jobs["llorch-gateway"]["authorization"]["credentials_file"] == key["target"]
-
-
-@pytest.mark.skipif(compose_command() is None, reason="needs a docker compose client")
-@pytest.mark.parametrize("login", ["admin:secret", None])
-def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "FLOWER_BASIC_AUTH"}
-    if login is not None:
-        environment["FLOWER_BASIC_AUTH"] = login
-    command = compose_command()
-    assert command is not None
-    done = subprocess.run(
-        [*command, "--file", COMPOSE, "config", "--quiet"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert (done.returncode == 0) == (login is not None), done.stderr
-    if login is None:
-        assert "set FLOWER_BASIC_AUTH to user:password" in done.stderr

@@ -86,6 +86,11 @@ def built(project: Path, folder: Path, kind: str = "wheel") -> Path:
 
 
 @pytest.fixture(scope="module")
+def our_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(REPOSITORY, tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
 def their_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a team that uses Celery, and so has a package ``tasks``."""
     project = tmp_path_factory.mktemp("shop")
@@ -97,10 +102,10 @@ def their_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_an_install_leaves_a_package_tasks_of_the_user_alone(
-    kind: str, their_wheel: Path, tmp_path: Path
+    kind: str, our_wheel: Path, their_wheel: Path, tmp_path: Path
 ) -> None:
     environment = Environment.empty(tmp_path / "venv")
-    ours = built(REPOSITORY, tmp_path, kind)
+    ours = our_wheel if kind == "wheel" else built(REPOSITORY, tmp_path, kind)
     theirs = str(environment.packages / "tasks/__init__.py")
 
     environment.install(ours)
@@ -117,17 +122,16 @@ def test_an_install_leaves_a_package_tasks_of_the_user_alone(
 
 
 def test_the_command_for_an_extra_names_the_place_that_the_package_came_from(
-    tmp_path: Path,
+    our_wheel: Path, tmp_path: Path
 ) -> None:
     environment = Environment.empty(tmp_path / "venv")
-    wheel = built(REPOSITORY, tmp_path)
-    environment.install(wheel)
+    environment.install(our_wheel)
     # Where the tests' packages are, this one may be too.
     code = f"import sys; sys.path.insert(0, {str(environment.packages)!r})\n{COMMAND}"
     place = next(environment.packages.glob("llorch_worker-*/direct_url.json"))
     git = {"vcs_info": {"vcs": "git", "commit_id": "1f"}}
     pip = f"{environment.folder}/bin/python -m pip install "
-    assert environment.run(code) == f"{pip}'{wheel}[worker]'", "as pip has noted it"
+    assert environment.run(code) == f"{pip}'{our_wheel}[worker]'", "as pip has noted it"
     for noted, what in (
         ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "--editable '/a b[worker]'"),
         ({"url": "file:///a", "dir_info": {}}, "'/a[worker]'"),

@@ -89,3 +89,7 @@ def test_speculation_by_model_needs_a_draft_model() -> None:
     with pytest.raises(ValidationError, match="must name a model for speculation by model"):
         Settings(speculation="model")
     assert Settings(speculation="model", draft_model="small.gguf").draft_model == Path("small.gguf")
+
+
+def test_the_model_in_the_package_stays_small() -> None:
+    assert 0 < STORY_MODEL.stat().st_size <= 4 * 2**20

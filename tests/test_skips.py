@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
 
 CONFTEST = """
@@ -33,15 +31,12 @@ def test_b():
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "several"])
-def test_all_that_lack_the_same_are_one_skip_that_says_how_many(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_all_that_lack_the_same_are_one_skip_that_says_how_many(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = lacks\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_these.py").write_text(TESTS)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,8 @@ from benches.battle import mixture
 from benches.battle.battle import Terms, fight
 from benches.battle.contestant import Contestant, ours, stock
 from benches.battle.ledger import POISON, Job, Ledger
+from benches.battle.mixture import mixed
+from benches.battle.schedule import orders, strikes
 from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
@@ -19,6 +22,12 @@ from tests.services import own_redis, wait_until
 from tests.store import add_entry, lose_stream, store_result
 
 STEP_MS = 2.0
+
+
+def test_the_seed_decides_everything() -> None:
+    assert strikes(1, 50, 60) == strikes(1, 50, 60) != strikes(2, 50, 60)
+    first, again, other = (list(islice(mixed(orders(n, 4.0), n), 50)) for n in (1, 1, 2))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("contestant", [ours(2, STEP_MS), stock(2, STEP_MS, "threads")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 from benches.gpu import __main__ as program
-from benches.gpu import device_rates, run
-from benches.gpu.figures import Case
-from benches.gpu.measures import Bench
+from benches.gpu import device_rates
 from benches.gpu.report import Report
 from llorch_worker.engine.device import graphs as decode_graphs
 from llorch_worker.kernels import find_native_kernels
@@ -68,34 +65,6 @@ def test_the_whole_program_measures_each_case_and_the_ratio_to_bf16(
     assert len(kinds) == sum(map(len, document.values()))
 
 
-def test_a_measure_that_fails_is_reported_and_the_others_go_on(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode = Bench.decode
-
-    def fails_with_graphs(self: Bench, case: Case, *, graphs: bool) -> Any:
-        if graphs:
-            raise KeyError("anything")
-        return decode(self, case, graphs=graphs)
-
-    monkeypatch.setattr(Bench, "decode", fails_with_graphs)
-    report = measure("--no-peer", *DENSE)
-    assert report.failed
-    failed = [failure["what"] for failure in report.document["failed"]]
-    assert failed == [f"decode bf16 {batch} x 40 with graphs" for batch in (1, 3)]
-    assert (len(report.document["decode"]), len(report.document["prefill"])) == (2, 1)
-
-
-def test_a_case_that_does_not_fit_is_named(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "free_bytes", lambda _: 17 * 16 * 2 * 2 * 8 * 2)
-    document = measure("--no-peer", *DENSE).document
-    (row,) = document["not_measured"]
-    assert row["what"] == "decode 3 x 40"
-    assert {figures["batch"] for figures in document["decode"]} == {1}
-
-
 def test_the_exit_code_says_whether_something_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
@@ -127,12 +96,3 @@ def test_without_cuda_or_known_weights_nothing_is_measured(
     ran = run_program("benches.gpu", *options, CUDA_VISIBLE_DEVICES="")
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
-
-
-@pytest.mark.parametrize("name", ["block_size", "page_size"])
-def test_both_of_transformers_names_for_the_page_size_are_known(name: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    from benches.peers.contestants.continuous_batching import page_option
-
-    assert page_option(make_dataclass("Config", [(name, int)])) == name
-    assert page_option(transformers.ContinuousBatchingConfig)

@@ -69,7 +69,6 @@ def joins_streamed(events: list[Any]) -> bool:
 
 # fmt: off
 ASK: dict[str, Any] = {"model": MODEL, "messages": BOOK, "max_tokens": 8, "temperature": 0}
-SHAPED = {**ASK, "max_tokens": 20}
 LLAMA_CPP.rows(CHAT, ASK, "test_chat_completion.py", [
     ("test_chat_completion", {},
      {"id": says("cmpl"), "system_fingerprint": some, "usage.prompt_tokens": some, TEXT: some,

@@ -17,7 +17,7 @@ from tests.gateways import running_gateway
 from tests.services import RedisServer, WorkerProcess, begun
 from tests.telemetry.scraping import parse
 
-JOBS = 100
+JOBS = 50
 
 
 def test_usage_equals_the_results_while_workers_and_gateways_are_killed(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", ["bf16", "q4_0", "q6_k"])
 def test_a_made_model_loads_and_generates_varied_tokens(models: Path, kind: str) -> None:
     with Engine.load(models / f"{kind}.gguf", max_sequences=2) as engine:
         logits = engine.logits(list(range(1, 65)))
