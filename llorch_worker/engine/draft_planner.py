@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from heapq import heapify, heapreplace
+from math import exp, log1p
 from typing import Final
 
 from llorch_worker.cache import UnifiedCache
@@ -24,10 +25,18 @@ LEAST_GAIN_BY_MODEL: Final = 1.3
 decides: the warm-up does not measure how long it takes to sample each draft."""
 MOST_DRAFTS: Final = 15
 """Drafts of one sequence in a step."""
+SPREAD_TOKENS: Final = 256
+"""Over how many tokens at most a draft model's first pass over a prompt is spread, when it is
+weighed against what the drafts gain. A job that may generate fewer has fewer to pay for it."""
 
 
 class DraftPlanner:
-    """Chooses the drafts with which a step promises the most tokens per second."""
+    """Chooses the drafts with which a step promises the highest speed of its sequences.
+
+    That is the geometric mean of their tokens per second: drafts lengthen the step for all, so what
+    some sequences gain counts against what the others lose. The sum would let one sequence that
+    repeats a text slow down many that do not.
+    """
 
     def __init__(self, most_rows: int, model: DraftModel | None = None) -> None:
         """A step has at most ``most_rows`` drafts. ``model`` computes those of its drafters."""
@@ -96,32 +105,38 @@ class DraftPlanner:
         ``rows``: those of the step without drafts, which gives one token to each sequence.
         """
         lengths = [0] * len(drafts)
-        # The likeliest next draft first; chances fall along a draft.
-        nexts = [(-draft.chances[0], index, 0) for index, draft in enumerate(drafts) if draft]
+        tokens = [1.0] * len(drafts)
+        speedup = 0.0  # The sum of the logarithms of ``tokens``.
+        # The draft that speeds up its sequence most comes first. The next one of a sequence never
+        # speeds it up more.
+        nexts = [
+            (-log1p(draft.chances[0]), index, 0) for index, draft in enumerate(drafts) if draft
+        ]
         heapify(nexts)
-        tokens = float(len(drafts))
         gain = (
             LEAST_GAIN_BY_MODEL if any(draft and draft.behind for draft in drafts) else LEAST_GAIN
         )
-        best = tokens / self.costs.of(rows) * gain
+        best = gain / self.costs.of(rows)
         chosen: list[int] = []
         taken = 0
         # Of each pass of the draft model: the first computes each sequence's first draft.
         passes = [0.0] * MOST_DRAFTS
         drafting_s = 0.0
         while nexts and len(chosen) < most:
-            chance, index, at = nexts[0]
+            more, index, at = nexts[0]
             draft = drafts[index]
-            if not chance or draft is None:
+            if not more or draft is None:
                 break
             chosen.append(index)
-            tokens -= chance
-            following = -draft.chances[at + 1] if at + 1 < len(draft.chances) else 0.0
-            heapreplace(nexts, (following, index, at + 1))
+            speedup -= more
+            tokens[index] += draft.chances[at]
+            chance = draft.chances[at + 1] if at + 1 < len(draft.chances) else 0.0
+            heapreplace(nexts, (-log1p(chance / tokens[index]), index, at + 1))
             if draft.behind:
                 before, passes[at] = passes[at], passes[at] + (1 if at else draft.behind)
                 drafting_s += self._drafting_s(passes[at]) - self._drafting_s(before)
-            if (speed := tokens / (self.costs.of(rows + len(chosen)) + drafting_s)) > best:
+            step_s = self.costs.of(rows + len(chosen)) + drafting_s
+            if (speed := exp(speedup / len(drafts)) / step_s) > best:
                 best, taken = speed, len(chosen)
         for index in chosen[:taken]:
             lengths[index] += 1
@@ -134,7 +149,11 @@ class DraftPlanner:
 
 def _draft_after(chunk: Chunk) -> Draft | None:
     sequence = chunk.sequence
-    most = min(MOST_DRAFTS, sequence.request.max_tokens - sequence.generated_count - 1)
+    left = sequence.request.max_tokens - sequence.generated_count
+    most = min(MOST_DRAFTS, left - 1)
     if sequence.drafter is None or most <= 0 or not chunk.samples:
         return None
-    return sequence.drafter.propose(sequence.token_ids, most)
+    draft = sequence.drafter.propose(sequence.token_ids, most)
+    if draft is None or draft.behind <= 1:
+        return draft
+    return replace(draft, behind=1 + (draft.behind - 1) / min(SPREAD_TOKENS, left))

@@ -24,7 +24,7 @@ arrival, choice). The rules:
   that outranks the others computes it. A prefill waits for no other work: if that chunk is
   cancelled, preempted or fails, the next step does not contain it. The first running sequence
   never sits out, because no chunk precedes its own.
-- A step without a prefill computes the drafts that promise more tokens per second, as far as the
+- A step without a prefill computes the drafts that promise more speed, as far as the
   token budget and free blocks go.
 - A step may be planned while the one before it is still on the device and its tokens are unknown,
   if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).

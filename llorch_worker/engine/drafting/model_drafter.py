@@ -17,9 +17,6 @@ SHARED_RATE: Final = 1 / 16
 FORGETTING: Final = 1 / 512
 """How much a token without a guess counts, as a share of a guess: it moves an estimate back to
 ``PRIOR``. So a model that was wrong is tried again now and then."""
-SPREAD_TOKENS: Final = 256
-"""Over how many tokens the first pass over a prompt is spread, when it is weighed against what the
-guesses gain."""
 
 
 class Trust:
@@ -60,7 +57,7 @@ class ModelDrafter(Drafter):
             return None
         behind = max(1, len(token_ids) - self.computed)
         chances = list(accumulate(repeat(self._own.chance, most), mul))
-        return Draft([FROM_MODEL] * most, chances, 1 + (behind - 1) / SPREAD_TOKENS)
+        return Draft([FROM_MODEL] * most, chances, behind)
 
     def lose_blocks(self) -> None:
         """See ``Drafter``."""
