@@ -212,8 +212,9 @@ def test_what_nobody_knows_is_named_and_refused_where_that_is_asked_for() -> Non
     assert [fault.field for fault in caught.value.faults] == ["temprature"]
 
 
-def test_the_page_about_http_has_the_table_of_fields() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/HTTP.md").read_text()
+def test_the_pages_about_requests_and_http_name_every_field() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "HTTP.md").read_text()
 
     def names(row: str) -> set[str]:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {row}")]
@@ -221,8 +222,12 @@ def test_the_page_about_http_has_the_table_of_fields() -> None:
 
     assert names("accepted, without effect") <= {n for n, k in KNOWN_FIELDS.items() if k.harmless}
     assert names("refused") <= {n for n, known in KNOWN_FIELDS.items() if not known.harmless}
+    table = (docs / "REQUESTS.md").read_text().partition("| field |")[2].partition("\n\n")[0]
+    firsts = "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    of_jobs = set(re.findall(r"`(\w+)`", firsts))
+    assert of_jobs == set(GenerationRequest.model_fields)
     done = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    assert done <= names("OpenAI's, with effect") | names("[ours](REQUESTS.md) and vLLM's")
+    assert done <= names("with effect") | of_jobs
 
 
 def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
