@@ -32,14 +32,12 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.limits import LimitedConnection, LimitedSSLConnection
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.broker.stopped_queues import StoppedQueues
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 
 logger = get_logger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""A look that Redis refused is repeated after this time. A worker times jobs that are due within
-it; for later ones, whoever watches the queues rings."""
+"""A look that Redis refused is repeated after this time."""
 WAIT_S = 5.0
 """How long an idle worker waits for a ring before it looks."""
 JITTER = 0.2
@@ -76,9 +74,6 @@ class ClaimChannel(kombu_redis.Channel):
         self._doorbell = Doorbell()
         self._waited_in_vain = False
         self._waits_without_room = False
-        self._exists = False
-        """Whether a key was there at the end of a wait in which no bell rang."""
-        self._stopped = StoppedQueues()
         self._not_before_s = 0.0
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
@@ -219,21 +214,17 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _nothing_waits(self) -> bool:
         """Asks in one command, which an idle worker repeats for ever."""
-        mine = [] if self.qos.is_full else [
-            queues.suspects(self._model), queues.scheduled(self._model)
-        ]  # fmt: skip
+        mine = [] if self.qos.is_full else [queues.suspects(self._model)]
         consumed = self._claimable()
         with self.conn_or_acquire() as client:
             place = "" if self.qos.is_full else self._place_among(self.active_queues)
             if place:
                 placement.note_idle(client, place, len(HELD_CLAIMS.running()))
-            self._exists = bool(consumed and client.exists(*mine, *queues.lists(consumed)))
-        return not self._exists
+            return not (consumed and client.exists(*mine, *queues.lists(consumed)))
 
     def _claimable(self) -> list[str]:
         """The queues that it may claim from now."""
-        going = (queue for queue in self.active_queues if queue not in self._stopped)
-        consumed = queues.ordered(going)
+        consumed = queues.ordered(self.active_queues)
         return list(filter(queues.is_high, consumed)) if self.qos.is_full else consumed
 
     def _bells(self) -> list[str]:
@@ -251,9 +242,6 @@ class ClaimChannel(kombu_redis.Channel):
     def _look(self) -> bool:
         """Claims and delivers jobs; whether there is room left, and nothing but a ring or a timer
         brings more."""
-        exists, self._exists = self._exists, False
-        if self._stopped:
-            self._find_stopped()
         consumed = self._claimable()
         if not consumed or not (most := self.allowance()):
             return False
@@ -264,13 +252,11 @@ class ClaimChannel(kombu_redis.Channel):
         taken = self._claim(consumed, most)
         if taken is None:
             return False
-        if taken.stopped or (exists and not taken.claims):
-            self._find_stopped()
         claim_delivery.deliver(self, taken.claims, self.active_queues)
         for job_id in taken.repeated:
             self.on_repeated(job_id)
         again_s = taken.look_again_s
-        if again_s is not None and again_s < LOOK_AGAIN_S:
+        if again_s is not None:
             self.connection.look_again_in(again_s)
         return again_s != 0 and self.qos.can_consume() and bool(self._bells() and self.allowance())
 
@@ -300,17 +286,9 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _pause(self, error: ResponseError) -> None:
         """Looks again after a while, because Redis refused."""
-        if "WRONGTYPE" not in str(error) or not self._find_stopped():
-            self._claiming.failed(error)
+        self._claiming.failed(error)
         self._not_before_s = time.monotonic() + LOOK_AGAIN_S
         self.connection.look_again_in(LOOK_AGAIN_S)
-
-    def _find_stopped(self) -> bool:
-        with self.conn_or_acquire() as client:
-            found = self._stopped.look(client, self.active_queues)
-        if found:
-            self.connection.look_again_in(WAIT_S)
-        return found
 
     def _stop_waiting(self) -> None:
         """Ends the wait of a worker that takes fewer jobs from now on. A ring goes on."""

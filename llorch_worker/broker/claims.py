@@ -94,11 +94,9 @@ class Taken(NamedTuple):
 
     claims: list[Claim]
     look_again_s: float | None
-    """When a waiting job may be due; None if none is known."""
+    """When to claim again, without a ring; None if there is no need."""
     repeated: list[str]
     """The ids of messages that were dropped because their jobs had ended; the first few."""
-    stopped: bool = False
-    """Whether jobs could not be scheduled: a key of another type is in the way."""
 
 
 def claim(
@@ -156,7 +154,6 @@ def claim(
         [
             keys.live(model),
             keys.passed(model),
-            queues.scheduled(model),
             queues.suspects(model),
             *queues.claimed_lists(consumed),
         ],
@@ -172,12 +169,12 @@ def claim(
     ready, later, unread = _sorted(
         values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)
     )
+    # False for those that stay in their list, because somebody's key is in the place of the set.
     scheduled = [_release(client, each, "scheduled", due_ms=each.due_ms or 0) for each in later]
     _reread(client, unread)
     if unread or any(scheduled):
         again_ms = 0
-    again_s = again_ms / 1e3 if again_ms >= 0 else None
-    return Taken(ready, again_s, repeated, stopped=not all(scheduled))
+    return Taken(ready, again_ms / 1e3 if again_ms >= 0 else None, repeated)
 
 
 def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:

@@ -24,7 +24,7 @@ Reply = str | bytes
 
 _PARTS = {
     "claim": (
-        "lists", "bells", "tenants", "lines", "message", "scheduled", "take", "turns", "placing",
+        "lists", "bells", "tenants", "lines", "message", "take", "turns", "placing",
     ),
     "enqueue": ("lists", "bells", "tenants", "placing"),
     "ring": ("lists", "bells", "scheduled", "placing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import chain
 from typing import Any
 
 import redis
@@ -15,8 +16,15 @@ from llorch_worker.broker import keys, registry, watch
 from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.queue_news import QueueNews
-from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
+from llorch_worker.broker.queues import (
+    WORKER_MARK,
+    bell_queue_of,
+    is_job_queue,
+    watched,
+    worker_lists,
+)
 from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.stopped_queues import StoppedQueues
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 from llorch_worker.settings import Settings
 
@@ -43,6 +51,7 @@ class QueueWatcher(Repeater):
         self._model = model
         self._lease = watch.lease(client, model)
         self._refused = False
+        self._stopped = StoppedQueues()
         self.alone = True
         """Whether no other worker of the model is known."""
         super().__init__("watcher", "watch the queues", self._watch_or_wait)
@@ -85,6 +94,8 @@ class QueueWatcher(Repeater):
                 if now_s >= count_at_s:
                     living = registry.living(self._redis, self._model)
                     watch.empty_moved_lists(self._redis, living)
+                    own = chain.from_iterable(map(worker_lists, living))
+                    self._stopped.look(self._redis, [*watched(self._model), *own])
                     self.alone = len(living) < 2
                     count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.

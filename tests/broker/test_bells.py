@@ -196,8 +196,11 @@ def own_claim(store: redis.Redis, *, limit: int) -> list[str]:
 def test_a_scheduled_job_gets_a_ring_once_it_is_due(
     store: redis.Redis, due_ms: int, rung: int
 ) -> None:
+    push(store, "a", eta=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+    assert take(store) == []
     seconds, microseconds = store.time()
     store.zadd(queues.scheduled("toy"), {"a": seconds * 1000 + round(microseconds / 1000) + due_ms})
+    store.delete(BELL)
     look_again_s = watch.ring_for_all(store, "toy")
     assert look_again_s is not None
     # Not at once, if it was due: perhaps no worker has room.
@@ -205,7 +208,7 @@ def test_a_scheduled_job_gets_a_ring_once_it_is_due(
     assert rings(store) == rung
 
 
-def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: redis.Redis) -> None:
+def test_the_watcher_releases_due_jobs_to_their_own_lists(store: redis.Redis) -> None:
     in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     normal = [f"normal{number}" for number in range(150)]
     push(store, *normal, "high", eta=in_an_hour)
@@ -215,6 +218,7 @@ def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: red
     watch.ring_for_all(store, "toy")
     assert (rings(store), rings(store, f"{QUEUE}:high")) == (0, 0)
     store.zadd(queues.scheduled("toy"), dict.fromkeys(normal, 1) | {"high": 2})
+    assert watch.ring_for_all(store, "toy") == 0.001, "a call releases a hundred"
     watch.ring_for_all(store, "toy")
     assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 1)
     assert urgent(store) == ["high"]

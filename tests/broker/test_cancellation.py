@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker import claims, keys, queues, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.client import Client, Job
@@ -83,6 +83,7 @@ def test_a_revoke_that_a_stock_worker_stored_ends_the_job_at_its_claim(
     job = revoked_elsewhere(producer, stock, scheduled)
     before = stored_result(producer.redis, job.id)
     producer.redis.zadd(queues.scheduled("toy"), {job.id: 0}, xx=True)
+    watch.ring_for_all(producer.redis, "toy")
     assert not take(producer.redis)
     assert_cancelled(job)
     assert stored_result(producer.redis, job.id) == before

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues
+from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.message import read_envelope
@@ -248,6 +248,7 @@ def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
             store.delete(QUEUE)
         set_leases(store, {"a": 0})
         store.zadd(queues.scheduled("toy"), {"a": 0})
+        watch.ring_for_all(store, "toy")
         sweep(store)
         assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])
 

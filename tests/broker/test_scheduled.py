@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 import redis
 
-from llorch_worker.broker import queues
+from llorch_worker.broker import queues, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
 from tests.broker.jobs import dying_after, load, look, push, sweep, take
@@ -26,6 +26,7 @@ def in_s(seconds: float, zone: timezone = UTC) -> str:
 def let_come_due(store: redis.Redis, *job_ids: str) -> None:
     for number, job_id in enumerate(job_ids):
         store.zadd(SCHEDULED, {job_id: number})
+    watch.ring_for_all(store, "toy")
 
 
 def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
@@ -80,7 +81,8 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, offs
 )
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
-    assert look(store).look_again_s == 0
+    assert take(store) == []
+    watch.ring_for_all(store, "toy")
     (claim,) = take(store)
     parsed = datetime.fromisoformat(eta).replace(tzinfo=UTC)
     assert claim.due_ms == round(parsed.timestamp() * 1e3)
@@ -123,11 +125,3 @@ def test_a_cancel_ends_a_scheduled_job_at_once(store: redis.Redis, producer: Cli
     assert not store.zcard(SCHEDULED)
     let_come_due(store, "a")
     assert take(store) == []
-
-
-def test_a_worker_learns_when_the_next_job_is_due(store: redis.Redis) -> None:
-    push(store, "a", eta=in_s(3600))
-    assert take(store) == []
-    look_again_s = look(store).look_again_s
-    assert look_again_s is not None
-    assert 3500 < look_again_s <= 3600

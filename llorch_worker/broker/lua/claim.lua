@@ -7,8 +7,8 @@
 -- worker: see doorbell.py. It leaves other workers their share of many jobs. An `urgent` caller has no room, and
 -- preempts for what it takes. It gives the high queues only.
 --
--- KEYS: the model's workers, the note of what was passed, the scheduled jobs, the list of suspects, then the
--- lists that the caller claims from, the most urgent first. kombu pushes left, so the head is right.
+-- KEYS: the model's workers, the note of what was passed, the list of suspects, then the lists that the caller
+-- claims from, the most urgent first. kombu pushes left, so the head is right.
 -- ARGV: the caller's terms as JSON: see claims.py.
 --
 -- Returns when to look again, in ms from now, or -1; the number of claims; the values of each, see `begin`; then
@@ -22,7 +22,7 @@ local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
 local MOST_BYTES = 4 * 2^20
 local MESSAGE_BYTES = 4096
 
-local workers, passed, scheduled, suspects = unpack(KEYS, 1, 4)
+local workers, passed, suspects = unpack(KEYS, 1, 3)
 local terms = cjson.decode(ARGV[1])
 terms.suspects = suspects
 local limit = terms.limit
@@ -71,17 +71,14 @@ local function take_from(line, most)
   return #claims - before
 end
 
--- Due jobs and suspects.
-local lines = answer_rings({unpack(KEYS, 5)}, passed, terms)
+-- Suspects.
+local lines = answer_rings({unpack(KEYS, 4)}, passed, terms)
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   note_suspect(record and peers_of(record, terms))
 end
-local next_due
-local others = redis.call('EXISTS', scheduled, suspects, passed, passed .. FULL_SUFFIX)
+local others = redis.call('EXISTS', suspects, passed, passed .. FULL_SUFFIX)
 if not terms.urgent and others > 0 then
-  release_due(scheduled, limit)
-  next_due = first_due(scheduled)
   suspects_line.jobs = length(suspects)
   take_from(suspects_line, limit)
 end
@@ -133,11 +130,9 @@ if terms.place ~= '' then
   note_load(terms.place, terms.jobs + #claims, #claims < limit)
 end
 
-local again_ms = next_due and math.max(0, next_due - now_ms()) or -1
+local again_ms = suspects_line.jobs > 0 and SUSPECTS_WAIT_MS or -1
 if bytes >= MOST_BYTES and #claims < limit then
   again_ms = 0
-elseif suspects_line.jobs > 0 and (again_ms < 0 or again_ms > SUSPECTS_WAIT_MS) then
-  again_ms = SUSPECTS_WAIT_MS
 end
 local reply = {again_ms, #claims}
 for _, parts in ipairs({claims, dropped}) do

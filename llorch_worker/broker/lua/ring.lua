@@ -2,7 +2,7 @@
 --
 -- KEYS: lists of jobs, and perhaps the model's scheduled jobs.
 --
--- A due high job goes to the head of its queue, because workers without room look at no scheduled jobs.
+-- A scheduled job that is due goes to the head of its queue.
 -- Jobs of a step between normal and low, and of lists with ':' between queue and priority, as Celery's
 -- documentation advises, go to the tail of the list that workers look at.
 --
@@ -57,19 +57,17 @@ end
 
 allow_writes()
 for _, key in ipairs(KEYS) do
-  key = move_to_priority_list(key)
-  local waits
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
-    local next_due = first_due(key)
-    waits = next_due and is_due(next_due)
-    for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
+    for _, list in ipairs(release_due(key, MOST_DUE)) do
       rings[bell_of(list)] = true
     end
+    local next_due = first_due(key)
+    again_ms = next_due and is_due(next_due) and 1 or again_ms
   else
-    waits = may_need_ring(key)
-  end
-  if waits then
-    rings[bell_of(key)] = true
+    key = move_to_priority_list(key)
+    if may_need_ring(key) then
+      rings[bell_of(key)] = true
+    end
   end
 end
 for bell in pairs(rings) do
