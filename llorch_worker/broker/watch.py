@@ -7,7 +7,7 @@ watchers at a time do no harm: a bell holds one ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from redis import Redis
 
@@ -22,9 +22,7 @@ KEEP_S = 1.2
 LOOK_S = 1.0
 """How often the watcher looks at everything, and how often the others try to become it."""
 COUNT_S = 10.0
-"""How often the watcher counts the workers."""
-MOST_ASKED = 1000
-"""About how many lists it asks for at a time. Redis answers nobody meanwhile."""
+"""How often the watcher looks at the queues of all workers."""
 
 
 def lease(client: Redis, model: str) -> Lease:
@@ -38,32 +36,19 @@ def leave(client: Redis, model: str) -> None:
     lease(client, model).leave()
 
 
-def ring_for_all(client: Redis, model: str, news: QueueNews | None = None) -> float | None:
-    """Rings if jobs for any worker wait or are due, and asks for news of the lists. Returns after
-    how many seconds to look again, because jobs wait, now or for their time; None if there are
-    none."""
-    return _ring(client, queues.watched(model), news)
+def ring_for_all(client: Redis, model: str) -> float | None:
+    """:func:`ring_for` the lists of jobs for any worker."""
+    return ring_for(client, queues.watched(model))
 
 
-def ring_for_changed(
-    client: Redis, model: str, changed: Iterable[str], news: QueueNews | None = None
-) -> float | None:
-    """:func:`ring_for_all`, for these lists, also of worker queues; other models' are skipped."""
-    mine = [name for name in changed if queues.model_of(name) == model]
-    return _ring(client, mine, news) if mine else None
-
-
-def empty_moved_lists(client: Redis, own_queues: Iterable[str]) -> None:
-    """Rings for jobs for one worker alone that wait in lists which only a watcher empties: they may
-    have come while there was none. ``own_queues``: the workers'."""
-    names = [
-        name
-        for queue in own_queues
-        for each in (f"{queue}{queues.HIGH_SUFFIX}", queue)
-        for name in queues.moved_lists(each)
-    ]
-    for first in range(0, len(names), MOST_ASKED):
-        _ring(client, names[first : first + MOST_ASKED], None)
+def ring_for(client: Redis, lists: Sequence[str], news: QueueNews | None = None) -> float | None:
+    """Rings if jobs wait in the ``lists`` or are due, and asks for news of them. Returns after how
+    many seconds to look again, because jobs wait, now or for their time; None if there are none."""
+    # A pop changes a list too, and mostly empties it.
+    if not (news.any_exist(lists) if news else client.exists(*lists)):
+        return None
+    due_ms: int = run_script(client, "ring", [0], lists)
+    return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S
 
 
 def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> None:
@@ -71,11 +56,3 @@ def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> Non
     the queues that it ``consumed`` some may wait for it alone."""
     its_own = queues.lists(name for name in consumed if queues.WORKER_MARK in name)
     run_script(client, "ring", [1], [*queues.watched(model), *its_own])
-
-
-def _ring(client: Redis, names: list[str], news: QueueNews | None) -> float | None:
-    # A pop changes a list too, and mostly empties it.
-    if not (news.any_exist(names) if news else client.exists(*names)):
-        return None
-    due_ms: int = run_script(client, "ring", [0], names)
-    return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S

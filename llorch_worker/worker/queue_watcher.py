@@ -81,8 +81,8 @@ class QueueWatcher(Repeater):
         keep_at_s = look_at_s = count_at_s = time.monotonic()
         held_until_s = keep_at_s + LEASE_S
         active_until_s = keep_at_s + ACTIVE_S
-        check_at_s: dict[str, float] = {}
-        own_rings: set[str] = set()
+        # Those of worker queues that may need a ring. Mostly all are empty, and there are many.
+        of_workers: set[str] = set()
         while not self.closing.is_set():
             now_s = time.monotonic()
             if now_s >= held_until_s:
@@ -92,11 +92,8 @@ class QueueWatcher(Repeater):
                 kept = self._lease.renew()
                 end_overdue(self._redis, self._settings)
                 if now_s >= count_at_s:
-                    living = registry.living(self._redis, self._model)
-                    watch.empty_moved_lists(self._redis, living)
-                    own = chain.from_iterable(map(worker_lists, living))
-                    self._stopped.look(self._redis, [*watched(self._model), *own])
-                    self.alone = len(living) < 2
+                    of_workers |= self._filled_lists_of_workers()
+                    look_at_s = now_s
                     count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
@@ -105,43 +102,36 @@ class QueueWatcher(Repeater):
                     news.note_renewal()
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
-                # This look is at the lists for all workers.
-                of_workers = [name for name in check_at_s if WORKER_MARK in name]
-                check_at_s = {name: check_at_s[name] for name in of_workers}
-                after_s = watch.ring_for_all(self._redis, self._model, news)
+                after_s = watch.ring_for(self._redis, [*watched(self._model), *of_workers], news)
+                of_workers.clear()
                 if after_s is None and news is not None and now_s >= active_until_s:
                     after_s = IDLE_LOOK_S
                 look_at_s = now_s + _look_after(after_s)
-            elif changed := [name for name, at_s in check_at_s.items() if at_s <= now_s]:
-                after_s = watch.ring_for_changed(self._redis, self._model, changed, news)
-                look_at_s = min(look_at_s, now_s + _look_after(after_s))
-                active_until_s = now_s + ACTIVE_S
-                own_rings = set()
-                if after_s is not None:
-                    own_rings = {keys.bell(bell_queue_of(name)) for name in changed}
-                for name in changed:
-                    del check_at_s[name]
                 self.closing.wait(PAUSE_S)
-            left_s = min(look_at_s, keep_at_s, *check_at_s.values()) - time.monotonic()
-            for name, after_s in self._hear(news, max(0.0, min(left_s, READ_S)), own_rings):
-                at_s = time.monotonic() + after_s
-                check_at_s[name] = min(at_s, check_at_s.get(name, at_s))
+            left_s = min(look_at_s, keep_at_s) - time.monotonic()
+            changed = self._hear(news, max(0.0, min(left_s, READ_S)))
+            if lists := set(filter(is_job_queue, changed)):
+                # Whoever pushes and rings does both in one step.
+                rung = {keys.bell(bell_queue_of(name)) for name in lists} <= changed
+                now_s = time.monotonic()
+                look_at_s = min(look_at_s, now_s + (RUNG_S if rung else 0.0))
+                active_until_s = now_s + ACTIVE_S
+                of_workers |= {name for name in lists if WORKER_MARK in name}
 
-    def _hear(
-        self, news: QueueNews | None, timeout_s: float, own_rings: set[str]
-    ) -> list[tuple[str, float]]:
-        """The lists that have changed, each with the time after which to check it. ``own_rings``:
-        the bells that this watcher may have rung when it looked last."""
-        if news is None:
-            self.closing.wait(timeout_s)
-            return []
-        changed = news.read(timeout_s) - own_rings
-        # Whoever pushes and rings does both in one step.
-        return [
-            (name, RUNG_S if keys.bell(bell_queue_of(name)) in changed else 0.0)
-            for name in changed
-            if is_job_queue(name)
-        ]
+    def _filled_lists_of_workers(self) -> set[str]:
+        """Their jobs may have come while nobody watched."""
+        living = registry.living(self._redis, self._model)
+        self.alone = len(living) < 2
+        own = chain.from_iterable(map(worker_lists, living))
+        filled = self._stopped.look(self._redis, [*watched(self._model), *own])
+        return {name for name in filled if WORKER_MARK in name}
+
+    def _hear(self, news: QueueNews | None, timeout_s: float) -> set[str]:
+        """The lists and bells that have changed."""
+        if news is not None:
+            return news.read(timeout_s)
+        self.closing.wait(timeout_s)
+        return set()
 
 
 def _look_after(asked_s: float | None) -> float:

@@ -67,7 +67,8 @@ class Workers(Users):
     def watch(self) -> None:
         """A worker that watches the queues moves jobs of other priority steps."""
         watch.ring_for_all(self.store, "toy")
-        watch.empty_moved_lists(self.store, PLACES)
+        for place in PLACES:
+            watch.ring_for(self.store, queues.worker_lists(place))
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         taken: list[claims.Claim] = []

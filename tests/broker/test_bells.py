@@ -139,7 +139,7 @@ def test_jobs_without_a_ring_get_one(store: redis.Redis) -> None:
     lists = [QUEUE, route("toy", "high").list_key, OWN_QUEUE, queues.suspects("toy")]
     for name in lists:
         store.lpush(name, "a job")
-    watch.ring_for_changed(store, "toy", lists[1:3])
+    watch.ring_for(store, lists[1:3])
     assert [rings(store, queue) for queue in (QUEUE, f"{QUEUE}:high", OWN_QUEUE)] == [0, 1, 1]
     watch.ring_for_all(store, "toy")
     assert rings(store) == 1
@@ -147,7 +147,6 @@ def test_jobs_without_a_ring_get_one(store: redis.Redis) -> None:
 
 def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -> None:
     store.lpush("llorch.toys", "a job")
-    watch.ring_for_changed(store, "toy", [QUEUE, "llorch.toys"])
     watch.ring_for_all(store, "toy")
     assert store.keys("llorch:bell:*") == []
 
@@ -161,7 +160,7 @@ def test_each_list_has_one_bell(store: redis.Redis) -> None:
     for name in lists:
         store.flushall()
         store.lpush(name, "a job")
-        watch.ring_for_changed(store, "toy", [name])
+        watch.ring_for(store, [name])
         assert rings(store, queues.bell_queue_of(name)) == 1, name
     assert queues.bell_queue_of(queues.scheduled("toy")) == QUEUE
 
@@ -232,7 +231,7 @@ def test_the_watcher_moves_the_jobs_of_every_list_that_nobody_claims_from(
     for name in queues.moved_lists(queue):
         store.lpush(name, f"{name} first", f"{name} second")
     watch.ring_for_all(store, "toy")
-    watch.empty_moved_lists(store, [OWN_QUEUE])
+    watch.ring_for(store, queues.worker_lists(OWN_QUEUE))
     assert rings(store, queue) == 1
     plain = queues.claimed_lists([queue])
     assert set(store.scan_iter("llorch.*")) == set(plain)

@@ -79,7 +79,7 @@ def test_it_looks_at_everything_once_the_database_was_emptied(
 ) -> None:
     store.flushall()
     assert told(store, news) == LISTS
-    watch.ring_for_all(store, "toy", news)
+    watch.ring_for(store, queues.watched("toy"), news)
     push(store, "a")
     assert told(store, news) == {QUEUE}
 
