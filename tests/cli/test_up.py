@@ -146,18 +146,23 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
         assert client.ping(), "a Redis that is not ours stays up"
 
 
-def test_each_model_gets_a_worker_and_the_gateway_serves_all(
+def test_each_model_gets_a_worker_and_the_json_document_has_the_servers(
     redis_url: str, demo_model: Path, tmp_path: Path
 ) -> None:
+    port, flower_port = free_port(), free_port()
     models = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
     for path in models:
         path.symlink_to(demo_model)
     chosen = [word for path in models for word in ("--model", path)]
-    command = Started("up", "--redis", redis_url, "--no-flower", *chosen)
+    ports = ("--gateway-port", str(port), "--flower-port", str(flower_port))
+    command = Started("up", "--redis", redis_url, *chosen, *ports, "--json")
     try:
-        command.wait_for("Ctrl-C drains and ends")
-        url = command.wait_for("gateway  http").split()[1]
-        with httpx.Client(base_url=url, timeout=60) as http:
+        command.wait_for('"workers"')
+        assert command.wait_for('"gateway"').strip() == f'"gateway": "http://localhost:{port}",'
+        user, password = command.wait_for('"flower_login"').split('"')[3].split(":")
+        flower = httpx.get(f"http://localhost:{flower_port}/workers", auth=(user, password))
+        assert flower.status_code == 200
+        with httpx.Client(base_url=f"http://localhost:{port}", timeout=60) as http:
             assert {"first", "second"} <= {m["id"] for m in http.get("/v1/models").json()["data"]}
             for name in ("first", "second"):
                 body = {"model": name, "prompt": "Lily", "max_tokens": 2}
@@ -214,23 +219,6 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def test_the_json_document_has_the_chosen_ports_and_flowers_login(
-    redis_url: str, demo_model: Path
-) -> None:
-    port, flower_port = free_port(), free_port()
-    options = ("--gateway-port", str(port), "--model", demo_model, "--json")
-    command = Started("up", "--redis", redis_url, "--flower-port", str(flower_port), *options)
-    try:
-        command.wait_for('"workers"')
-        assert command.wait_for('"gateway"').strip() == f'"gateway": "http://localhost:{port}",'
-        assert healthy(f"http://localhost:{port}")
-        user, password = command.wait_for('"flower_login"').split('"')[3].split(":")
-        flower = httpx.get(f"http://localhost:{flower_port}/workers", auth=(user, password))
-        assert flower.status_code == 200
-    finally:
-        command.child.kill()
 
 
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ REQUESTS = [
     for framework in FRAMEWORKS
     for number, line in enumerate((RECORDED / f"{framework}.jsonl").read_text("utf-8").splitlines())
 ]
-SEEDS = range(sized(usual=20, full=1_000))
+SEEDS = range(sized(usual=10, full=1_000))
 
 
 @pytest.fixture(scope="module")

@@ -93,8 +93,7 @@ def test_a_tokens_attention_is_the_same_in_every_batch(
     made = scene(lengths, lengths, **shape, dtype=dtype, kv_dtype=kv_dtype)
     whole = [attended(ops, made, form, [(i, 0, length)])[0] for i, length in enumerate(lengths)]
     rng = Random(0)
-    # The interpreter of Triton is slow.
-    for _ in range(12 if name != "triton" else sized(usual=4, full=12)):
+    for _ in range(sized(usual=4, full=12)):
         spans = []
         for i in rng.sample(range(len(lengths)), rng.randint(1, len(lengths))):
             end = rng.randint(1, lengths[i])

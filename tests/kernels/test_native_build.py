@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +40,11 @@ def _here() -> None:
 
 
 def test_processes_that_need_the_kernels_at_once_compile_them_once(tmp_path: Path) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
     compiler, calls = tmp_path / "cc", tmp_path / "calls"
-    compiler.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexec /usr/bin/env cc "$@" -O0\n')
+    # What it makes is empty: nothing here runs it.
+    compiler.write_text(
+        f'#!/bin/sh\necho "$*" >> {calls}\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
+    )
     compiler.chmod(0o755)
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(compiler)}
     processes = [start(*BUILD, **variables) for _ in range(3)]

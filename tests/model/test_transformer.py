@@ -88,20 +88,6 @@ def test_every_layer_of_a_random_model_agrees_with_transformers(
     assert_layers_agree(open_driver(path), reference(path), random_ids(150))
 
 
-@pytest.mark.parametrize("max_query_tokens", [1024, 7])
-def test_a_prompt_in_chunks_equals_the_prompt_at_once(
-    open_driver: Open, random_llama: Path, max_query_tokens: int
-) -> None:
-    driver = open_driver(random_llama, max_query_tokens=max_query_tokens)
-    ids = random_ids(90)
-    expected = driver.logits(ids)
-    rows = [
-        driver.step({"a": ids[start:end]}, all_logits=True)
-        for start, end in [(0, 17), (17, 18), (18, 50), (50, 52), (52, 90)]
-    ]
-    torch.testing.assert_close(torch.cat(rows), expected, atol=1e-5, rtol=1e-5)
-
-
 def test_sequences_in_a_mixed_step_get_the_same_logits_as_alone(
     open_driver: Open, random_llama: Path
 ) -> None:
