@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from benches.battle.ledger import (
-    CANCELLED,
-    PLAIN,
-    POISON,
-    STOCK,
-    Entry,
-    Job,
-    Ledger,
-    Result,
-)
+from benches.battle.ledger import CANCELLED, PLAIN, POISON, STOCK, Entry, Job, Ledger, Result
 from benches.battle.recovery import TERMINAL_EVENTS, read_object, recoveries, spread
 from tests.toy_generation import token_id
 
 SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
 TERMINAL_STATES = (SUCCESS, FAILURE, REVOKED)
 EXHAUSTED = "AttemptsExhausted"
+MOST_SUSPECTS = 10
 CLOCK_S = 0.002
 """Celery cuts a due time, and Redis its clock, to whole milliseconds."""
 
@@ -31,7 +24,6 @@ CLOCK_S = 0.002
 class StreamFindings:
     """What a live reader of a job's stream saw. Most counts are of tokens."""
 
-    seen: int = 0
     doubled: int = 0
     missing: int = 0
     wrong: int = 0
@@ -76,160 +68,150 @@ class ResultFindings:
     exhausted: bool = False
 
 
+class Seen(StrEnum):
+    """What the audit counts; the value is its line in the report."""
+
+    JOBS = "jobs sent"
+    TOKENS = "tokens promised"
+    LOST = "jobs lost"
+    FAILED = "jobs that ended otherwise than they must"
+    EXHAUSTED = "innocent jobs without attempts left"
+    EARLY = "jobs begun before they were due"
+    MISDISPATCHED = "bodies of chords and chains misdispatched"
+    """Jobs that began, or stock tasks that did not run once, against what their parts' ends say."""
+    SENT_TWICE = "bodies of chords and chains sent twice"
+    """Stock tasks after our jobs that ran again, under the same id. Celery promises them at least
+    once. Of our own jobs the second copy is dropped."""
+    WRONG_REPLY = "wrong replies to commands"
+    """Replies of workers that refuse what works, or accept what cannot be done."""
+    UNANNOUNCED = "results unannounced"
+    CHANGED = "results changed after they were visible"
+    MATERIALLY_CHANGED = "results changed in status or tokens"
+    WRONG_RESULT = "wrong results"
+    DOUBLED = "doubled stream tokens"
+    MISSING = "missing stream tokens"
+    WRONG = "wrong stream tokens"
+    DISORDERED = "disordered stream tokens"
+    BROKEN = "streams with any fault"
+    """Of jobs that ended as they must; also those without exactly one end."""
+    WITHDRAWN = "stream entries withdrawn"
+    TAKEN_OVER = "jobs taken over by another worker"
+    RUN_AGAIN = "jobs run again from zero"
+    RETRIED = "dead letters retried"
+
+
+NO_BREACH = {
+    *(Seen.JOBS, Seen.TOKENS, Seen.SENT_TWICE, Seen.TAKEN_OVER, Seen.RUN_AGAIN, Seen.RETRIED)
+}
+
+
 @dataclass
 class Findings:
     """The totals over all jobs."""
 
-    jobs: int = 0
-    tokens: int = 0
-    succeeded: int = 0
-    lost: int = 0
-    failed: int = 0
-    """Jobs that ended as their kind must not."""
-    exhausted: int = 0
-    """Innocent jobs among them that had no attempts left."""
-    early: int = 0
-    """Jobs that began before they were due."""
-    misdispatched: int = 0
-    """Jobs that began, or stock tasks that did not run once, against what their parts' ends say."""
-    sent_twice: int = 0
-    """Stock tasks after our jobs that ran again, under the same id. No breach: Celery promises them
-    at least once. Of our own jobs the second copy is dropped."""
-    wrong_replies: int = 0
-    """Replies of workers that refuse what works, or accept what cannot be done."""
-    replies: dict[str, int] = field(default_factory=dict)
-    retried: int = 0
-    ends: dict[str, dict[str, int]] = field(default_factory=dict)
+    counts: Counter[Seen] = field(default_factory=Counter)
+    suspects: dict[Seen, list[str]] = field(default_factory=dict)
+    """For each breach, up to ten jobs or replies."""
+    ends: dict[str, Counter[str]] = field(default_factory=dict)
     """By kind of job: how many ended how."""
-    wrong_results: int = 0
-    changed_results: int = 0
-    materially_changed_results: int = 0
-    doubled_tokens: int = 0
-    missing_tokens: int = 0
-    wrong_tokens: int = 0
-    disordered_tokens: int = 0
-    broken_streams: int = 0
-    """Streams of successful jobs with any of these faults, or without exactly one end."""
-    withdrawn_entries: int = 0
-    unannounced_results: int = 0
-    taken_over: int = 0
-    """Jobs that more than one worker ran."""
-    run_again: int = 0
-    """Jobs that started again from the first token."""
-    wasted_tokens: int = 0
+    replies: dict[str, int] = field(default_factory=dict)
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
     """By kind of kill: jobs held, and p50, p95 and max seconds to the next event of such a job."""
     latency_s: dict[str, float] = field(default_factory=dict)
-    lost_ids: list[str] = field(default_factory=list)
-    suspects: dict[str, list[str]] = field(default_factory=dict)
-    """Up to ten job ids for each other fault."""
 
     @property
     def clean(self) -> bool:
         """Whether every promise was kept."""
-        return self.lost == 0 and not any(
-            (
-                self.failed, self.wrong_results, self.changed_results, self.doubled_tokens,
-                self.missing_tokens, self.wrong_tokens, self.disordered_tokens,
-                self.broken_streams, self.withdrawn_entries, self.unannounced_results,
-                self.exhausted, self.early, self.misdispatched, self.wrong_replies,
-            )
-        )  # fmt: skip
+        return not any(count for what, count in self.counts.items() if what not in NO_BREACH)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"clean": self.clean}
+    def see(self, what: Seen, who: str, times: float = 1) -> None:
+        self.counts[what] += int(times)
+        if times and what not in NO_BREACH:
+            suspects = self.suspects.setdefault(what, [])
+            suspects += [who] if len(suspects) < MOST_SUSPECTS else []
 
 
 def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
     """Audits ``ledger``; ``unannounced``: jobs whose result changed without a publication."""
-    found = Findings(
-        withdrawn_entries=ledger.withdrawn_count(), unannounced_results=len(unannounced)
-    )
-    suspects: dict[str, list[str]] = {"unannounced": list(unannounced)}
+    found = Findings()
+    see = found.see
+    for job_id in unannounced:
+        see(Seen.UNANNOUNCED, job_id)
+    for job_id, _ in ledger.withdrawn:
+        see(Seen.WITHDRAWN, job_id)
+    for reply in ledger.replies:
+        wrong = _is_error(reply.reply) != reply.refused
+        see(Seen.WRONG_REPLY, f"{reply.command}: {reply.reply}", wrong)
+    jobs, retries = ledger.jobs, ledger.retries
+    results = {job.id: judge_results(job, ledger.results[job.id], retries[job.id]) for job in jobs}
     latencies: list[float] = []
-
-    def suspect(fault: str, job_id: str) -> None:
-        suspects.setdefault(fault, []).append(job_id)
-
-    retries, runs, jobs = ledger.retries(), ledger.runs(), ledger.jobs()
-    results = {job.id: judge_results(job, ledger.results(job.id), retries[job.id]) for job in jobs}
     for job in jobs:
-        stream = judge_stream(job, ledger.entries(job.id), retries[job.id])
-        result = results[job.id]
+        stream, result = judge_stream(job, ledger.entries[job.id], retries[job.id]), results[job.id]
+        _see_parts(found, job, stream, result)
         allowed = allowed_ends(job, results)
-        begins_s = [each for each in (stream.began_s, result.began_s) if each is not None]
-        found.jobs += 1
-        found.tokens += job.tokens
-        found.doubled_tokens += stream.doubled
-        found.wrong_tokens += stream.wrong
-        found.disordered_tokens += stream.disordered
-        found.taken_over += len(set(stream.workers)) > 1
-        found.run_again += stream.runs_from_zero > 1
-        found.wasted_tokens += stream.doubled
-        found.changed_results += result.changed
-        found.materially_changed_results += result.changed_materially
-        if stream.doubled:
-            suspect("doubled tokens", job.id)
-        if stream.wrong or stream.disordered:
-            suspect("wrong or disordered tokens", job.id)
-        if result.changed:
-            suspect("changed result", job.id)
-        if begins_s and min(begins_s) < job.due_s - CLOCK_S:
-            found.early += 1
-            suspect("early", job.id)
-        ready = SUCCESS in allowed
-        run = runs[job.id]
-        if job.kind == STOCK and job.after and run > 1:
-            # Celery sends a chain's next task before it stores the result, and a chord's body
-            # before it notes that it has, so a death in between has it sent twice.
-            found.sent_twice, run = found.sent_twice + 1, 1
-        if run != ready if job.kind == STOCK else job.after and begins_s and not ready:
-            found.misdispatched += 1
-            suspect("misdispatched", job.id)
-        ends = found.ends.setdefault(_kind(job), {})
-        ends[str(result.status)] = ends.get(str(result.status), 0) + 1
+        _see_dispatch(found, job, stream, result, ledger.runs[job.id], ready=SUCCESS in allowed)
+        found.ends.setdefault(_kind(job), Counter())[str(result.status)] += 1
         if result.status is None:
-            found.lost += 1
-            found.lost_ids.append(job.id)
+            see(Seen.LOST, job.id)
             continue
         if _kind(job) == PLAIN:
             latencies.append((result.ended_s or 0.0) - job.sent_s)
         if result.status not in allowed or (job.kind == POISON) != result.exhausted:
-            found.failed += 1
-            found.exhausted += result.exhausted
-            suspect("failed", job.id)
-            continue
-        if job.kind == STOCK:
-            continue
-        if result.status != SUCCESS:
-            found.missing_tokens += stream.gaps
-            if stream.gaps or not stream.ended_well:
-                found.broken_streams += 1
-                suspect("broken stream", job.id)
-            continue
-        found.succeeded += 1
-        # A job without an end also lacks tokens, but it counts only as lost.
-        found.missing_tokens += stream.missing
-        if stream.missing:
-            suspect("missing tokens", job.id)
-        if not result.tokens_right:
-            found.wrong_results += 1
-            suspect("wrong result", job.id)
-        if not stream.faultless:
-            found.broken_streams += 1
-            suspect("broken stream", job.id)
-    replies = ledger.replies()
-    wrong = [reply for reply in replies if _is_error(reply.reply) != reply.refused]
-    found.wrong_replies = len(wrong)
-    suspects["wrong replies"] = [f"{reply.command}: {reply.reply}" for reply in wrong]
-    found.replies = dict(Counter(reply.command for reply in replies))
-    found.retried = retries.total()
-    found.kills = dict(Counter(kill.kind for kill in ledger.kills()))
+            see(Seen.FAILED, job.id)
+            see(Seen.EXHAUSTED, job.id, result.exhausted)
+        elif job.kind != STOCK:
+            # A job without an end also lacks tokens, but it counts only as lost.
+            whole = result.status == SUCCESS
+            see(Seen.MISSING, job.id, stream.missing if whole else stream.gaps)
+            see(Seen.WRONG_RESULT, job.id, whole and not result.tokens_right)
+            intact = stream.faultless if whole else stream.ended_well and not stream.gaps
+            see(Seen.BROKEN, job.id, not intact)
+    found.replies = dict(Counter(reply.command for reply in ledger.replies))
+    found.counts[Seen.RETRIED] = retries.total()
+    found.kills = dict(Counter(kill.kind for kill in ledger.kills))
     found.recovery_s = recoveries(ledger)
     found.latency_s = spread(latencies)
-    found.suspects = {fault: ids[:10] for fault, ids in suspects.items() if ids}
     return found
+
+
+def _see_parts(found: Findings, job: Job, stream: StreamFindings, result: ResultFindings) -> None:
+    """What is counted of every job, however it ended."""
+    for what, times in {
+        Seen.JOBS: 1,
+        Seen.TOKENS: job.tokens,
+        Seen.DOUBLED: stream.doubled,
+        Seen.WRONG: stream.wrong,
+        Seen.DISORDERED: stream.disordered,
+        Seen.TAKEN_OVER: len(set(stream.workers)) > 1,
+        Seen.RUN_AGAIN: stream.runs_from_zero > 1,
+        Seen.CHANGED: result.changed,
+        Seen.MATERIALLY_CHANGED: result.changed_materially,
+    }.items():
+        found.see(what, job.id, times)
+
+
+def _see_dispatch(
+    found: Findings,
+    job: Job,
+    stream: StreamFindings,
+    result: ResultFindings,
+    runs: int,
+    *,
+    ready: bool,
+) -> None:
+    """Whether the job began when it should. ``ready``: whether it should at all."""
+    begins_s = [each for each in (stream.began_s, result.began_s) if each is not None]
+    found.see(Seen.EARLY, job.id, any(each < job.due_s - CLOCK_S for each in begins_s))
+    if job.kind != STOCK:
+        found.see(Seen.MISDISPATCHED, job.id, bool(job.after and begins_s and not ready))
+        return
+    if job.after and runs > 1:
+        # Celery sends a chain's next task before it stores the result, and a chord's body before it
+        # notes that it has, so a death in between has it sent twice.
+        found.see(Seen.SENT_TWICE, job.id)
+        runs = 1
+    found.see(Seen.MISDISPATCHED, job.id, runs != ready)
 
 
 def allowed_ends(job: Job, results: Mapping[str, ResultFindings]) -> tuple[str, ...]:
@@ -271,7 +253,6 @@ def judge_stream(job: Job, entries: Sequence[Entry], retries: int = 0) -> Stream
                 highest = max(highest, position)
         else:
             found.unreadable += 1
-    found.seen = len(seen)
     found.missing = len(set(range(job.tokens)) - seen)
     found.gaps = highest + 1 - len(seen)
     return found

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from benches.battle import other_app
 from benches.battle.audit import Findings, audit
-from benches.battle.contestant import OURS, Contestant
-from benches.battle.fleet import Fleet
+from benches.battle.fleet import OURS, Contestant, Fleet, Terms
 from benches.battle.ledger import Ledger
 from benches.battle.load import Producer, load
 from benches.battle.meddler import Meddler
@@ -23,14 +21,10 @@ from benches.battle.mixture import mixed
 from benches.battle.recovery import spread
 from benches.battle.schedule import Order, orders, strikes
 from benches.battle.watch import ResultWatcher, StreamReader
-from llorch_worker.broker import keys
 from tests.services import own_redis, running_worker
 
 TICK_S = 0.02
 START_TIMEOUT_S = 120.0
-QUIET_S = 30.0
-"""A battle ends when nothing has changed for this long: twice the lease plus sweep, and twice the
-control's visibility timeout."""
 PATIENCE_IN_QUIETS = 2
 """If jobs have not ended, the quiet must last this many times longer before they count as lost."""
 LONGEST_SETTLING_S = 600.0
@@ -38,29 +32,13 @@ REPORT_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The parameters of a battle."""
-
-    minutes: float
-    kills: int
-    workers: int
-    max_sequences: int
-    step_ms: float
-    rate_per_s: float
-    seed: int
-    quiet_s: float = QUIET_S
-    mixed: bool = False
-    """Whether ours also gets countdowns, chords, chains, cancels, poison and control commands."""
-
-
-@dataclass(frozen=True)
 class Outcome:
     """The result of a battle."""
 
     contestant: str
+    clean: bool
+    """Whether every promise was kept."""
     findings: Findings
-    lost_and_found: dict[str, str]
-    """Where each lost job was found at the end: a Redis key, or nowhere."""
     wall_s: float
     start_up_s: dict[str, float]
     escalated: int
@@ -74,8 +52,8 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
     with ExitStack() as stack:
         server = stack.enter_context(own_redis(append_only=True))
         client = stack.enter_context(redis.Redis.from_url(server.url))
-        ledger = Ledger(folder / "ledger.sqlite")
-        stack.callback(ledger.close)
+        ledger = Ledger()
+        stack.callback(ledger.save, folder / "ledger.json")
         reader, watcher = StreamReader(server.url, ledger), ResultWatcher(server.url, ledger)
         for each in (reader, watcher):
             each.start()
@@ -108,13 +86,12 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
         watcher.stop()
         reader.compare()
         for run in client.lrange(other_app.RUNS, 0, -1):
-            ledger.ran(run.decode())
+            ledger.runs[run.decode()] += 1
         findings = audit(ledger, unannounced=watcher.compare())
-        lost = _whereabouts(client, findings.lost_ids)
         return Outcome(
             contestant=contestant.name,
+            clean=findings.clean,
             findings=findings,
-            lost_and_found=lost,
             wall_s=time.monotonic() - began_s,
             start_up_s=spread(fleet.start_up_s),
             escalated=fleet.escalated_total,
@@ -149,7 +126,7 @@ def _storm(
             told_s = now_s
             _tell(
                 f"{contestant.name}: {now_s - began_s:.0f} s, {done} strikes, "
-                f"{watcher.ended_count} of {len(ledger.jobs())} jobs ended"
+                f"{watcher.ended_count} of {len(ledger.jobs)} jobs ended"
             )
         time.sleep(TICK_S)
 
@@ -157,7 +134,7 @@ def _storm(
 def _settle(fleet: Fleet, terms: Terms, ledger: Ledger, watcher: ResultWatcher) -> None:
     """Waits, after the last strike, until nothing changes any more."""
     began_s = time.monotonic()
-    sent = len(ledger.jobs())
+    sent = len(ledger.jobs)
     while time.monotonic() - began_s < LONGEST_SETTLING_S:
         fleet.tick()
         patience = 1 if watcher.ended_count == sent else PATIENCE_IN_QUIETS
@@ -165,33 +142,6 @@ def _settle(fleet: Fleet, terms: Terms, ledger: Ledger, watcher: ResultWatcher) 
             break
         time.sleep(TICK_S)
     _tell(f"{watcher.ended_count} of {sent} jobs ended")
-
-
-def _whereabouts(client: Any, job_ids: list[str]) -> dict[str, str]:
-    """For each of these jobs, a Redis key other than its own that still contains it."""
-    found = dict.fromkeys(job_ids, "nowhere")
-    if not job_ids:
-        return found
-    own = (keys.events("").encode().partition(b"::")[0], keys.result("").encode())
-    for key in client.scan_iter(count=1000):
-        content = b"" if key.startswith(own) else _content(client, key)
-        for job_id in job_ids:
-            if job_id.encode() in content:
-                found[job_id] = key.decode()
-    return found
-
-
-def _content(client: Any, key: bytes) -> bytes:
-    match client.type(key):
-        case b"list":
-            parts = client.lrange(key, 0, -1)
-        case b"zset":
-            parts = client.zrange(key, 0, -1)
-        case b"hash":
-            parts = [part for pair in client.hgetall(key).items() for part in pair]
-        case _:
-            parts = []
-    return b" ".join(parts)
 
 
 def _tell(line: str) -> None:

@@ -4,61 +4,93 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benches.battle.contestant import HOST, Contestant
 from benches.battle.ledger import Kill, Ledger
 from benches.battle.schedule import NETWORK, SIGKILL, Strike
 from benches.battle.watch import StreamReader
+from llorch_worker.broker.queues import normal_queue
 from tests.faults.proxy import LOCALHOST, FaultProxy
-from tests.services import REPOSITORY, environment, tethered
+from tests.services import QUICK_START, TOY_APP, WorkerProcess
 
+MODEL = "toy"
+QUEUE = normal_queue(MODEL)
+OURS = "llorch"
+QUIET_S = 30.0
+"""A battle ends when nothing has changed for this long: twice the lease plus sweep, and twice the
+control's visibility timeout."""
 DRAIN_TIMEOUT_S = 20.0
 """A worker that takes longer to stop is killed, as an orchestrator would do."""
 DELIVERY_TIMEOUT_S = 1.0
-READY = b" ready."
 POISONED = 9
 """The exit code of a worker that a toy job killed: see :mod:`tests.toy_engine`."""
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGQUIT": signal.SIGQUIT, SIGKILL: signal.SIGKILL}
 
 
-class Worker:
+@dataclass(frozen=True)
+class Terms:
+    """The parameters of a battle."""
+
+    minutes: float
+    kills: int
+    workers: int = 3
+    max_sequences: int = 4
+    step_ms: float = 8.0
+    """The time of a token for all running sequences."""
+    rate_per_s: float = 4.0
+    """Jobs a second."""
+    seed: int = 1
+    quiet_s: float = QUIET_S
+    mixed: bool = False
+    """Whether ours also gets countdowns, chords, chains, cancels, poison and control commands."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A name, and what :class:`WorkerProcess` gets to start its workers."""
+
+    name: str
+    app: str
+    options: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def ours(terms: Terms) -> Contestant:
+    settings = {"model_name": MODEL, "max_sequences": terms.max_sequences}
+    return Contestant(OURS, TOY_APP, settings=settings | {"TOY_STEP_MS": terms.step_ms})
+
+
+def stock(terms: Terms) -> Contestant:
+    options = (*QUICK_START, "-P", "threads", "-c", str(terms.max_sequences), "-Q", QUEUE)
+    settings = {"TOY_STEP_MS": terms.step_ms}
+    return Contestant("stock threads", "benches.battle.stock_app", options, settings)
+
+
+class Worker(WorkerProcess):
     """One worker process with its own process group, and the proxy between it and Redis."""
 
-    def __init__(self, contestant: Contestant, name: str, redis_port: int, log: Path) -> None:
-        self.hostname = f"{name}@{HOST}"
-        self.log = log
+    def __init__(self, contestant: Contestant, name: str, redis_port: int, folder: Path) -> None:
         self.proxy = FaultProxy(LOCALHOST, redis_port).start()
         self.started_s = time.monotonic()
         self.ready = False
         self.struck: Strike | None = None
         self.struck_s = 0.0
         self.heal_s: float | None = None
-        command = tethered(
-            sys.executable, "-m", "celery", "-A", contestant.app, "worker", "-n", self.hostname,
-            "-l", "INFO", "--without-gossip", "--without-mingle", *contestant.options,
+        super().__init__(
+            self.proxy.url, folder / f"{name}.log", app=contestant.app, name=name,
+            options=contestant.options, fresh=True, **contestant.settings,
         )  # fmt: skip
-        with log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env=environment(self.proxy.url, **contestant.settings),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
 
     @property
     def gone(self) -> bool:
         return self.process.poll() is not None
 
     def look_ready(self) -> bool:
-        if not self.ready and READY in self.log.read_bytes():
+        if not self.ready and f"{self.hostname} ready." in self.text():
             self.ready = True
             return True
         return False
@@ -114,8 +146,7 @@ class Fleet:
     def _spawn(self, slot: int) -> Worker:
         self._born_total += 1
         name = f"w{slot}-{self._born_total}"
-        log = self._folder / f"{name}.log"
-        return Worker(self._contestant, name, self._redis_port, log)
+        return Worker(self._contestant, name, self._redis_port, self._folder)
 
     @property
     def all_ready(self) -> bool:
@@ -213,4 +244,4 @@ class Fleet:
 
     def _record(self, worker: Worker, kind: str, gone_s: float, detail: str = "") -> None:
         held = self._reader.held_by(worker.hostname)
-        self._ledger.kill(Kill(kind, detail, worker.hostname, gone_s, held))
+        self._ledger.kills.append(Kill(kind, detail, worker.hostname, gone_s, held))

@@ -13,7 +13,7 @@ from celery.backends.redis import RedisBackend
 
 from benches.battle import other_app
 from benches.battle.background import Background
-from benches.battle.contestant import MODEL, QUEUE
+from benches.battle.fleet import MODEL, QUEUE
 from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
 from benches.battle.schedule import Order
@@ -66,7 +66,7 @@ class Producer:
         now_s = time.monotonic()
         for order in orders:
             due_s = now_s + order.countdown_s if order.countdown_s else 0.0
-            self._ledger.sent(replace(order.job, sent_s=now_s, due_s=due_s))
+            self._ledger.jobs.append(replace(order.job, sent_s=now_s, due_s=due_s))
             if order.job.kind != STOCK:
                 self._reader.follow(order.job.id)
             if order.watched:

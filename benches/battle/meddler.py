@@ -15,7 +15,7 @@ from redis import Redis
 
 from benches.battle import other_app
 from benches.battle.background import Background
-from benches.battle.contestant import HOST, MODEL, QUEUE
+from benches.battle.fleet import MODEL, QUEUE
 from benches.battle.ledger import POISON, Ledger, Reply
 from benches.battle.schedule import CLIENT, ELSEWHERE, TERMINATE, Cancel
 from benches.battle.watch import StreamReader
@@ -42,7 +42,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "rate_limit": {"task_name": TASK_NAME, "rate_limit": "0"},
     "add_consumer": {"queue": QUEUE},
 }
-OUR_WORKERS: dict[str, Any] = {"pattern": f"*@{HOST}", "matcher": "glob"}
+OUR_WORKERS: dict[str, Any] = {"pattern": "w*@test", "matcher": "glob"}
 STOCK_WORKER = f"{other_app.NAME}@test"
 
 
@@ -135,14 +135,14 @@ class Meddler(Background):
         )
         for reply in replies:
             for answer in reply.values():
-                self._ledger.reply(Reply(name, name in REFUSED, answer))
+                self._ledger.replies.append(Reply(name, name in REFUSED, answer))
         return replies
 
     def _retry(self, letter: dead_letters.DeadLetter) -> bool:
         return dead_letters.retry(self._client.redis, letter) == "retried"
 
     def _settle_letters(self) -> None:
-        poison = {job.id for job in self._ledger.jobs() if job.kind == POISON}
+        poison = {job.id for job in self._ledger.jobs if job.kind == POISON}
         client: Redis = self._client.redis
         for letter in dead_letters.letters(client):
             if letter.id not in poison:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from benches.battle.ledger import POISON, Entry, Kill, Ledger
+from benches.battle.ledger import POISON, Ledger
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
 
 TERMINAL_EVENTS = ("finished", "failed", "cancelled")
@@ -20,44 +20,41 @@ def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
     Measured from ``gone_s`` to the job's next tokens or its end, from any worker. Jobs that never
     continued are left out: they are lost.
     """
-    by_kind: dict[str, list[float]] = {}
-    entries: dict[str, list[Entry]] = {}
-    poison = {job.id for job in ledger.jobs() if job.kind == POISON}
-    kills = list(ledger.kills())
-    strikes = Counter(job_id for kill in kills for job_id in kill.held)
-    for kill in kills:
+    by_kind: defaultdict[str, list[float]] = defaultdict(list)
+    poison = {job.id for job in ledger.jobs if job.kind == POISON}
+    strikes = Counter(job_id for kill in ledger.kills for job_id in kill.held)
+    for kill in ledger.kills:
         for job_id, place in kill.held.items():
-            if job_id in poison:
+            seen_s = _sign_of_life_s(ledger, job_id, place)
+            if job_id in poison or seen_s is None:
                 continue
-            if job_id not in entries:
-                entries[job_id] = ledger.entries(job_id)
-            for entry in entries[job_id][place:]:
-                if read_object(entry.document).get("type") in ("tokens", *TERMINAL_EVENTS):
-                    pause_s = entry.seen_s - kill.gone_s
-                    kinds = [kill.kind, "all"]
-                    struck_again = _struck(ledger, job_id, kills, kill.gone_s, entry.seen_s)
-                    if strikes[job_id] == 1 and not struck_again:
-                        kinds += [f"{kill.kind}, struck once", "all, struck once"]
-                    for kind in kinds:
-                        by_kind.setdefault(kind, []).append(pause_s)
-                    break
+            once = strikes[job_id] == 1 and not _struck(ledger, job_id, kill.gone_s, seen_s)
+            for kind in (kill.kind, "all"):
+                by_kind[kind].append(seen_s - kill.gone_s)
+                if once:
+                    by_kind[f"{kind}, struck once"].append(seen_s - kill.gone_s)
     return {kind: spread(times) for kind, times in by_kind.items()}
 
 
-def _struck(
-    ledger: Ledger, job_id: str, kills: Sequence[Kill], after_s: float, until_s: float
-) -> bool:
+def _sign_of_life_s(ledger: Ledger, job_id: str, place: int) -> float | None:
+    """When the job's first tokens or end from entry ``place`` on were seen."""
+    for entry in ledger.entries[job_id][place:]:
+        if read_object(entry.document).get("type") in ("tokens", *TERMINAL_EVENTS):
+            return entry.seen_s
+    return None
+
+
+def _struck(ledger: Ledger, job_id: str, after_s: float, until_s: float) -> bool:
     """Whether a worker that claimed the job was struck in this time, before the job's stream showed
     the claim."""
-    for result in ledger.results(job_id):
+    for result in ledger.results[job_id]:
         document = read_object(result.document)
         if document.get("status") != "STARTED":
             continue
         since_s = max(after_s, result.seen_s)
         worker = (document.get("result") or {}).get("hostname")
-        for kill in kills:
-            if kill.worker == worker and since_s < kill.gone_s <= until_s:
-                return True
+        if any(k.worker == worker and since_s < k.gone_s <= until_s for k in ledger.kills):
+            return True
     return False
 
 

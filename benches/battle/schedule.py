@@ -10,7 +10,7 @@ from typing import Any
 
 from benches.battle.ledger import Job
 
-SIGKILL, SIGTERM, SIGQUIT, NETWORK = "SIGKILL", "SIGTERM", "SIGQUIT", "network"
+KINDS = SIGKILL, SIGTERM, SIGQUIT, NETWORK = "SIGKILL", "SIGTERM", "SIGQUIT", "network"
 KINDS_OF_TEN = (SIGKILL,) * 4 + (SIGTERM,) * 2 + (SIGQUIT,) * 2 + (NETWORK,) * 2
 NETWORK_FAULTS = ("reset", "blackhole", "hold", "isolate")
 SHORTEST_FAULT_S, LONGEST_FAULT_S = 2.0, 8.0

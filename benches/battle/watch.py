@@ -46,7 +46,7 @@ class StreamReader(Background):
         with self._lock:
             self.poll()
             return {
-                job_id: self._ledger.entry_count(job_id)
+                job_id: len(self._ledger.entries[job_id])
                 for job_id, holder in self._worker.items()
                 if holder == worker and job_id not in self._ended
             }
@@ -60,7 +60,7 @@ class StreamReader(Background):
             number, _, _ = self._last[job_id].partition("-")
             self._last[job_id] = f"{int(number) - 1}-0"
             self._ended.pop(job_id, None)
-            self._ledger.retried(job_id)
+            self._ledger.retries[job_id] += 1
             return True
 
     def poll(self) -> None:
@@ -82,15 +82,15 @@ class StreamReader(Background):
         with self._lock:
             self.poll()
             now_s = time.monotonic()
-            for job in self._ledger.jobs():
-                known = {entry.id: entry.document for entry in self._ledger.entries(job.id)}
+            for job in self._ledger.jobs:
+                known = {entry.id: entry.document for entry in self._ledger.entries[job.id]}
                 there = dict(self._redis.xrange(keys.events(job.id)))
                 for entry_id, fields in there.items():
                     document = fields.get("event", "")
                     if known.get(entry_id) != document:
                         self._take(job.id, Entry(entry_id, now_s, document))
                 for entry_id in known.keys() - there.keys():
-                    self._ledger.withdrawn(job.id, entry_id)
+                    self._ledger.withdrawn.append((job.id, entry_id))
 
     def _by_key(self, now_s: float) -> dict[str, str]:
         return {
@@ -147,7 +147,7 @@ class ResultWatcher(Background):
     def compare(self) -> list[str]:
         """Reads every result again; returns the jobs whose result changed without a publication."""
         silent = [job for job, count in self._stores.items() if count > self._published[job]]
-        for job in self._ledger.jobs():
+        for job in self._ledger.jobs:
             document = self._redis.get(keys.result(job.id))
             if document is not None and document != self._documents.get(job.id):
                 silent.append(job.id)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benches.battle.audit import Findings, audit
+from benches.battle.audit import Findings, Seen, audit
 from benches.battle.ledger import Entry, Job, Kill, Ledger, Result
 from tests.toy_generation import token_id
 
@@ -45,7 +45,7 @@ def recorded(
 ) -> Ledger:
     """A ledger with ``job``, its stream and its results, one entry a second."""
     ledger = ledger or Ledger()
-    ledger.sent(job)
+    ledger.jobs.append(job)
     for number, event in enumerate(stream, start=1):
         ledger.entry(job.id, Entry(f"{number}-0", 100.0 + number, json.dumps(event)))
     for number, document in enumerate(results, start=1):
@@ -62,8 +62,10 @@ def judged(
 def test_a_faultless_job_is_clean() -> None:
     found = judged()
     assert found.clean
-    assert (found.jobs, found.succeeded, found.tokens) == (1, 1, LENGTH)
-    assert (found.lost, found.wasted_tokens, found.taken_over, found.suspects) == (0, 0, 0, {})
+    assert (found.counts[Seen.JOBS], found.counts[Seen.TOKENS], found.ends) == (
+        1, LENGTH, {"plain": {"SUCCESS": 1}},
+    )  # fmt: skip
+    assert (found.counts[Seen.TAKEN_OVER], found.suspects) == (0, {})
     assert found.latency_s == {"count": 1, "p50": 2.0, "p95": 2.0, "max": 2.0}
 
 
@@ -71,57 +73,57 @@ def test_a_second_worker_that_resumes_is_clean_and_one_that_starts_again_is_not(
     begun = [STARTED, tokens(0, 4), STARTED | {"worker": "b"}]
     found = judged([*begun, tokens(4, LENGTH), FINISHED])
     assert found.clean
-    assert (found.taken_over, found.run_again, found.wasted_tokens) == (1, 0, 0)
+    assert (found.counts[Seen.TAKEN_OVER], found.counts[Seen.RUN_AGAIN]) == (1, 0)
     found = judged([*begun, tokens(0, LENGTH), FINISHED])
     assert not found.clean
-    assert (found.taken_over, found.run_again, found.wasted_tokens) == (1, 1, 4)
-    assert (found.doubled_tokens, found.broken_streams) == (4, 1)
-    assert found.suspects["doubled tokens"] == ["job"]
+    assert (found.counts[Seen.TAKEN_OVER], found.counts[Seen.RUN_AGAIN]) == (1, 1)
+    assert (found.counts[Seen.DOUBLED], found.counts[Seen.BROKEN]) == (4, 1)
+    assert found.suspects[Seen.DOUBLED] == ["job"]
 
 
 @pytest.mark.parametrize(
     ("stream", "fault", "count"),
     [
-        ([STARTED, tokens(0, 6), tokens(4, LENGTH), FINISHED], "doubled_tokens", 2),
-        ([STARTED, tokens(0, LENGTH), tokens(9, LENGTH), FINISHED], "doubled_tokens", 1),
-        ([STARTED, tokens(0, 4), tokens(6, LENGTH), FINISHED], "missing_tokens", 2),
-        ([STARTED, tokens(0, 9), FINISHED], "missing_tokens", 1),
-        ([STARTED, FINISHED], "missing_tokens", LENGTH),
-        ([], "missing_tokens", LENGTH),
-        ([STARTED, tokens(4, LENGTH), tokens(0, 4), FINISHED], "disordered_tokens", 4),
-        ([STARTED, tokens(0, 4, ids=ids(*range(4), seed=8)), *GOOD_STREAM[2:]], "wrong_tokens", 4),
-        ([STARTED, tokens(0, LENGTH + 2), FINISHED], "wrong_tokens", 2),
-        ([STARTED, tokens(0, LENGTH)], "broken_streams", 1),
-        ([STARTED, tokens(0, LENGTH), FINISHED, FINISHED], "broken_streams", 1),
-        ([STARTED, tokens(0, LENGTH), {"type": "failed"}, FINISHED], "broken_streams", 1),
-        ([STARTED, tokens(0, 9), FINISHED, tokens(9, LENGTH)], "broken_streams", 1),
-        ([STARTED, tokens(0, LENGTH), {"type": "new"}, FINISHED], "broken_streams", 1),
-        ([STARTED, tokens(0, LENGTH), FINISHED, STARTED], "broken_streams", 1),
+        ([STARTED, tokens(0, 6), tokens(4, LENGTH), FINISHED], Seen.DOUBLED, 2),
+        ([STARTED, tokens(0, LENGTH), tokens(9, LENGTH), FINISHED], Seen.DOUBLED, 1),
+        ([STARTED, tokens(0, 4), tokens(6, LENGTH), FINISHED], Seen.MISSING, 2),
+        ([STARTED, tokens(0, 9), FINISHED], Seen.MISSING, 1),
+        ([STARTED, FINISHED], Seen.MISSING, LENGTH),
+        ([], Seen.MISSING, LENGTH),
+        ([STARTED, tokens(4, LENGTH), tokens(0, 4), FINISHED], Seen.DISORDERED, 4),
+        ([STARTED, tokens(0, 4, ids=ids(*range(4), seed=8)), *GOOD_STREAM[2:]], Seen.WRONG, 4),
+        ([STARTED, tokens(0, LENGTH + 2), FINISHED], Seen.WRONG, 2),
+        ([STARTED, tokens(0, LENGTH)], Seen.BROKEN, 1),
+        ([STARTED, tokens(0, LENGTH), FINISHED, FINISHED], Seen.BROKEN, 1),
+        ([STARTED, tokens(0, LENGTH), {"type": "failed"}, FINISHED], Seen.BROKEN, 1),
+        ([STARTED, tokens(0, 9), FINISHED, tokens(9, LENGTH)], Seen.BROKEN, 1),
+        ([STARTED, tokens(0, LENGTH), {"type": "new"}, FINISHED], Seen.BROKEN, 1),
+        ([STARTED, tokens(0, LENGTH), FINISHED, STARTED], Seen.BROKEN, 1),
     ],
 )
 def test_a_fault_of_the_stream_is_counted(
-    stream: list[dict[str, Any]], fault: str, count: int
+    stream: list[dict[str, Any]], fault: Seen, count: int
 ) -> None:
     found = judged(stream)
-    assert getattr(found, fault) == count
-    assert found.broken_streams == 1
+    assert found.counts[fault] == count
+    assert found.counts[Seen.BROKEN] == 1
     assert not found.clean
-    assert found.suspects["broken stream"] == ["job"]
+    assert found.suspects[Seen.BROKEN] == ["job"]
 
 
 @pytest.mark.parametrize("results", [[], [RUNNING], [RUNNING, {"status": "RETRY"}]])
 def test_a_job_without_a_terminal_result_is_lost(results: list[dict[str, Any]]) -> None:
     found = judged([STARTED, tokens(0, 4)], results)
-    assert (found.lost, found.lost_ids, found.succeeded, found.clean) == (1, ["job"], 0, False)
-    assert judged(results=results).lost == 1
+    assert (found.suspects, found.clean) == ({Seen.LOST: ["job"]}, False)
+    assert judged(results=results).counts[Seen.LOST] == 1
     # It counts once, not token by token.
-    assert (found.missing_tokens, found.broken_streams) == (0, 0)
+    assert (found.counts[Seen.MISSING], found.counts[Seen.BROKEN]) == (0, 0)
 
 
 @pytest.mark.parametrize("result", [None, {"choices": [{"token_ids": ids(*range(LENGTH - 1))}]}])
 def test_a_result_with_other_tokens_is_wrong(result: Any) -> None:
     found = judged(results=[success(result=result)])
-    assert (found.wrong_results, found.clean) == (1, False)
+    assert (found.counts[Seen.WRONG_RESULT], found.clean) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -138,24 +140,27 @@ def test_anything_else_after_a_terminal_result_is_a_change(
     later: dict[str, Any], changes: int, materially: int
 ) -> None:
     found = judged(results=[RUNNING, success(), later])
-    assert (found.changed_results, found.materially_changed_results) == (changes, materially)
+    assert (found.counts[Seen.CHANGED], found.counts[Seen.MATERIALLY_CHANGED]) == (
+        changes,
+        materially,
+    )
     assert found.clean == (changes == 0)
 
 
 def test_withdrawn_entries_and_unannounced_results_are_breaches() -> None:
     ledger = recorded()
     assert not audit(ledger, unannounced=["job"]).clean
-    ledger.withdrawn("job", "2-0")
+    ledger.withdrawn.append(("job", "2-0"))
     found = audit(ledger)
-    assert (found.withdrawn_entries, found.clean) == (1, False)
+    assert (found.counts[Seen.WITHDRAWN], found.clean) == (1, False)
 
 
 def test_recovery_counts_from_the_kill_to_the_next_sign_of_the_job() -> None:
     ledger = recorded()
-    ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
-    ledger.kill(Kill("network", "reset", "a", gone_s=103.5, held={"job": 3}))
-    ledger.kill(Kill("SIGKILL", "", "b", gone_s=99.0, held={}))
-    ledger.kill(Kill("SIGQUIT", "", "c", gone_s=105.0, held={"job": 4}))
+    ledger.kills.append(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
+    ledger.kills.append(Kill("network", "reset", "a", gone_s=103.5, held={"job": 3}))
+    ledger.kills.append(Kill("SIGKILL", "", "b", gone_s=99.0, held={}))
+    ledger.kills.append(Kill("SIGQUIT", "", "c", gone_s=105.0, held={"job": 4}))
     found = audit(ledger)
     assert found.recovery_s == {
         "SIGKILL": {"count": 1, "p50": 0.5, "p95": 0.5, "max": 0.5},
@@ -171,12 +176,12 @@ def test_a_job_whose_next_worker_is_struck_before_its_first_sign_was_not_struck_
 ) -> None:
     claims = [{"status": "STARTED", "result": {"hostname": name}} for name in ("a", "b")]
     ledger = recorded(results=[*claims, success()])
-    ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
-    ledger.kill(Kill("network", "", "b", gone_s=again_s, held={}))
+    ledger.kills.append(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
+    ledger.kills.append(Kill("network", "", "b", gone_s=again_s, held={}))
     assert ("SIGKILL, struck once" in audit(ledger).recovery_s) == once
 
 
 def test_a_new_start_alone_is_no_recovery() -> None:
     ledger = recorded([STARTED, tokens(0, 4), STARTED, tokens(4, LENGTH), FINISHED])
-    ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.0, held={"job": 2}))
+    ledger.kills.append(Kill("SIGKILL", "", "a", gone_s=102.0, held={"job": 2}))
     assert audit(ledger).recovery_s["SIGKILL"]["max"] == 2.0, "the tokens came at 104"

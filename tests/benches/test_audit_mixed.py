@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benches.battle.audit import Findings, audit
+from benches.battle.audit import Findings, Seen, audit
 from benches.battle.ledger import CANCELLED, POISON, STOCK, Job, Ledger, Reply
 from tests.benches.test_audit import (
     FINISHED,
@@ -66,7 +66,7 @@ def test_a_cancelled_job_succeeds_or_is_revoked_once(
 
 def test_a_plain_job_must_not_be_revoked() -> None:
     found = judged([WITHDRAWN], [REVOKED])
-    assert (found.failed, found.clean) == (1, False)
+    assert (found.counts[Seen.FAILED], found.clean) == (1, False)
 
 
 @pytest.mark.parametrize(("due_s", "early"), [(100.5, 0), (101.5, 1)])
@@ -75,12 +75,12 @@ def test_a_job_that_starts_before_it_is_due_is_early(due_s: float, early: int) -
     job = Job("job", SEED, LENGTH, 100.0, due_s=due_s)
     for stream, results in ((GOOD_STREAM, [success()]), (GOOD_STREAM[1:], GOOD_RESULTS)):
         found = judged_job(job, stream, results)
-        assert (found.early, found.clean) == (early, not early)
+        assert (found.counts[Seen.EARLY], found.clean) == (early, not early)
 
 
 def test_a_state_that_says_running_too_soon_is_early_and_a_cancel_is_not() -> None:
     late_stream = recorded(job=Job("job", SEED, LENGTH, 100.0, CANCELLED, due_s=103.0))
-    assert audit(late_stream).early == 1
+    assert audit(late_stream).counts[Seen.EARLY] == 1
     job = Job("job", SEED, LENGTH, 100.0, CANCELLED, due_s=103.0)
     assert judged_job(job, [WITHDRAWN], [REVOKED]).clean
 
@@ -88,27 +88,27 @@ def test_a_state_that_says_running_too_soon_is_early_and_a_cancel_is_not() -> No
 def test_an_innocent_job_must_not_run_out_of_attempts_and_a_poison_one_must() -> None:
     stream = [STARTED, tokens(0, 4), FAILED]
     found = judged_job(of_kind(CANCELLED), stream, [RUNNING, EXHAUSTED])
-    assert (found.failed, found.exhausted, found.clean) == (1, 1, False)
+    assert (found.counts[Seen.FAILED], found.counts[Seen.EXHAUSTED], found.clean) == (1, 1, False)
     assert judged_job(of_kind(POISON), stream, [RUNNING, EXHAUSTED]).clean
     for results in ([RUNNING, FAILURE], GOOD_RESULTS, [RUNNING, REVOKED]):
         found = judged_job(of_kind(POISON), stream, results)
-        assert (found.failed, found.clean) == (1, False)
-    assert judged_job(of_kind(POISON), stream, [RUNNING]).lost == 1
+        assert (found.counts[Seen.FAILED], found.clean) == (1, False)
+    assert judged_job(of_kind(POISON), stream, [RUNNING]).counts[Seen.LOST] == 1
 
 
 def test_a_retried_dead_letter_ends_once_more() -> None:
     stream = [STARTED, tokens(0, 4), FAILED, STARTED, FAILED]
     results = [RUNNING, EXHAUSTED, RUNNING, EXHAUSTED | {"date_done": "later"}]
     ledger = Ledger()
-    ledger.retried("job")
+    ledger.retries["job"] += 1
     found = judged_job(of_kind(POISON), stream, results, ledger)
-    assert (found.retried, found.clean) == (1, True)
+    assert (found.counts[Seen.RETRIED], found.clean) == (1, True)
     # Without the retry, both are breaches; with it, one end of two is.
     found = judged_job(of_kind(POISON), stream, results)
-    assert (found.changed_results, found.broken_streams) == (1, 1)
+    assert (found.counts[Seen.CHANGED], found.counts[Seen.BROKEN]) == (1, 1)
     for other in ((stream, results[:3]), (stream[:4], results)):
         ledger = Ledger()
-        ledger.retried("job")
+        ledger.retries["job"] += 1
         assert not judged_job(of_kind(POISON), *other, ledger).clean
 
 
@@ -141,9 +141,9 @@ def test_a_stock_body_runs_if_all_parts_succeed_and_else_fails(
 ) -> None:
     ledger, ids_of_parts = parts(success(), part)
     for _ in range(runs):
-        ledger.ran("job")
+        ledger.runs["job"] += 1
     found = judged_job(of_kind(STOCK, after=ids_of_parts), [], results, ledger)
-    assert (found.misdispatched, found.failed) == (misdispatched, failed)
+    assert (found.counts[Seen.MISDISPATCHED], found.counts[Seen.FAILED]) == (misdispatched, failed)
     assert found.clean == (not misdispatched and not failed)
 
 
@@ -154,9 +154,13 @@ def test_a_stock_task_of_a_chain_or_chord_runs_at_least_once(
 ) -> None:
     ledger, first = parts(*[success()] * count)
     for _ in range(runs):
-        ledger.ran("job")
+        ledger.runs["job"] += 1
     found = judged_job(of_kind(STOCK, after=first), [], [{"status": "SUCCESS"}], ledger)
-    assert (found.sent_twice, found.misdispatched, found.clean) == (twice, wrong, not wrong)
+    assert (found.counts[Seen.SENT_TWICE], found.counts[Seen.MISDISPATCHED], found.clean) == (
+        twice,
+        wrong,
+        not wrong,
+    )
 
 
 def test_a_body_of_ours_begins_only_if_all_parts_succeed() -> None:
@@ -167,9 +171,9 @@ def test_a_body_of_ours_begins_only_if_all_parts_succeed() -> None:
     assert judged_job(body, [FAILED], [FAILURE], ledger).clean
     for stream, results in (([FAILED], [RUNNING, FAILURE]), ([STARTED, FAILED], [FAILURE])):
         ledger, _ = parts(success(), REVOKED)
-        assert judged_job(body, stream, results, ledger).misdispatched == 1
+        assert judged_job(body, stream, results, ledger).counts[Seen.MISDISPATCHED] == 1
     ledger, _ = parts(success(), REVOKED)
-    assert judged_job(body, [], [], ledger).lost == 1
+    assert judged_job(body, [], [], ledger).counts[Seen.LOST] == 1
 
 
 @pytest.mark.parametrize(
@@ -184,6 +188,6 @@ def test_a_body_of_ours_begins_only_if_all_parts_succeed() -> None:
 )
 def test_a_command_must_be_refused_or_obeyed(refused: bool, reply: Any, wrong: int) -> None:
     ledger = recorded()
-    ledger.reply(Reply("command", refused, reply))
+    ledger.replies.append(Reply("command", refused, reply))
     found = audit(ledger)
-    assert (found.wrong_replies, found.clean) == (wrong, not wrong)
+    assert (found.counts[Seen.WRONG_REPLY], found.clean) == (wrong, not wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import psutil
 import pytest
 
 from benches.battle import mixture
-from benches.battle.battle import Terms, fight
-from benches.battle.contestant import Contestant, ours, stock
+from benches.battle.audit import Seen
+from benches.battle.battle import fight
+from benches.battle.fleet import Contestant, Terms, ours, stock
 from benches.battle.ledger import POISON, Job, Ledger
 from benches.battle.mixture import mixed
 from benches.battle.schedule import orders, strikes
@@ -21,7 +23,9 @@ from llorch_worker.broker.connection import connect
 from tests.services import own_redis, wait_until
 from tests.store import add_entry, lose_stream, store_result
 
-STEP_MS = 2.0
+PEACE = Terms(
+    minutes=0.05, kills=0, workers=1, max_sequences=2, step_ms=2.0, rate_per_s=3.0, quiet_s=1.0
+)
 
 
 def test_the_seed_decides_everything() -> None:
@@ -30,19 +34,15 @@ def test_the_seed_decides_everything() -> None:
     assert first == again != other
 
 
-@pytest.mark.parametrize("contestant", [ours(2, STEP_MS), stock(2, STEP_MS, "threads")])
+@pytest.mark.parametrize("contestant", [ours(PEACE), stock(PEACE)])
 def test_a_battle_without_a_kill_breaks_no_promise(contestant: Contestant, tmp_path: Path) -> None:
-    terms = Terms(
-        minutes=0.05, kills=0, workers=1, max_sequences=2, step_ms=STEP_MS,
-        rate_per_s=3.0, seed=1, quiet_s=1.0,
-    )  # fmt: skip
     before = set(psutil.Process().children(recursive=True))
-    outcome = fight(contestant, terms, tmp_path)
+    outcome = fight(contestant, PEACE, tmp_path)
     assert outcome.findings.clean, outcome
-    assert outcome.findings.jobs > 0
-    assert outcome.findings.taken_over == 0
+    assert outcome.findings.counts[Seen.JOBS] > 0
+    assert outcome.findings.counts[Seen.TAKEN_OVER] == 0
     assert outcome.unexpected_exits == ()
-    assert (tmp_path / "ledger.sqlite").stat().st_size > 0
+    assert (tmp_path / "ledger.json").stat().st_size > 0
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -52,11 +52,8 @@ def test_a_mixed_battle_without_a_kill_breaks_no_promise(
     monkeypatch.setattr(mixture, "LONGEST_COUNTDOWN_S", 2.0)
     monkeypatch.setattr(mixture, "LATEST_CANCEL_S", 1.0)
     monkeypatch.setattr(mixture, "SHARES", dict.fromkeys(mixture.SHARES, 1.0) | {"poison": 0.0})
-    terms = Terms(
-        minutes=0.1, kills=0, workers=1, max_sequences=4, step_ms=STEP_MS,
-        rate_per_s=4.0, seed=1, quiet_s=2.0, mixed=True,
-    )  # fmt: skip
-    outcome = fight(ours(4, STEP_MS), terms, tmp_path)
+    terms = replace(PEACE, minutes=0.1, max_sequences=4, rate_per_s=4.0, quiet_s=2.0, mixed=True)
+    outcome = fight(ours(terms), terms, tmp_path)
     found = outcome.findings
     assert found.clean, outcome
     assert outcome.unexpected_exits == ()
@@ -70,7 +67,7 @@ def test_a_stream_is_read_on_after_the_retry_of_its_dead_letter() -> None:
     with own_redis() as server, connect(server.url) as client:
         ledger = Ledger()
         reader = StreamReader(server.url, ledger)
-        ledger.sent(Job("job", 1, 2, kind=POISON))
+        ledger.jobs.append(Job("job", 1, 2, kind=POISON))
         reader.follow("job")
 
         def write(number: int, kind: str) -> None:
@@ -89,9 +86,9 @@ def test_a_stream_is_read_on_after_the_retry_of_its_dead_letter() -> None:
         write(2, "started")
         write(3, "failed")
         reader.compare()
-        kinds = [json.loads(entry.document)["type"] for entry in ledger.entries("job")]
+        kinds = [json.loads(entry.document)["type"] for entry in ledger.entries["job"]]
         assert kinds == ["started", "failed", "started", "failed"]
-        assert (ledger.retries()["job"], ledger.withdrawn_count()) == (1, 0)
+        assert (ledger.retries["job"], ledger.withdrawn) == (1, [])
 
 
 def test_the_readers_see_every_entry_and_every_result() -> None:
@@ -99,7 +96,7 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
         ledger = Ledger()
         reader, watcher = StreamReader(server.url, ledger), ResultWatcher(server.url, ledger)
         watcher.start()
-        ledger.sent(Job("job", 1, 2))
+        ledger.jobs.append(Job("job", 1, 2))
         reader.follow("job")
         first = add_entry(client, "job", '{"type":"started","worker":"a"}')
         assert reader.held_by("a") == {"job": 1}
@@ -111,7 +108,7 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
             with client.pipeline() as pipe:
                 store_result(pipe, "job", document, publish=True)
                 pipe.execute()
-        wait_until(lambda: len(ledger.results("job")) == 3)
+        wait_until(lambda: len(ledger.results["job"]) == 3)
         assert watcher.compare() == []
 
         # What nobody announced, and what somebody took away, is found at the end.
@@ -120,6 +117,6 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
         add_entry(client, "job", '{"type":"finished","again":1}')
         wait_until(lambda: watcher.compare() == ["job"])
         reader.compare()
-        assert ledger.withdrawn_count() == 1
-        assert len(ledger.entries("job")) == 3
+        assert len(ledger.withdrawn) == 1
+        assert len(ledger.entries["job"]) == 3
         watcher.stop()

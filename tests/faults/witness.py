@@ -46,7 +46,6 @@ class Witness:
         self._stop.set()
         self._thread.join()
         self._redis.close()
-        self._ledger.close()
 
     def send(self, tokens: int, prompt: str = "x", **fields: Any) -> Job:
         """Sends a job of ``tokens`` tokens with ids that no other job has."""
@@ -55,13 +54,13 @@ class Witness:
         with self._lock:
             promise = Promise(job.id, seed, tokens, time.monotonic())
             self._promises[job.id] = promise
-            self._ledger.sent(promise)
+            self._ledger.jobs.append(promise)
             self._last[job.id] = "0"
         return job
 
     def events(self, job: Job) -> list[dict[str, Any]]:
         """The events that a reader of the job's stream has seen so far."""
-        return [json.loads(entry.document) for entry in self._ledger.entries(job.id)]
+        return [json.loads(entry.document) for entry in self._ledger.entries[job.id]]
 
     def tokens(self, job: Job) -> int:
         """The number of tokens that a reader has seen so far."""
@@ -77,7 +76,7 @@ class Witness:
         return job
 
     def ended(self, job: Job) -> bool:
-        found = self._ledger.results(job.id)
+        found = self._ledger.results[job.id]
         return any(json.loads(one.document)["status"] in TERMINAL_STATES for one in found)
 
     def _saw_end(self, job: Job) -> bool:
@@ -96,14 +95,14 @@ class Witness:
         self._compare()
         for job in jobs:
             promise = self._promises[job.id]
-            stream = judge_stream(promise, self._ledger.entries(job.id))
+            stream = judge_stream(promise, self._ledger.entries[job.id])
             assert stream.faultless, (job, stream, self.events(job))
-            results = self._ledger.results(job.id)
+            results = self._ledger.results[job.id]
             verdict = judge_results(promise, results)
             assert verdict.status == SUCCESS, (job, results)
             assert verdict.tokens_right, (job, results)
             assert not verdict.changed, (job, results)
-        assert self._ledger.withdrawn_count() == 0, "entries that were seen are gone"
+        assert not self._ledger.withdrawn, "entries that were seen are gone"
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_INTERVAL_S):
@@ -137,6 +136,6 @@ class Witness:
             self._poll()
             for job_id in self._promises:
                 there = dict(entries_of(self._redis, job_id))
-                for entry in self._ledger.entries(job_id):
+                for entry in self._ledger.entries[job_id]:
                     if there.get(entry.id) != entry.document:
-                        self._ledger.withdrawn(job_id, entry.id)
+                        self._ledger.withdrawn.append((job_id, entry.id))
