@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,11 +16,6 @@ KEPT_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-beta")
 """Not whose and where they are."""
 
 
-def kept_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The headers of a request that a recording has."""
-    return {name.lower(): value for name, value in headers if name.lower() in KEPT_HEADERS}
-
-
 @contextmanager
 def recorded(url: str, to: Path) -> Iterator[str]:
     """The URL of a server that passes requests on to ``url`` and writes each, a line of JSON, to
@@ -30,9 +25,14 @@ def recorded(url: str, to: Path) -> Iterator[str]:
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            headers = kept_headers(self.headers.items())
+            sent = {name.lower(): value for name, value in self.headers.items()}
+            headers = {name: sent[name] for name in KEPT_HEADERS if name in sent}
             line = {"path": self.path, "headers": headers, "body": json.loads(body)}
             with lock, to.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
