@@ -21,8 +21,7 @@ def measure_peer(
     from transformers import LlamaForCausalLM
 
     from benches.peers.contestants.contestant import Work, rate
-    from benches.peers.contestants.continuous_batching import token_times_s
-    from benches.peers.contestants.generate import transformers_config
+    from benches.peers.contestants.transformers import token_times_s, transformers_config
 
     with device:
         model = LlamaForCausalLM._from_config(

@@ -1,7 +1,6 @@
 """This engine and its peers, measured side by side.
 
-``pip install ".[worker,peers]"`` installs llama.cpp and transformers. stock-celery runs only if
-``--peers`` names it.
+``pip install ".[worker,peers]"`` installs llama.cpp and transformers.
 
 ``llama-server`` is built from the sources in llama-cpp-python::
 

@@ -21,7 +21,6 @@ from llorch_worker.settings import Settings
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000
-DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 
 @settings_options("model", "kv_dtype")
@@ -31,11 +30,10 @@ def peers(
         str,
         typer.Option(
             "--peers",
-            help="Any of llama.cpp, transformers, transformers-cb, llama-server (the default), "
-            "stock-celery.",
+            help=f"Any of {', '.join(PEERS)} (the default).",
             show_default=False,
         ),
-    ] = DEFAULT_PEERS,
+    ] = ",".join(PEERS),
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads for each.")] = 2,
     batch: Annotated[
         str, typer.Option("--batch", help="Sequences that decode: a number, or a list.")
@@ -73,9 +71,8 @@ def peers(
     """Measure prefill, decode and mixed jobs beside llama.cpp and transformers, on the CPU.
 
     Each runs in its own process, with the same file, prompts and threads. Peers run one at a time;
-    passes alternate. stock-celery runs one job at a time and takes long, so it runs only if you
-    name it. Peers that are not installed or do not fit are skipped with the reason. Each pass
-    is printed as it ends. An interrupt still prints the table, of what was measured.
+    passes alternate. Peers that are not installed or do not fit are skipped with the reason. Each
+    pass is printed as it ends. An interrupt still prints the table, of what was measured.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -23,14 +23,13 @@ from benches.peers.contestants.contestant import (
 from benches.peers.contestants.process import ContestantProcess
 from benches.peers.contestants.roster import (
     BATCH_PEERS,
-    JOB_PEERS,
-    STOCK_CELERY,
+    LLAMA_SERVER,
     require_installed,
     require_kv_dtype,
     server_binary,
 )
 from benches.peers.figures import Kind, PeersFigures, Row, Side, Skipped
-from benches.peers.services import Service, llama_server, our_queue, stock_celery
+from benches.peers.services import llama_server, our_queue
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.client_load import Throughput
 from llorch_worker.bench.instruments.provenance import provenance
@@ -41,9 +40,6 @@ from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.weights.contents import file_bytes, tensor_types
-
-STOCK_PASSES = 1
-"""Jobs run one at a time take so long that one pass is enough."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,7 @@ def _checked(plan: Plan, wanted: Wanted) -> LoadPlan:
     if any(peer in BATCH_PEERS for peer in wanted.peers):
         longest["--prefill"] = wanted.prefill_tokens
         longest["--prompt-tokens and --new-tokens"] = wanted.prompt_tokens + wanted.new_tokens
-    if any(peer in JOB_PEERS for peer in wanted.peers):
+    if LLAMA_SERVER in wanted.peers:
         longest["--job-prompt-tokens and --job-new-tokens"] = wanted.jobs.longest_tokens
     for options, tokens in longest.items():
         if tokens >= model.config.max_context:
@@ -161,10 +157,9 @@ class _Bench:
             if peer in BATCH_PEERS:
                 with self._skipping(peer, "all"):
                     self._against(peer, terms)
-        for peer in self._wanted.peers:
-            if peer in JOB_PEERS:
-                with self._skipping(peer, self._mixed):
-                    self._jobs_of(peer)
+        if LLAMA_SERVER in self._wanted.peers:
+            with self._skipping(LLAMA_SERVER, self._mixed):
+                self._mixed_jobs()
 
     @contextmanager
     def _skipping(self, peer: str, what: str) -> Iterator[None]:
@@ -219,28 +214,28 @@ class _Bench:
         pairs = alternate(_our_own()(ours.run), theirs.run, works)
         self._add_row(title, pairs, kind, theirs.name, load.jobs, load.prompt_tokens[0])
 
-    def _jobs_of(self, peer: str) -> None:
-        """Measures mixed jobs through ``peer`` and through ours."""
+    def _mixed_jobs(self) -> None:
+        """Measures mixed jobs through llama.cpp's server and through our queue."""
         wanted, jobs = self._wanted, self._wanted.jobs
         terms = replace(self._terms(wanted.slots), context_tokens=jobs.longest_tokens + 1)
-        service = self._service(peer, terms)
+        require_kv_dtype(LLAMA_SERVER, terms.kv_dtype)
+        service = llama_server(server_binary(wanted.llama_server), terms, wanted.slots)
         self._require_memory()
-        passes = STOCK_PASSES if peer == STOCK_CELERY else self._plan.passes
-        title = f"{peer}: {self._mixed}"
+        title = f"{LLAMA_SERVER}: {self._mixed}"
 
         def requests(load: Load) -> list[GenerationRequest]:
             fresh = replace(load, seed=next(self._seeds))
             return fresh.requests(self._model.config.vocab_size)
 
         with service as theirs, our_queue(terms, wanted.slots) as ours:
-            self.notes |= {peer: theirs.note, f"{LLORCH} through Redis": ours.note}
+            self.notes |= {LLAMA_SERVER: theirs.note, f"{LLORCH} through Redis": ours.note}
             self._plan.now(title)
             warm_up = replace(jobs, jobs=min(jobs.jobs, wanted.slots), new_tokens=(2, 2))
             for each in (ours, theirs):
                 each.run(requests(warm_up))
-            loads = (requests(jobs) for _ in range(passes))
+            loads = (requests(jobs) for _ in range(self._plan.passes))
             pairs = alternate(ours.run, theirs.run, loads)
-            self._add_row(title, pairs, "jobs", peer, jobs.jobs, None)
+            self._add_row(title, pairs, "jobs", LLAMA_SERVER, jobs.jobs, None)
 
     def _add_row(
         self,
@@ -275,13 +270,6 @@ class _Bench:
                     ratio=median(ratios),
                 )
                 self.rows.append(row)
-
-    def _service(self, peer: str, terms: Terms) -> AbstractContextManager[Service]:
-        require_kv_dtype(peer, terms.kv_dtype)
-        if peer == STOCK_CELERY:
-            require_installed(peer)
-            return stock_celery(terms)
-        return llama_server(server_binary(self._wanted.llama_server), terms, self._wanted.slots)
 
     def _terms(self, most_sequences: int) -> Terms:
         wanted = self._wanted

@@ -1,4 +1,4 @@
-"""Services that run jobs: ours through Redis, stock Celery with transformers, and llama-server."""
+"""Services that run jobs: ours through Redis, and llama-server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -15,26 +15,20 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from benches.peers.contestants.contestant import CannotRun, Terms
-from benches.peers.stock_generate import GENERATE_TASK, REDIS_VARIABLE, TERMS_VARIABLE, stock_app
 from llorch_worker.bench.instruments.client_load import Throughput, run_queued
 from llorch_worker.bench.one_worker import READY_TIMEOUT_S, one_worker
-from llorch_worker.bench.plan import thread_environment
-from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
-from llorch_worker.stack.children import Child, Program, describe_exit, python
-from llorch_worker.stack.plan import Plan
-from llorch_worker.stack.stack import Stack
+from llorch_worker.stack.children import Child, Program, describe_exit
 
 JOB_TIMEOUT_S = 3600.0
 POLL_S = 0.1
 STOP_S = 20.0
 SLOT_MULTIPLE = 256
 """llama.cpp pads the context of a slot to a multiple of this."""
-STOCK_WORKER = "stock@bench"
 Jobs = Sequence[GenerationRequest]
 
 
@@ -73,39 +67,6 @@ def our_queue(terms: Terms, slots: int) -> Iterator[Service]:
                 raise CannotRun(f"a job of ours failed: {error.message}") from None
 
         yield Service(f"one worker, {counted(slots, 'sequence')}, {terms.dtype}{kv}", run)
-
-
-@contextmanager
-def stock_celery(terms: Terms) -> Iterator[Service]:
-    """Stock Celery's solo pool with transformers' ``generate``: one job at a time."""
-    plan = Plan(settings=Settings(), workers=(), redis_url=None, flower_port=None)
-    with ExitStack() as running:
-        redis = running.enter_context(Stack(plan, lambda _name, _line: None))
-        redis.start()
-        arguments = ("-A", "benches.peers.stock_generate", "worker", "-P", "solo")
-        environment = {
-            REDIS_VARIABLE: redis.redis_url,
-            TERMS_VARIABLE: json.dumps([str(terms.model), terms.dtype]),
-            **thread_environment(terms.threads),
-        }
-        command = python("-m", "celery", *arguments, "-n", STOCK_WORKER)
-        client = running.enter_context(FleetClient(redis.redis_url))
-        program = Program("stock Celery", command, environment)
-        running.enter_context(_running(program, lambda: bool(client.answering({STOCK_WORKER}))))
-
-        def run(jobs: Jobs) -> Throughput:
-            with stock_app(redis.redis_url) as app:
-                began_s = time.perf_counter()
-                sent = [
-                    app.send_task(GENERATE_TASK, args=(job.prompt_token_ids, job.max_tokens))
-                    for job in jobs
-                ]
-                counts = [each.get(timeout=JOB_TIMEOUT_S, propagate=False) for each in sent]
-                if failed := [each for each in counts if isinstance(each, Exception)]:
-                    raise CannotRun(f"a job failed: {type(failed[0]).__name__}")
-                return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
-
-        yield Service(f"solo pool, transformers generate, {terms.dtype}, one job at a time", run)
 
 
 @contextmanager

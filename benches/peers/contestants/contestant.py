@@ -12,7 +12,6 @@ from llorch_worker.engine_options import KvDtype
 LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
-TRANSFORMERS_CB = "transformers-cb"
 
 BatchKind = Literal["prefill", "decode"]
 WARM_UP_TOKENS = 2

@@ -10,21 +10,16 @@ from typing import Final
 from benches.peers.contestants.contestant import (
     LLAMA_CPP,
     TRANSFORMERS,
-    TRANSFORMERS_CB,
     CannotRun,
 )
 from llorch_worker.engine_options import KvDtype
 
 LLAMA_SERVER: Final = "llama-server"
-STOCK_CELERY: Final = "stock-celery"
-BATCH_PEERS: Final = (LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_CB)
-JOB_PEERS: Final = (LLAMA_SERVER, STOCK_CELERY)
-PEERS: Final = (*BATCH_PEERS, *JOB_PEERS)
+BATCH_PEERS: Final = (LLAMA_CPP, TRANSFORMERS)
+PEERS: Final = (*BATCH_PEERS, LLAMA_SERVER)
 _MODULES: Final = {
     LLAMA_CPP: ("llama_cpp", "llama-cpp-python"),
     TRANSFORMERS: ("transformers", "transformers"),
-    TRANSFORMERS_CB: ("transformers", "transformers"),
-    STOCK_CELERY: ("transformers", "transformers"),
 }
 """The module that a peer needs, and the package that installs it."""
 

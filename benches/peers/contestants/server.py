@@ -10,7 +10,6 @@ from benches.peers.contestants.contestant import (
     LLAMA_CPP,
     LLORCH,
     TRANSFORMERS,
-    TRANSFORMERS_CB,
     Failed,
     Terms,
     WarmUp,
@@ -21,8 +20,7 @@ ROOM = "benches.peers.contestants"
 CLASSES = {
     LLORCH: (f"{ROOM}.llorch", "LlorchContestant"),
     LLAMA_CPP: (f"{ROOM}.llama_cpp", "LlamaCppContestant"),
-    TRANSFORMERS: (f"{ROOM}.generate", "GenerateContestant"),
-    TRANSFORMERS_CB: (f"{ROOM}.continuous_batching", "ContinuousBatchingContestant"),
+    TRANSFORMERS: (f"{ROOM}.transformers", "TransformersContestant"),
 }
 MOST_SHOWN_CHARS = 200
 
