@@ -74,17 +74,6 @@ def test_a_stream_begins_with_the_role_and_ends_with_a_reason(stories: httpx.Cli
     assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
 
 
-def test_each_choice_of_a_stream_has_its_role_text_and_reason(stories: httpx.Client) -> None:
-    whole = asked(stories, n=3)["choices"]
-    chunks = [chunk["choices"][0] for chunk in streamed(stories, n=3)]
-    for number, choice in enumerate(whole):
-        own = [chunk for chunk in chunks if chunk["index"] == number]
-        assert own[0]["delta"]["role"] == "assistant"
-        assert own[-1]["finish_reason"] == choice["finish_reason"]
-        text = "".join(chunk["delta"].get("content", "") for chunk in own)
-        assert text == choice["message"]["content"]
-
-
 def test_log_probabilities_are_streamed_as_they_are_returned(stories: httpx.Client) -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     whole = asked(stories, **fields)["choices"][0]["logprobs"]["content"]
@@ -111,24 +100,6 @@ def test_the_cached_part_of_a_prompt_is_reported(stories: httpx.Client) -> None:
     last = streamed(stories, messages=messages, stream_options=options)[-1]
     assert last["choices"] == []
     assert last["usage"] == second
-
-
-def test_the_ids_of_prompt_and_answer_are_given_where_they_are_asked_for(
-    stories: httpx.Client,
-) -> None:
-    prompt = stories.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
-    whole = asked(stories, return_token_ids=True)
-    assert whole["prompt_token_ids"] == prompt
-    ids = whole["choices"][0]["token_ids"]
-    assert len(ids) == 12
-    chunks = streamed(stories, return_token_ids=True)
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [
-        prompt,
-        *[None] * (len(chunks) - 1),
-    ]
-    pieces = [chunk["choices"][0]["token_ids"] for chunk in chunks]
-    assert [each for piece in pieces for each in piece] == ids
-    assert "prompt_token_ids" not in asked(stories)
 
 
 def test_a_prompt_is_scored_in_the_form_of_vllm(stories: httpx.Client) -> None:

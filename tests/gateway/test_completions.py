@@ -98,20 +98,6 @@ def test_a_stream_ends_with_a_reason_and_done(toy: httpx.Client) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_usage_comes_last_if_it_is_asked_for(toy: httpx.Client) -> None:
-    *chunks, last, _ = all_of(toy, max_tokens=3, stream_options={"include_usage": True})
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
-
-
-def test_usage_can_come_with_every_chunk(toy: httpx.Client) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = all_of(toy, max_tokens=5, stream_options=options)[:-1]
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert (counts[0] > 0, counts[-1]) == (True, 5)
-
-
 def test_several_prompts_are_streamed_side_by_side(toy: httpx.Client, latch: Latch) -> None:
     with streamed(toy, prompt=[latch.prompt(), "x"], max_tokens=3) as found:
         # The second ends although the first waits.

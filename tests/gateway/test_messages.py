@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from llorch_worker.gateway.keys import new_key
@@ -59,21 +57,6 @@ def test_a_streamed_message_is_the_whole_one(claude: Any) -> None:
     assert prompts == [counted.input_tokens] * 2
 
 
-def test_events_come_in_anthropics_order(claude: Any, gateway: GatewayProcess) -> None:
-    body = {"messages": [USER], "max_tokens": 16, "stream": True}
-    with httpx.stream("POST", f"{gateway.url}/v1/messages?beta=true", json=body) as answer:
-        kinds = [line[7:] for line in answer.iter_lines() if line.startswith("event: ")]
-    assert [kind for kind in kinds if kind != "content_block_delta"] == [
-        "message_start",
-        "content_block_start",
-        "ping",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
-    assert kinds.count("content_block_delta") > 1
-
-
 def test_a_stop_sequence_is_named(claude: Any) -> None:
     asked = {**ASK, "max_tokens": 100, "stop_sequences": ["|", "."]}
     whole = claude.messages.create(**asked)
@@ -107,23 +90,6 @@ def test_a_tool_is_used_over_several_turns(claude: Any, choice: dict[str, Any]) 
         **{**ASK, "messages": turns, "tools": [GO], "tool_choice": {"type": "none"}}
     )
     assert last.content[0].type == "text"
-
-
-def test_many_streams_of_the_async_client_run_at_once(
-    talker: WorkerProcess, gateway: GatewayProcess
-) -> None:
-    from anthropic import AsyncAnthropic
-
-    async def main() -> list[str]:
-        async with AsyncAnthropic(base_url=gateway.url, auth_token="none") as client:
-
-            async def one() -> str:
-                async with client.messages.stream(**ASK) as stream:
-                    return await stream.get_final_text()
-
-            return await asyncio.gather(*(one() for _ in range(8)))
-
-    assert len(set(asyncio.run(main()))) == 1
 
 
 def test_errors_are_those_of_the_package(claude: Any) -> None:

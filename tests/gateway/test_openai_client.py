@@ -83,17 +83,6 @@ def test_the_ids_of_a_prompt_are_those_that_the_job_reads(
     assert len(given.prompt_token_ids) == answer.usage.prompt_tokens
 
 
-def test_completions_take_token_ids(api: openai.OpenAI) -> None:
-    one = api.completions.create(model=MODEL, prompt=[1, 403], max_tokens=4, temperature=0)
-    two = api.completions.create(
-        model=MODEL, prompt=[[1, 403], [1, 407]], max_tokens=4, temperature=0
-    )
-    assert two.choices[0].text == one.choices[0].text
-    assert one.usage is not None
-    assert two.usage is not None
-    assert (one.usage.prompt_tokens, two.usage.prompt_tokens) == (2, 4)
-
-
 def test_completions_have_log_probabilities(api: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 10, "seed": 7}
     (choice,) = api.completions.create(**asked, logprobs=2).choices
@@ -117,21 +106,6 @@ def test_completions_have_log_probabilities(api: openai.OpenAI) -> None:
     pieces = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
     assert [token for piece in pieces for token in piece.tokens or ()] == found.tokens
     assert [at for piece in pieces for at in piece.text_offset or ()] == found.text_offset
-
-
-def test_a_chat_is_answered(api: openai.OpenAI) -> None:
-    answer = api.chat.completions.create(
-        model=MODEL, messages=[USER], max_completion_tokens=8, n=2, seed=1, logprobs=True
-    )
-    for choice in answer.choices:
-        assert choice.message.role == "assistant"
-        assert choice.message.content
-        assert choice.logprobs is not None
-        assert len(choice.logprobs.content or ()) == 8
-    # An answer goes into the next turn as it is.
-    turns = [USER, answer.choices[0].message, USER]
-    again = api.chat.completions.create(model=MODEL, messages=turns, max_tokens=4)
-    assert again.choices[0].message.content
 
 
 def test_the_stream_helper_puts_a_chat_together(api: openai.OpenAI) -> None:
@@ -208,23 +182,6 @@ def test_parse_fills_a_model(api: openai.OpenAI) -> None:
             pass
         final = stream.get_final_completion()
     assert [c.message.parsed for c in final.choices] == [c.message.parsed for c in parsed.choices]
-
-
-def test_response_formats_shape_the_text(api: openai.OpenAI) -> None:
-    colours = api.completions.create(
-        model=MODEL,
-        prompt="My cat is",
-        extra_body={"structured_outputs": {"choice": ["red", "blue"]}},
-    )
-    assert colours.choices[0].text in ("red", "blue")
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    shape = {"name": "flag", "schema": {**schema, "additionalProperties": False}}
-    answer = api.chat.completions.create(
-        model=MODEL,
-        messages=[USER],
-        response_format={"type": "json_schema", "json_schema": shape},
-    )
-    assert set(json.loads(answer.choices[0].message.content or "")) == {"a"}
 
 
 LOOK_UP = {

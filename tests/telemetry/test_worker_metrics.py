@@ -18,7 +18,6 @@ from tests.services import (
     LOCALHOST,
     RedisServer,
     WorkerProcess,
-    begun,
     free_port,
     running_worker,
     wait_until,
@@ -28,7 +27,6 @@ from tests.telemetry.scraping import Scrape, scrape
 SECRET = "zqxPROMPTxqz"
 GENERATED = "w0 w1 w2"
 TOY = {"model_name": "toy", "max_sequences": 4, "TOY_STEP_MS": 5}
-QUICK = {"lease_s": 3, "sweep_s": 0.5}
 HISTOGRAMS = (
     "time_to_first_token", "e2e_request_latency", "request_queue_time",
     "request_prefill_time", "request_decode_time",
@@ -76,25 +74,6 @@ def test_every_end_of_a_job_is_counted(
         assert found("llorch_lease_age_seconds") < 10
         labels = {labels for name, labels in found.samples if name.startswith("llorch_")}
         assert all({("model_name", "toy"), ("engine", "0")} <= each for each in labels)
-
-
-def test_a_job_that_comes_from_a_dead_worker_is_a_redelivery_and_a_resume(
-    own_server: RedisServer, own_client: Client, tmp_path: Path, latch: Latch
-) -> None:
-    port = free_port()
-    both = {**TOY, **QUICK, "metrics_port": port}
-    with running_worker(own_server.url, tmp_path, **both) as first:
-        job = begun(own_client.submit(prompt=latch.prompt(after=5), max_tokens=9))
-        with running_worker(own_server.url, tmp_path, name="w2", **both) as second:
-            assert address(first) != address(second), "both on one host take different ports"
-            first.process.kill()
-            latch.open()
-            job.result(30)
-            found = metrics_of(second)
-            assert found("llorch_job_attempts_total") == 1
-            assert found("llorch_job_redeliveries_total") == 1
-            assert found("llorch_job_resumes_total") == 1
-            assert found("llorch_fenced_writes_total") == 0
 
 
 def test_metrics_hold_nothing_of_a_prompt_or_a_text(

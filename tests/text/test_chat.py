@@ -140,23 +140,6 @@ def test_no_user_can_write_a_control_token_into_a_folders_template(
     assert content in tokenizer.decode(ids)
 
 
-def test_a_folders_template_gives_the_ids_that_transformers_gives(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
-) -> None:
-    from transformers import AutoTokenizer
-
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
-    (tmp_path / "chat_template.jinja").write_text(CHATML)
-    messages = _messages(("system", "Be kind."), ("user", "Tell me a story, please. 你好"))
-    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        [message.model_dump() for message in messages],
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-    assert load_tokenizer(source(tmp_path)).encode_chat(messages) == expected
-
-
 @pytest.mark.parametrize(
     "options",
     [

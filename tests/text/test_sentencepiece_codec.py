@@ -75,7 +75,7 @@ def test_ids_equal_sentencepieces_on_any_text(
 def test_long_runs_get_sentencepieces_ids(
     llama2: Tokenizer, reference: REFERENCE, unit: str
 ) -> None:
-    for length in (1, 2, 3, 15, 16, 17, 1_000, 1_000_003):
+    for length in (1, 2, 3, 15, 16, 17, 1_000, 100_003):
         text = (unit * length)[:length]
         assert llama2.encode(text, add_special_tokens=False) == reference.encode(text)
 

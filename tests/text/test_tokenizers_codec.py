@@ -104,16 +104,6 @@ def test_the_settings_of_a_folder_override_its_post_processor(
     assert tokenizer.eos_token_ids == {2}
 
 
-def test_every_end_token_that_the_folder_names_counts(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
-) -> None:
-    definition = (trained_model / "hf" / "tokenizer.json").read_text()
-    (tmp_path / "tokenizer.json").write_text(definition)
-    (tmp_path / "config.json").write_text('{"eos_token_id": 2, "bos_token_id": 1}')
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
-    assert load_tokenizer(source(tmp_path)).eos_token_ids == {2, 7}
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
