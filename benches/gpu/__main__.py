@@ -10,107 +10,86 @@ To find memory errors, run it under NVIDIA's tool:
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
+from benches.command import main
+from benches.gpu import device
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import DENSE, MIXTURE, NAMES
 from benches.gpu.report import Report
+from benches.gpu.run import Run, Wanted
+from llorch_worker.bench.instruments.provenance import provenance
+from llorch_worker.cli.bench.parameters import parse_numbers
+from llorch_worker.cli.options import JsonOption
+from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.engine.device import graphs
+from llorch_worker.engine_options import KvDtype
 
-NO_CUDA = "benches.gpu needs a CUDA device, and torch finds none here; nothing was measured"
+MOST = 100_000
 MEASURED_WITH = ("triton", "transformers")
 """Packages that the figures depend on, besides those of every benchmark."""
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Numbers from 1 up, such as ``1,8,16``."""
-    numbers = tuple(map(int, text.split(",")))
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
-    return numbers
-
-
-def weight_names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := set(names) - set(NAMES):
-        raise argparse.ArgumentTypeError(
-            f"unknown weights {', '.join(sorted(unknown))}; allowed: {', '.join(NAMES)}"
-        )
-    return names
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benches.gpu")
-    parser.add_argument("--batches", type=whole_numbers, default=(1, 64, 256))
-    parser.add_argument("--contexts", type=whole_numbers, default=(128, 512, 1024, 2048))
-    parser.add_argument("--prefills", type=whole_numbers, default=(512, 2048))
-    parser.add_argument("--layers", type=int, default=LLAMA_2_7B.num_layers)
-    parser.add_argument(
-        "--weights", type=weight_names, default=(DENSE, MIXTURE), help=", ".join(NAMES)
+def gpu(
+    batches: Annotated[str, typer.Option(help="Sequences that decode at once.")] = "1,64,256",
+    contexts: Annotated[str, typer.Option(help="Tokens of each.")] = "128,512,1024,2048",
+    prefills: Annotated[str, typer.Option(help="Tokens of a prompt.")] = "512,2048",
+    layers: Annotated[int, typer.Option(min=1)] = LLAMA_2_7B.num_layers,
+    weights: Annotated[str, typer.Option(help=", ".join(NAMES))] = f"{DENSE},{MIXTURE}",
+    kv_dtype: Annotated[KvDtype, typer.Option(metavar="TYPE")] = "auto",
+    peer: Annotated[bool, typer.Option(help="Measure transformers, too.")] = True,
+    as_json: JsonOption = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, writable=True, help="File for each figure, a line of JSON."),
+    ] = None,
+) -> int:
+    """Measure decode and prefill of random models on one card."""
+    kinds = tuple(weights.split(","))
+    if unknown := sorted(set(kinds) - set(NAMES)):
+        raise usage_error(f"unknown weights {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
+    wanted = Wanted(
+        config=replace(LLAMA_2_7B, num_layers=layers),
+        weights=kinds,
+        batches=parse_numbers("--batches", batches, MOST),
+        contexts=parse_numbers("--contexts", contexts, MOST),
+        prefills=parse_numbers("--prefills", prefills, MOST),
+        kv_dtype=kv_dtype,
+        peer=peer,
     )
-    parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto")
-    parser.add_argument("--no-peer", action="store_true", help="skip transformers")
-    parser.add_argument("--json", action="store_true", help="print one document at the end")
-    parser.add_argument("--out", type=Path, help="file for each figure, as a line of JSON")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    given = arguments(argv)
     if not torch.cuda.is_available():
-        print(NO_CUDA, file=sys.stderr)
-        return 2
-    device = torch.device("cuda:0")
+        raise usage_error("benches.gpu needs a CUDA device, and torch finds none here")
     # With --json the figures go to stderr, so that the document can be piped.
-    try:
-        report = Report(sys.stderr if given.json else sys.stdout, given.out)
-    except OSError as error:
-        print(f"--out {given.out}: {error.strerror}; nothing was measured", file=sys.stderr)
-        return 2
-    measure(given, device, report)
-    if given.json:
+    report = Report(sys.stderr if as_json else sys.stdout, out)
+    measure(wanted, torch.device("cuda:0"), report)
+    if as_json:
         print(json.dumps(report.document, indent=2))
-    return 1 if report.failed else 0
+    return int(report.failed)
 
 
-def measure(given: argparse.Namespace, device: torch.device, report: Report) -> None:
-    """Runs the requested measurements on ``device``."""
-    # Imported late, because these modules need a card or compile for one.
-    from benches.gpu.device_rates import measure_rates
-    from benches.gpu.run import Plan, Run
-    from llorch_worker.bench.instruments.provenance import provenance
-    from llorch_worker.engine.device.graphs import CudaRecorder
-
+def measure(wanted: Wanted, card: torch.device, report: Report) -> None:
     with report.attempt("the provenance of the figures"):
         origin = provenance(
-            device=str(device),
+            device=str(card),
             seed=0,
             program=("python", "-m", "benches.gpu"),
             measured_with=MEASURED_WITH,
         )
         versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
         line = f"$ {origin.command}\n  {origin.machine.device}; {versions}"
-        report.note("provenance", origin.model_dump(), line)
+        report.note("provenance", line, origin.model_dump())
     with report.attempt("everything that needs the device's own rates"):
-        rates = measure_rates(device, torch.bfloat16)
+        rates = device.measure_rates(card, torch.bfloat16)
         report.add(rates)
-        plan = Plan(
-            config=replace(LLAMA_2_7B, num_layers=given.layers),
-            weights=given.weights,
-            batches=given.batches,
-            contexts=given.contexts,
-            prefills=given.prefills,
-            kv_dtype=given.kv_dtype,
-            peer=not given.no_peer,
-        )
-        Run(plan, report, rates, device=device, recorder=CudaRecorder).measure()
+        Run(wanted, report, rates, device=card, recorder=graphs.CudaRecorder).measure()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(gpu, "gpu")

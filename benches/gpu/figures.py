@@ -1,9 +1,9 @@
-"""The figures of the report, with their names and units."""
+"""The figures of the report, with their names, units and lines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 WARM_UP_STEPS = 4
 STEPS = 25
@@ -12,15 +12,6 @@ LEAD_TOKENS = WARM_UP_STEPS + (STEPS + 1) // 2
 """Tokens from the prompt to the context of the middle timed step."""
 NEW_TOKENS = 2 * (WARM_UP_STEPS + STEPS) + 4
 """More tokens than a sequence gets while it is measured, so that none ends."""
-
-
-class Figure(Protocol):
-    """A dataclass; ``line`` is its text."""
-
-    kind: ClassVar[str]
-
-    @property
-    def line(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +65,8 @@ class DecodeFigures:
     idle_share: float | None
     """Share of the profiled steps, from first to last kernel, in which the card is idle. None if
     the profiler saw no kernel. The profiler slows launches, so this is an upper bound."""
+    times_bf16: float | None = None
+    """``tokens_per_s`` divided by that of dense weights."""
 
     @property
     def line(self) -> str:
@@ -83,29 +76,7 @@ class DecodeFigures:
             f"{'graphs' if self.graphs else 'eager ':6} {self.step_ms:8.2f} ms "
             f"{self.tokens_per_s:9.0f} tokens/s  copy {self.copy_bandwidth_share:6.1%}  "
             f"roofline {self.roofline_share:6.1%}  idle {idle}"
-        )
-
-
-@dataclass(frozen=True)
-class RatioFigures:
-    """A decode's tokens/s divided by those of another contestant for the same work."""
-
-    kind: ClassVar[str] = "ratio"
-
-    weights: str
-    batch: int
-    context_tokens: int
-    graphs: bool
-    over: str
-    """``bf16``: dense weights; ``transformers``: its continuous batching."""
-    times: float
-
-    @property
-    def line(self) -> str:
-        return (
-            f"       {self.weights:6} {self.batch:4} x {self.context_tokens:5} "
-            f"{'graphs' if self.graphs else 'eager ':6} {self.times:8.2f} times as fast "
-            f"as {self.over}"
+            + ("" if self.times_bf16 is None else f"  {self.times_bf16:.2f} times bf16")
         )
 
 
@@ -127,49 +98,3 @@ class PrefillFigures:
             f"prefill {self.weights:6} {self.tokens:5} {self.step_ms:8.2f} ms "
             f"{self.tokens_per_s:9.0f} tokens/s  matrix rate {self.matrix_rate_share:6.1%}"
         )
-
-
-@dataclass(frozen=True)
-class PeerFigures:
-    """transformers' continuous batching at decode."""
-
-    kind: ClassVar[str] = "transformers"
-
-    batch: int
-    context_tokens: int
-    tokens_per_s: float
-
-    @property
-    def line(self) -> str:
-        return (
-            f"transformers continuous batching {self.batch:4} x {self.context_tokens:5} "
-            f"{self.tokens_per_s:9.0f} tokens/s"
-        )
-
-
-@dataclass(frozen=True)
-class NotMeasured:
-    """A measurement that was left out, and why; this is not a failure."""
-
-    kind: ClassVar[str] = "not_measured"
-
-    what: str
-    reason: str
-
-    @property
-    def line(self) -> str:
-        return f"not measured: {self.what}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A measurement that failed."""
-
-    kind: ClassVar[str] = "failed"
-
-    what: str
-    error: str
-
-    @property
-    def line(self) -> str:
-        return f"failed: {self.what}: {self.error}"

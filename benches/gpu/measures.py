@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benches.gpu.device_trace import device_spans, idle_share
+from benches.gpu.device import device_spans, idle_share
 from benches.gpu.figures import (
     LEAD_TOKENS,
     NEW_TOKENS,
@@ -22,7 +22,7 @@ from benches.gpu.figures import (
     PrefillFigures,
     Rates,
 )
-from benches.gpu.random_cache import draw_keys_and_values
+from benches.gpu.random_model import draw_keys_and_values
 from llorch_worker.bench.instruments.model_costs import (
     decode_flops,
     kv_token_bytes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from benches.gpu.figures import PeerFigures
 from llorch_worker.model import ModelConfig
 
 NEW_TOKENS = 64
@@ -13,8 +12,8 @@ STEP_TOKENS = 2048
 
 def measure_peer(
     config: ModelConfig, *, batch: int, context: int, dtype: torch.dtype, device: torch.device
-) -> PeerFigures:
-    """Greedy decode; half of its tokens come before a sequence holds ``context`` tokens.
+) -> float:
+    """Tokens/s of a greedy decode; half of its tokens come before ``context`` are held.
 
     Errors of transformers propagate.
     """
@@ -34,4 +33,4 @@ def measure_peer(
     )
     work = Work("decode", prompts, NEW_TOKENS, seed=0)
     times = token_times_s(model, work, NEW_TOKENS, STEP_TOKENS)
-    return PeerFigures(batch, context, rate(work, *times).tokens_per_s)
+    return rate(work, *times).tokens_per_s

@@ -1,12 +1,13 @@
-"""A Llama with random weights that are made on the device, without a file or a copy."""
+"""A Llama with random weights, and random keys and values, made on the device."""
 
 from __future__ import annotations
 
 import torch
 
 from benches.gpu.random_weights import DENSE, RandomWeights
-from llorch_worker.cache import Rope
+from llorch_worker.cache import PagedKV, Rope
 from llorch_worker.kernels import Ops
+from llorch_worker.kernels.layer_kv import INT8_LARGEST
 from llorch_worker.model import ModelConfig, Transformer
 from llorch_worker.model.block import Attention, Block, Branch, GatedMlp, RmsNorm
 from llorch_worker.weights import DenseEmbedding
@@ -74,3 +75,20 @@ def random_llama(
         ops=ops,
         weight_bytes=drawn.total_bytes + (2 * len(blocks) + 1) * norm_weight.nbytes,
     )
+
+
+def draw_keys_and_values(kv: PagedKV) -> None:
+    """Fills the whole cache, of any dtype; needs at most the memory of one layer. Zeros would cost
+    the card less power than a worker's real data."""
+    for layer in kv.layers:
+        for stored, scales in (
+            (layer.keys, layer.key_scales),
+            (layer.values, layer.value_scales),
+        ):
+            if scales is not None:
+                stored.random_(-int(INT8_LARGEST), int(INT8_LARGEST) + 1)
+                scales.fill_(2 / INT8_LARGEST)
+            elif stored.dtype.itemsize == 1:
+                stored.copy_(torch.randn(stored.shape, dtype=kv.dtype, device=stored.device))
+            else:
+                stored.normal_()

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from benches.gpu.figures import Failure, Figure
-
 
 class Report:
     """A report that keeps all earlier figures if a failure or a time limit ends the run."""
@@ -18,29 +16,28 @@ class Report:
     def __init__(self, screen: TextIO, out: Path | None = None) -> None:
         """``out`` is overwritten with one line of JSON per figure."""
         self.failed = False
+        self.document: dict[str, list[dict[str, Any]]] = {}
+        """All figures so far, by kind."""
         self._screen = screen
         self._out = out
-        self._document: dict[str, list[dict[str, Any]]] = {}
         if out is not None:
             out.write_text("", encoding="utf-8")
 
-    @property
-    def document(self) -> dict[str, list[dict[str, Any]]]:
-        """All figures so far, by kind."""
-        return self._document
-
     def add(self, figure: Any) -> None:
-        """Prints ``figure``, a ``Figure``, and keeps it."""
-        shown: Figure = figure
-        self.note(shown.kind, asdict(figure), shown.line)
+        """Prints ``figure``, one of :mod:`benches.gpu.figures`, and keeps it."""
+        self.note(figure.kind, figure.line, asdict(figure))
 
-    def note(self, kind: str, values: dict[str, Any], line: str) -> None:
-        """Prints and keeps something that is not a figure."""
-        self._document.setdefault(kind, []).append(values)
+    def note(self, kind: str, line: str, values: dict[str, Any]) -> None:
+        self.document.setdefault(kind, []).append(values)
         if self._out is not None:
             with self._out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps({"kind": kind, **values}) + "\n")
         print(line, file=self._screen, flush=True)
+
+    def leave_out(self, what: str, reason: str) -> None:
+        """Says why something was not measured; this is not a failure."""
+        line = f"not measured: {what}: {reason}"
+        self.note("not_measured", line, {"what": what, "reason": reason})
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
@@ -49,7 +46,8 @@ class Report:
             yield
         except Exception as error:  # noqa: BLE001 - the other measurements must go on
             self.failed = True
-            self.add(Failure(what, one_line(error)))
+            line = one_line(error)
+            self.note("failed", f"failed: {what}: {line}", {"what": what, "error": line})
 
 
 def one_line(error: Exception) -> str:

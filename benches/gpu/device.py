@@ -1,4 +1,4 @@
-"""The times at which the card was busy, by torch's profiler."""
+"""The card's own rates, with which all is compared, and the times at which it was busy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,28 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benches.gpu.figures import Rates
+from llorch_worker.bench.instruments.ceilings import fastest_s, measure_ceilings
+
 Span = tuple[float, float]
 """Begin and end, on one clock."""
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Measures the card's rates. Takes some seconds and 8 GiB, which it frees."""
+    copy = _copy_bytes_per_s(device)
+    torch.cuda.empty_cache()
+    ceilings = measure_ceilings(device, dtype)
+    # torch's allocator would keep the arrays' memory, and the KV cache would be planned without it.
+    torch.cuda.empty_cache()
+    return Rates(copy, ceilings.read_bytes_per_s, ceilings.flops_per_s)
+
+
+def _copy_bytes_per_s(device: torch.device) -> float:
+    """Bytes per second read and written by the fastest copy of 4 GiB within the card."""
+    source = torch.ones(2**30, dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / fastest_s(lambda: target.copy_(source), device)
 
 
 def device_spans(work: Callable[[], None], device: torch.device) -> list[Span]:
