@@ -26,8 +26,7 @@ def profile(
     """Show how much of a step each part of the engine takes, in prefill and in decode.
 
     torch's profiler measures a range around each part. Every microsecond counts once; "rest" is
-    the time outside all parts. A part is critical above 10% of the time, moderate from 5% and minor
-    below. The same load also runs without the profiler, to show the cost of profiling.
+    the time outside all parts. The same load also runs without the profiler, to show its cost.
     """
     # Silences the profiler's own log; torch reads the variable when it loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -35,9 +35,7 @@ MATRICES_AND_ATTENTION: Final = frozenset(
 )
 """Components that rearranging the code around them cannot make faster."""
 CRITICAL_SHARE: Final = 0.10
-MODERATE_SHARE: Final = 0.05
-Verdict = Literal["critical", "moderate", "minor"]
-STYLES: Final[dict[Verdict, str]] = {"critical": "bold red", "moderate": "yellow", "minor": "dim"}
+"""A part above it is worth optimising."""
 
 
 class ComponentShare(Frozen):
@@ -45,7 +43,6 @@ class ComponentShare(Frozen):
 
     component: Component
     share: float
-    verdict: Verdict
     ms_per_step: float
     calls_per_step: float
 
@@ -69,19 +66,16 @@ class PhaseProfile(Frozen):
     """How many times faster steps would be if that share cost nothing (Amdahl)."""
 
     def parts(self) -> Iterator[RenderableType]:
-        critical = [each.component for each in self.components if each.verdict == "critical"]
+        critical = [each.component for each in self.components if each.share > CRITICAL_SHARE]
         yield title(
             f"\n{self.phase}: {counted(self.steps, 'step')} of {self.step_ms:,.2f} ms "
             f"({self.plain_step_ms:,.2f} ms without the profiler)"
         )
         yield Text(f"  above 10%: {', '.join(critical) or 'nothing'}")
         yield table(
-            [("part", ""), ("share", ".1%"), ("ms a step", ",.3f"), ("calls", ",.0f"), ("", "")],
+            [("part", ""), ("share", ".1%"), ("ms a step", ",.3f"), ("calls", ",.0f")],
             [
-                (
-                    *(each.component.value, each.share, each.ms_per_step),
-                    *(each.calls_per_step or None, Text(each.verdict, STYLES[each.verdict])),
-                )
+                (each.component.value, each.share, each.ms_per_step, each.calls_per_step or None)
                 for each in self.components
             ],
         )
@@ -138,7 +132,7 @@ def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
         loads = (replace(load, seed=seed) for seed in count(load.seed))
         plan.now("a warm-up")
         few = min(WARM_UP_TOKENS, load.new_tokens[0])
-        _run(loaded, replace(next(loads), new_tokens=(few, few)))
+        run_pass(loaded.engine, loaded.watched, replace(next(loads), new_tokens=(few, few)))
         plan.now("prefill")
         phases = [_prefill(loaded, next(loads), next(loads))]
         plan.now("decode")
@@ -164,20 +158,16 @@ def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
     )
 
 
-def _run(loaded: LoadedEngine, load: Load) -> Pass:
-    return run_pass(loaded.engine, loaded.watched, load)
-
-
 def _prefill(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile:
     """The times of passes that ask for one token, in which every step prefills."""
-    plain = _run(loaded, replace(plain_load, new_tokens=(1, 1)))
+    plain = run_pass(loaded.engine, loaded.watched, replace(plain_load, new_tokens=(1, 1)))
     _, times = _profiled(loaded, replace(load, new_tokens=(1, 1)), lambda _: True)
     return _phase("prefill", times, plain.wall_s / len(plain.steps))
 
 
 def _decode(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile | None:
     """The times of the steps in which all sequences decode; None if there are fewer than two."""
-    plain = _run(loaded, plain_load).decode_phase()
+    plain = run_pass(loaded.engine, loaded.watched, plain_load).decode_phase()
     all_decode = forward_range(load.jobs, load.jobs)
     profiled, times = _profiled(loaded, load, lambda name: name == all_decode)
     if plain is None or profiled.decode_phase() is None:
@@ -194,7 +184,7 @@ def _profiled(
         raise TypeError(f"the parts of a {type(model).__name__} are unknown")
     device = loaded.engine.cache.shape.device
     with Ranges(model, device), recording(device) as profiler:
-        done = _run(loaded, load)
+        done = run_pass(loaded.engine, loaded.watched, load)
     return done, step_times(profiler.events() or (), wanted)
 
 
@@ -205,7 +195,6 @@ def _phase(
         ComponentShare(
             component=component,
             share=own_us / times.wall_us,
-            verdict=verdict(own_us / times.wall_us),
             ms_per_step=own_us / times.steps / 1e3,
             calls_per_step=times.calls[component] / times.steps,
         )
@@ -222,10 +211,3 @@ def _phase(
         elsewhere_share=elsewhere,
         refactor_bound=1 / (1 - elsewhere),
     )
-
-
-def verdict(share: float) -> Verdict:
-    """The verdict: a part above 10% of the time is worth optimising."""
-    if share > CRITICAL_SHARE:
-        return "critical"
-    return "moderate" if share >= MODERATE_SHARE else "minor"
