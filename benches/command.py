@@ -1,4 +1,4 @@
-"""A benchmark as a program."""
+"""A benchmark as a program, and its table."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ def main(command: Callable[..., Any], name: str) -> NoReturn:
     app = command_line()
     app.command()(command)
     raise SystemExit(run(app, f"python -m benches.{name}"))
+
+
+def heading(*titles: str) -> None:
+    """Begins a table in Markdown, to be pasted into a page."""
+    row(*titles)
+    row(*["---"] * len(titles))
+
+
+def row(*cells: object) -> None:
+    """Prints a line of the table as soon as it is measured."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)

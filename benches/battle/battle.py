@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,8 @@ class Outcome:
 def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
     """Runs one battle; ledger and logs stay in ``folder``."""
     began_s = time.monotonic()
-    with ExitStack() as stack:
+    # The report has standard output; workers of tests print their logs there.
+    with redirect_stdout(sys.stderr), ExitStack() as stack:
         server = stack.enter_context(own_redis(append_only=True))
         client = stack.enter_context(redis.Redis.from_url(server.url))
         ledger = Ledger()

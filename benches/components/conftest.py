@@ -58,10 +58,3 @@ def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
 def pytest_benchmark_update_json(output_json: Any) -> None:
     """Records the command, apart from the machine: comparisons warn when the machine differs."""
     output_json["command"] = shlex.join(["pytest", *sys.argv[1:]])
-
-
-def pytest_report_header() -> str:
-    return (
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{torch.backends.cpu.get_cpu_capability()}"
-    )

@@ -12,56 +12,38 @@ process, likewise.
 
 from __future__ import annotations
 
-import os
-import platform
 from typing import Annotated
 
 import typer
 
-from benches.command import main
+from benches.command import heading, main, row
 from benches.fleet import measures
 
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
+CROWD, RATE, FAST_RATE = 100, 10, 500
 
 
 def fleet(
     workers: Annotated[str, typer.Option(help="Numbers of stubs.")] = "1,12,100",
     real: Annotated[str, typer.Option(help="Numbers of whole workers.")] = "1,4",
     jobs: Annotated[int, typer.Option(help="Jobs one by one, ten a second.")] = 300,
-    crowd: Annotated[int, typer.Option(help="Stubs of the other measurements.")] = 100,
-    fast: Annotated[int, typer.Option(help="Jobs a second of the fast line.")] = 500,
+    crowd: Annotated[int, typer.Option(help="Stubs of the other measurements.")] = CROWD,
 ) -> None:
     """Measure fleets of stubs and of whole workers."""
-    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Python "
-          f"{platform.python_version()}")  # fmt: skip
-    print(
-        f"{'workers':>12} {'producer':>8} {'jobs/s':>7} {'commands':>9} {'Redis us':>9}"
-        f" {'waits':>6} {'claimed p50':>12} {'p99 ms':>8} {'idle/s':>7}  jobs a worker"
+    heading(
+        *("workers", "producer", "jobs/s", "commands a job", "Redis us a job", "waits a job"),
+        *("claimed after p50, ms", "p99", "idle commands/s", "jobs a worker"),
     )
-
-    def line(count: int, kind: str, producer: str, *, rate: float, count_jobs: int) -> None:
-        real = kind == "real"
-        found = measures.steady(count, producer, rate=rate, jobs=count_jobs, real=real)
-        print(
-            f"{count:>7} {kind} {producer:>8} {found.jobs_per_s:7.1f}"
-            f" {found.commands:9.1f} {found.cpu_us:9.0f} {found.wakes:6.2f} {found.p50_ms:12.2f}"
-            f" {found.p99_ms:8.2f} {found.idle_commands:7.1f}  {found.jobs_a_worker}",
-            flush=True,
-        )
-
-    for kind, counts in (("real", _numbers(real)), ("stub", _numbers(workers))):
-        for count in counts:
-            for producer in measures.PRODUCERS:
-                line(count, kind, producer, rate=10, count_jobs=jobs)
-    for producer in measures.PRODUCERS:
-        line(crowd, "stub", producer, rate=fast, count_jobs=10 * fast)
-    for name, measure in (("at once", measures.burst), ("as all start", measures.start)):
-        found = measure(crowd, 500, 16)
-        print(f"{found.jobs} jobs {name}, {crowd} stubs: claimed in {found.claimed_s:.3f} s; "
-              f"jobs a worker {found.jobs_a_worker}; {found.commands:.1f} commands and "
-              f"{found.wakes:.2f} waits a job", flush=True)  # fmt: skip
+    stubs = [int(number) for number in workers.split(",") if number]
+    fleets = [(int(number), True, RATE, jobs) for number in real.split(",") if number]
+    fleets += [(number, False, RATE, jobs) for number in stubs]
+    fleets += [(crowd, False, FAST_RATE, 10 * FAST_RATE)]
+    for number, whole, rate, count in fleets:
+        for producer in measures.PRODUCERS:
+            figures = measures.steady(number, producer, rate=rate, jobs=count, real=whole)
+            row(f"{number} {'whole' if whole else 'stubs'}", producer, *figures)
+    for name, waiting in (("at once", False), ("as all start", True)):
+        found = measures.burst(crowd, 500, 16, waiting=waiting)
+        print(f"500 jobs {name}, {crowd} stubs: {found}", flush=True)
     took_s = measures.half_die(crowd, 400, 4)
     print(f"half of {crowd} stubs die with 200 jobs (lease 5 s): all 400 jobs ended after "
           f"{took_s:.1f} s")  # fmt: skip

@@ -6,38 +6,43 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
 import redis
-from celery import Celery
 
 from benches.fleet.stubs import MODEL
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
-from llorch_worker.broker import keys, registry
+from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.queues import normal_queue
-from llorch_worker.contract import TASK_NAME, GenerationRequest
+from llorch_worker.contract import GenerationRequest
+from tests.messages import GOOD_BODY, envelope
 from tests.services import own_redis, running_worker, wait_until
+from tests.store import leases_in, record_of
 
 SETTLE_S = 13.0
 """Until the watcher has counted the workers, and looks as rarely as it does when all are idle."""
 IDLE_S = 10.0
 GIVE_UP_S = 60.0
 REQUEST = {"prompt": "x", "max_tokens": 1}
+MESSAGE = json.dumps(envelope(GOOD_BODY))
+"""A stock producer's, with ``raw`` in place of the job's id."""
 PRODUCERS = ("ours", "placed", "stock")
 BEGINNINGS = 64
 
 Push = Callable[[int], None]
+Claimed = dict[str, list[tuple[str, int]]]
+"""Which stub claimed which jobs, each with its time in us."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,8 @@ class Stubs:
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> dict[str, list[tuple[str, int]]]:
-        """Which stub claimed which jobs, each with its time in us."""
-        claimed: dict[str, list[tuple[str, int]]] = json.loads(self._process.communicate()[0])
+    def end(self) -> Claimed:
+        claimed: Claimed = json.loads(self._process.communicate()[0])
         return claimed
 
 
@@ -111,7 +115,8 @@ def stubs(url: str, *workers: int, slots: int = 4, service_s: float = 0.0) -> It
 
 @contextmanager
 def real_workers(url: str, workers: int) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+    # The table has standard output; workers of tests print their logs there.
+    with redirect_stdout(sys.stderr), TemporaryDirectory() as folder, ExitStack() as running:
         for number in range(workers):
             options: dict[str, Any] = {"name": f"real{number}", "fresh": True, "TOY_STEP_MS": 1}
             running.enter_context(
@@ -132,38 +137,17 @@ class Producer:
         self._app = producer_app(url)
         self._placement = Placement(client)
         self._card = registry.ModelCard(name=MODEL, max_context=4096, last_seen=0)
-        with Celery("stock", broker="memory://", set_as_current=False) as app:
-            message = app.amqp.as_task_v2("@ID@", TASK_NAME, kwargs=REQUEST)
-            headers = message.headers | {"id": "@ID@"}
-        body = json.dumps(message.body)
-        self._message = json.dumps(
-            {
-                "body": body, "content-encoding": "utf-8", "content-type": "application/json",
-                "headers": headers,
-                "properties": {
-                    "correlation_id": "@ID@", "delivery_tag": "@ID@", "delivery_mode": 2,
-                    "priority": 0, "body_encoding": "",
-                    "delivery_info": {"exchange": "", "routing_key": normal_queue(MODEL)},
-                },
-            }
-        )  # fmt: skip
 
     def stock(self, jobs: int) -> None:
         """Pushes them at once, with one LPUSH each and nothing else."""
         ids = [str(uuid4()) for _ in range(jobs)]
         with self._client.pipeline(transaction=False) as pipe:
             for job_id in ids:
-                pipe.lpush(normal_queue(MODEL), self._message.replace("@ID@", job_id))
+                pipe.lpush(normal_queue(MODEL), MESSAGE.replace('"raw', f'"{job_id}'))
             self.sent_us |= dict.fromkeys(ids, time.time() * 1e6)
             pipe.execute()
 
-    def ours(self, jobs: int) -> None:
-        self._enqueue(jobs, None)
-
-    def placed(self, jobs: int) -> None:
-        self._enqueue(jobs, f"{len(self.sent_us) % BEGINNINGS}")
-
-    def _enqueue(self, jobs: int, affinity_key: str | None) -> None:
+    def ours(self, jobs: int, affinity_key: str | None = None) -> None:
         for _ in range(jobs):
             job_id = str(uuid4())
             request = GenerationRequest.model_validate(REQUEST | {"affinity_key": affinity_key})
@@ -173,54 +157,25 @@ class Producer:
                 self._client, self._app, request, model=self._card, job_id=job_id, places=places
             )
 
+    def placed(self, jobs: int) -> None:
+        for _ in range(jobs):
+            self.ours(1, f"{len(self.sent_us) % BEGINNINGS}")
+
     def wait(self) -> float:
         """Until all have ended; returns the seconds that it took."""
-        began_s = time.monotonic()
-        left = set(self.sent_us)
-        while left:
-            if time.monotonic() - began_s > GIVE_UP_S:
-                raise TimeoutError(f"{len(left)} of {len(self.sent_us)} jobs did not end")
-            with self._client.pipeline(transaction=False) as pipe:
-                asked = list(left)
-                for job_id in asked:
-                    pipe.hget(keys.job(job_id), "state")
-                left = {
-                    i for i, state in zip(asked, pipe.execute(), strict=True) if state != "ended"
-                }
-            time.sleep(0.1)
-        return time.monotonic() - began_s
+        began_s, left = time.monotonic(), list(self.sent_us)
 
-    def latencies_s(self, claimed_us: dict[str, float]) -> list[float]:
-        return [(claimed_us[i] - sent) / 1e6 for i, sent in self.sent_us.items()]
+        def all_ended() -> bool:
+            while left and record_of(self._client, left[-1]).get("state") == "ended":
+                left.pop()
+            return not left
+
+        wait_until(all_ended, timeout_s=GIVE_UP_S)
+        return time.monotonic() - began_s
 
 
 def spread(counts: list[int]) -> str:
     return f"{min(counts)} / {statistics.median(counts):.0f} / {max(counts)}"
-
-
-@dataclass(frozen=True)
-class Steady:
-    """Jobs one by one, at a rate."""
-
-    commands: float
-    """A job; those of an idle fleet are subtracted."""
-    cpu_us: float
-    """Of Redis, a job; that of an idle fleet is subtracted."""
-    wakes: float
-    """Waits for a ring that began, a job."""
-    p50_ms: float
-    p99_ms: float
-    jobs_a_worker: str
-    idle_commands: float
-    """A second and worker."""
-    jobs_per_s: float
-
-
-def pace(push: Push, rate: float, jobs: int) -> None:
-    began_s = time.monotonic()
-    for number in range(jobs):
-        time.sleep(max(0.0, began_s + number / rate - time.monotonic()))
-        push(1)
 
 
 def measure(client: redis.Redis, push: Push, rate: float, jobs: int) -> tuple[Usage, Usage, float]:
@@ -229,7 +184,9 @@ def measure(client: redis.Redis, push: Push, rate: float, jobs: int) -> tuple[Us
     time.sleep(IDLE_S)
     before = Usage.read(client)
     idle = (before - first) * (1 / (before.at_s - first.at_s))
-    pace(push, rate, jobs)
+    for number in range(jobs):
+        time.sleep(max(0.0, before.at_s + number / rate - time.monotonic()))
+        push(1)
     took_s = time.monotonic() - before.at_s
     time.sleep(0.5)
     busy = Usage.read(client) - before
@@ -243,91 +200,63 @@ def check_all_live(client: redis.Redis, workers: int) -> None:
         raise RuntimeError(f"Redis knows {living} of {workers} workers")
 
 
-def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = False) -> Steady:
-    """``name``: the producer, one of :data:`PRODUCERS`."""
+def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool) -> tuple[str, ...]:
+    """Jobs one by one, at a rate. ``name``: the producer, one of :data:`PRODUCERS`.
+
+    Returns jobs/s; commands, us of Redis and waits for a ring, a job, without an idle fleet's; p50
+    and p99 in ms until a claim; commands a second and idle worker; and jobs a worker.
+    """
     with own_redis() as server, connect(server.url) as client, ExitStack() as fleet:
         producer = Producer(client, server.url)
-        push: Push = getattr(producer, name)
         started = []
         if real:
             fleet.enter_context(real_workers(server.url, workers))
         else:
             started = fleet.enter_context(stubs(server.url, workers))
         time.sleep(SETTLE_S)
-        idle, used, reached = measure(client, push, rate, jobs)
+        idle, used, reached = measure(client, getattr(producer, name), rate, jobs)
         producer.wait()
         check_all_live(client, workers)
         if real:
-            fences = {i: float(client.hget(keys.job(i), "fence") or 0) for i in producer.sent_us}
-            names = [client.hget(keys.job(i), "worker") for i in producer.sent_us]
+            records = {job_id: record_of(client, job_id) for job_id in producer.sent_us}
+            claimed_us = {i: float(record.get("fence", 0)) for i, record in records.items()}
+            names = [record.get("worker") for record in records.values()]
             counts = [names.count(name) for name in set(names)]
             counts += [0] * (workers - len(counts))
         else:
-            claimed = started[0].end()
-            fences = {i: float(at) for jobs_ in claimed.values() for i, at in jobs_}
-            counts = [len(jobs_) for jobs_ in claimed.values()]
-        waits = percentiles_ms(producer.latencies_s(fences))
-        return Steady(
-            used.commands, used.cpu_us, used.wakes, waits.p50,
-            waits.p99, spread(counts), idle.commands / workers, reached,
-        )  # fmt: skip
+            claimed_us, counts = _claims(started[0].end())
+        waits = percentiles_ms([(claimed_us[i] - at) / 1e6 for i, at in producer.sent_us.items()])
+        figures = f"{used.commands:.1f} {used.cpu_us:.0f} {used.wakes:.2f}".split()
+        figures += f"{waits.p50:.2f} {waits.p99:.2f} {idle.commands / workers:.1f}".split()
+        return f"{reached:.1f}", *figures, spread(counts)
 
 
-@dataclass(frozen=True)
-class Burst:
-    jobs: int
-    claimed_s: float
-    """From the push, or the first claim, to the last."""
-    jobs_a_worker: str
-    commands: float
-    wakes: float
+def _claims(claimed: Claimed) -> tuple[dict[str, float], list[int]]:
+    """When each job was claimed, in us, and how many jobs each stub claimed."""
+    times = {i: float(at) for jobs in claimed.values() for i, at in jobs}
+    return times, [len(jobs) for jobs in claimed.values()]
 
 
-def burst(workers: int, jobs: int, slots: int) -> Burst:
-    """Many jobs at once for an idle fleet."""
-    with own_redis() as server, connect(server.url) as client:
+def burst(workers: int, jobs: int, slots: int, *, waiting: bool) -> str:
+    """Many jobs at once for an idle fleet or, ``waiting``, before all its workers start."""
+    with own_redis() as server, connect(server.url) as client, ExitStack() as fleet:
         producer = Producer(client, server.url)
-        with stubs(server.url, workers, slots=slots, service_s=1.0) as (fleet,):
+        if waiting:
+            producer.stock(jobs)
+            before = Usage.read(client)
+        (started,) = fleet.enter_context(stubs(server.url, workers, slots=slots, service_s=1.0))
+        if not waiting:
             time.sleep(SETTLE_S)
             before = Usage.read(client)
             producer.stock(jobs)
-            wait_until(lambda: not client.llen(normal_queue(MODEL)), timeout_s=GIVE_UP_S)
-            after = Usage.read(client)
-            producer.wait()
-            claimed = fleet.end()
-        return _burst(producer, claimed, before, after)
-
-
-def start(workers: int, jobs: int, slots: int) -> Burst:
-    """All workers start at once, while the jobs wait."""
-    with own_redis() as server, connect(server.url) as client:
-        producer = Producer(client, server.url)
-        producer.stock(jobs)
-        before = Usage.read(client)
-        with stubs(server.url, workers, slots=slots, service_s=1.0) as (fleet,):
-            wait_until(lambda: not client.llen(normal_queue(MODEL)), timeout_s=GIVE_UP_S)
-            after = Usage.read(client)
-            producer.wait()
-            claimed = fleet.end()
-        first_us = min(at for jobs_ in claimed.values() for _, at in jobs_)
-        producer.sent_us = dict.fromkeys(producer.sent_us, first_us)
-        return _burst(producer, claimed, before, after)
-
-
-def _burst(
-    producer: Producer,
-    claimed: dict[str, list[tuple[str, int]]],
-    before: Usage,
-    after: Usage,
-) -> Burst:
-    fences = {i: float(at) for jobs_ in claimed.values() for i, at in jobs_}
-    jobs = len(producer.sent_us)
-    return Burst(
-        jobs,
-        max(producer.latencies_s(fences)),
-        spread([len(jobs_) for jobs_ in claimed.values()]),
-        (after.commands - before.commands) / jobs,
-        (after.wakes - before.wakes) / jobs,
+        wait_until(lambda: not client.llen(normal_queue(MODEL)), timeout_s=GIVE_UP_S)
+        used = (Usage.read(client) - before) * (1 / jobs)
+        producer.wait()
+        times, counts = _claims(started.end())
+    began_us = min((times if waiting else producer.sent_us).values())
+    return (
+        f"claimed in {(max(times.values()) - began_us) / 1e6:.3f} s; jobs a worker "
+        f"{spread(counts)}; {used.commands:.1f} commands and {used.wakes:.2f} waits a job"
     )
 
 
@@ -339,6 +268,7 @@ def half_die(workers: int, jobs: int, slots: int) -> float:
         with stubs(server.url, *sizes, slots=slots, service_s=0.5) as (dying, _):
             time.sleep(SETTLE_S)
             producer.stock(jobs)
-            wait_until(lambda: client.zcard(keys.LEASES) >= min(jobs, workers * slots) * 0.9)
+            held = min(jobs, workers * slots) * 0.9
+            wait_until(lambda: len(leases_in(client)) >= held)
             dying.kill()
             return producer.wait()
