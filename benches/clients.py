@@ -17,12 +17,15 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benches.recording import recorded
 
+LONGEST_S = 3600
 BEGIN = """
 import os
 URL, MODEL = os.environ["OPENAI_BASE_URL"], os.environ["MODEL"]
@@ -343,39 +346,51 @@ def installed(name: str, folder: Path) -> tuple[Path, str]:
     return home, "node" if client.node else str(python)
 
 
-def prepared(name: str, folder: Path) -> list[str]:
-    """Installs the packages; the command that runs the code."""
-    client = CLIENTS[name]
-    home, program = installed(name, folder)
-    script = home / ("run.mjs" if client.node else "run.py")
-    script.write_text(client.code if client.node else BEGIN + client.code)
-    return [program, str(script)]
+def options(about: str, names: Collection[str]) -> argparse.ArgumentParser:
+    """What every program that runs clients takes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("url", help="of the gateway's API, with /v1")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--only", nargs="*", choices=names, default=list(names))
+    parser.add_argument("--folder", type=Path, default=Path("clients"), help="for environments")
+    parser.add_argument("--record", type=Path, help="a folder for what each client posts")
+    return parser
+
+
+def ran(
+    name: str, command: list[str], given: argparse.Namespace, **streams: Any
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Runs a client's program against the gateway; its output, and the seconds that it took."""
+    began_s = time.monotonic()
+    recording = given.record and recorded(given.url, given.record / f"{name}.jsonl")
+    with recording or nullcontext(given.url) as url:
+        done = subprocess.run(
+            command,
+            env=os.environ
+            | {"OPENAI_API_KEY": "none", "MODEL": given.model, "OPENAI_BASE_URL": url}
+            | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+            **streams,
+        )
+    return done, time.monotonic() - began_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url", help="of the gateway's API, with /v1")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--only", nargs="*", choices=CLIENTS, default=list(CLIENTS))
-    parser.add_argument("--folder", type=Path, default=Path("clients"), help="for environments")
-    parser.add_argument("--record", type=Path, help="a folder for what each client posts")
-    given = parser.parse_args()
-    variables = os.environ | {"OPENAI_API_KEY": "none", "MODEL": given.model}
+    given = options(str(__doc__).partition("\n")[0], CLIENTS).parse_args()
     failed = []
     for name in given.only:
-        command = prepared(name, given.folder.absolute())
-        began_s = time.monotonic()
-        recording = given.record and recorded(given.url, given.record / f"{name}.jsonl")
-        with recording or nullcontext(given.url) as url:
-            variables["OPENAI_BASE_URL"] = url
-            ran = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=600, check=False
-            )
-        took_s = time.monotonic() - began_s
-        print(f"{name:18} {'ok' if ran.returncode == 0 else 'FAILED':7}{took_s:6.0f} s", flush=True)
-        if ran.returncode:
+        client = CLIENTS[name]
+        home, program = installed(name, given.folder.absolute())
+        script = home / ("run.mjs" if client.node else "run.py")
+        script.write_text(client.code if client.node else BEGIN + client.code)
+        done, took_s = ran(name, [program, str(script)], given)
+        print(f"{name:18} {'FAILED' if done.returncode else 'ok':7}{took_s:6.0f} s", flush=True)
+        if done.returncode:
             failed.append(name)
-            print(f"{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}", flush=True)
+            print(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}", flush=True)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

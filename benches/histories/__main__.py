@@ -8,21 +8,15 @@ question. It fails if any is refused. The environments are those of ``benches/cl
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
-from benches.clients import installed
+from benches.clients import installed, options, ran
 from benches.histories.turns import history
-from benches.recording import recorded
 
 HERE = Path(__file__).parent
 PROGRAMS = {
@@ -37,7 +31,6 @@ PROGRAMS = {
     "anthropic": "anthropic_",
     "ai-sdk": "ai_sdk.mjs",
 }
-MOST_TO_A_CLIENT_S = 3600
 
 
 def command_of(name: str, folder: Path) -> list[str]:
@@ -50,49 +43,25 @@ def command_of(name: str, folder: Path) -> list[str]:
     return [program, str(shutil.copy(HERE / "clients" / code, home / code))]
 
 
-def reports(name: str, histories: str, folder: Path, variables: dict[str, str]) -> list[str]:
-    """Runs a client; what it says of each request, a line of JSON."""
-    root = HERE.parent.parent
-    ran = subprocess.run(
-        command_of(name, folder),
-        input=histories,
-        env=variables | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=MOST_TO_A_CLIENT_S,
-        check=False,
-    )
-    lines = [line for line in ran.stdout.splitlines() if line.startswith('{"way"')]
-    if ran.returncode:
-        report = {"way": "program", "seed": None, "error": f"ended early: {ran.stderr[-2000:]}"}
-        lines.append(json.dumps(report))
-    return lines
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url", help="of the gateway's API, with /v1")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--only", nargs="*", choices=PROGRAMS, default=list(PROGRAMS))
+    parser = options(str(__doc__).partition("\n")[0], PROGRAMS)
     parser.add_argument("--count", type=int, default=1000, help="of histories for all clients")
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
     parser.add_argument("--at-once", type=int, default=2, help="clients that run at a time")
-    parser.add_argument("--folder", type=Path, default=Path("clients"), help="for environments")
-    parser.add_argument("--record", type=Path, help="a folder for what each client sends")
     given = parser.parse_args()
-    variables = os.environ | {"OPENAI_API_KEY": "none", "MODEL": given.model}
     share = -(-given.count // len(given.only))
     failed = False
 
     def run(place: int) -> tuple[str, list[str], float]:
         seeds = range(given.seed + place * share, given.seed + (place + 1) * share)
         lines = "".join(json.dumps(history(seed)) + "\n" for seed in seeds)
-        name, began_s = given.only[place], time.monotonic()
-        to = None if given.record is None else given.record / f"{name}.jsonl"
-        with nullcontext(given.url) if to is None else recorded(given.url, to) as url:
-            own = variables | {"OPENAI_BASE_URL": url}
-            said = reports(name, lines, given.folder.absolute(), own)
-        return name, said, time.monotonic() - began_s
+        name = given.only[place]
+        done, took_s = ran(name, command_of(name, given.folder.absolute()), given, input=lines)
+        said = [line for line in done.stdout.splitlines() if line.startswith('{"way"')]
+        if done.returncode:
+            error = f"ended early: {done.stderr[-2000:]}"
+            said.append(json.dumps({"way": "program", "seed": None, "error": error}))
+        return name, said, took_s
 
     with ThreadPoolExecutor(given.at_once) as pool:
         for name, lines, took_s in pool.map(run, range(len(given.only))):
