@@ -16,10 +16,6 @@ class Percentiles(Frozen):
     p99: float
     samples: int
 
-    @property
-    def in_order(self) -> tuple[float, float, float]:
-        return (self.p50, self.p95, self.p99)
-
 
 def percentiles_ms(durations_s: Sequence[float]) -> Percentiles:
     """``durations_s`` holds at least one duration."""

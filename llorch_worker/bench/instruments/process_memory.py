@@ -1,4 +1,4 @@
-"""The memory of a process, as Linux counts it."""
+"""The memory of this process, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 
-def peak_resident_bytes(pid: int | None = None) -> int | None:
-    """The most resident memory since the process began, loading included; None where the system
-    does not say. ``pid``: None for this process."""
+def peak_resident_bytes() -> int | None:
+    """The most resident memory since this process began; None where the system does not say."""
     try:
-        status = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii")
+        status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return None
     found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
