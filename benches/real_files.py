@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ import tokenizers
 import torch
 import typer
 from gguf import GGUFReader
+from jinja2 import TemplateError
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -167,12 +169,8 @@ def _compare_texts(
 
 def _chats() -> list[tuple[list[Turn], bool]]:
     """Turns, and whether tools are offered: plain ones, then with tools and thoughts."""
-    call = {"name": "weather", "arguments": {"city": "Bern", "days": 2}}
-    calling = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": CALL_ID, "type": "function", "function": call}],
-    }
+    calls = [_call(CALL_ID, "weather", {"city": "Bern", "days": 2})]
+    calling = {"role": "assistant", "content": "", "tool_calls": calls}
     answer = {"role": "tool", "content": '{"sun": true}', "tool_call_id": CALL_ID}
     thinking = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm, so.\nYes."}
     more = {"role": "user", "content": "And then?"}
@@ -193,32 +191,25 @@ def _with_short_ids(chat: list[Turn]) -> list[Turn]:
     return fit
 
 
-def _messages(chat: list[Turn]) -> list[Message]:
-    def written(turn: Turn) -> Turn:
-        calls = [
-            {
-                **call,
-                "function": {
-                    **call["function"],
-                    "arguments": json.dumps(call["function"]["arguments"]),
-                },
-            }
-            for call in turn.get("tool_calls", ())
-        ]
-        return {**turn, "tool_calls": calls} if calls else turn
+def _call(call_id: str, name: str, arguments: dict[str, Any]) -> Turn:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
-    return [Message.model_validate(written(turn)) for turn in chat]
+
+def _messages(chat: list[Turn]) -> list[Message]:
+    """With the arguments of calls as strings."""
+    turns = deepcopy(chat)
+    for turn in turns:
+        for call in turn.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return [Message.model_validate(turn) for turn in turns]
 
 
 def _tried(render: Callable[[], Any]) -> Any:
     """What ``render`` gives, or None if the template refuses."""
     try:
         return render()
-    except InvalidRequest:
-        return None
-    except Exception as error:
-        if type(error).__name__ not in ("TemplateError", "UndefinedError"):
-            raise
+    except (InvalidRequest, TemplateError):
         return None
 
 
@@ -268,14 +259,7 @@ def _read_calls(tokenizer: Tokenizer, reference: PreTrainedTokenizerFast) -> int
     for city in CITIES:
         for names in (("weather",), ("time_in", "weather")):
             arguments = {"city": city, "days": 2}
-            calls = [
-                {
-                    "id": f"abcdefgh{i}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                }
-                for i, name in enumerate(names)
-            ]
+            calls = [_call(f"abcdefgh{i}", name, arguments) for i, name in enumerate(names)]
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
             prompt = _rendered(reference, [asked], tools=TOOLS, add_generation_prompt=True)
             whole = _rendered(reference, [asked, turn], tools=TOOLS)
