@@ -84,7 +84,8 @@ def peers(
     settings = settings.model_copy(update={"device": "cpu", "dtype": dtype})
     import torch
 
-    from benches.peers.measures import Wanted, measure_peers
+    from benches.peers.figures import Wanted
+    from benches.peers.measures import measure_peers
     from llorch_worker.bench.load import Load
 
     torch.set_num_threads(threads)

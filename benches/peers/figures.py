@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Literal, Self
 
 from rich.console import RenderableType
 
-from benches.peers.contestants.contestant import BatchKind, Memory, Rate
+from benches.peers.contestants.contestant import BatchKind, Rate
 from llorch_worker.bench.instruments.client_load import Throughput
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
+from llorch_worker.bench.load import Load
 from llorch_worker.bench.tables import remark, table, title
-from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.contract.quantities import counted
 from llorch_worker.engine_options import KvDtype
 
 WIDE_SPREAD = 0.25
 WIDE_MARK = "*"
 Kind = BatchKind | Literal["jobs"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The peers and the loads."""
+
+    peers: tuple[str, ...]
+    batches: tuple[int, ...]
+    prefill_tokens: int
+    prompt_tokens: int
+    new_tokens: int
+    jobs: Load
+    slots: int
+    threads: int
+    llama_server: Path | None
 
 
 class Side(Frozen):
@@ -89,19 +106,11 @@ class PeersFigures(Figures):
     file_types: tuple[str, ...]
     dtype: str
     kv_dtype: KvDtype
-    threads: int
-    prefill_tokens: int
-    prompt_tokens: int
-    new_tokens: int
+    wanted: Wanted
     passes: int
-    job_prompt_tokens: tuple[int, int]
-    job_new_tokens: tuple[int, int]
-    slots: int
     versions: dict[str, str]
     notes: dict[str, str]
     """The settings of each peer."""
-    memory: dict[str, Memory]
-    """Of each process that ran prefills and decodes, after its last pass."""
     rows: tuple[Row | Skipped, ...]
     interrupted: bool
     """Rows are missing."""
@@ -111,13 +120,13 @@ class PeersFigures(Figures):
         if self.versions:
             yield "  " + ", ".join(f"{name} {version}" for name, version in self.versions.items())
         for name, note in self.notes.items():
-            yield f"  {name}: {note}{_memory(self.memory.get(name))}"
+            yield f"  {name}: {note}"
         passes = "of one pass"
         if self.passes > 1:
             passes = f"medians of {self.passes} passes, which alternate (spread)"
         yield (
-            f"  tokens/s, {passes}; decodes of {self.new_tokens} steps after "
-            f"{counted(self.prompt_tokens, 'token')}\n"
+            f"  tokens/s, {passes}; decodes of {self.wanted.new_tokens} steps after "
+            f"{counted(self.wanted.prompt_tokens, 'token')}\n"
         )
         measured = [row for row in self.rows if isinstance(row, Row)]
         if measured:
@@ -141,13 +150,6 @@ class PeersFigures(Figures):
                 yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
         if self.interrupted:
             yield remark("interrupted: passes or rows are missing")
-
-
-def _memory(memory: Memory | None) -> str:
-    if memory is None:
-        return ""
-    peak = "" if memory.peak_bytes is None else f", {human_bytes(memory.peak_bytes)} at most"
-    return f"; {human_bytes(memory.resident_bytes)} resident{peak}"
 
 
 def _rate(side: Side) -> str:

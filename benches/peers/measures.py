@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from statistics import median
 
 import psutil
@@ -15,7 +14,6 @@ from benches.peers.contestants.contestant import (
     LLORCH,
     BatchKind,
     CannotRun,
-    Memory,
     Rate,
     Terms,
     Work,
@@ -28,7 +26,7 @@ from benches.peers.contestants.roster import (
     require_kv_dtype,
     server_binary,
 )
-from benches.peers.figures import Kind, PeersFigures, Row, Side, Skipped
+from benches.peers.figures import Kind, PeersFigures, Row, Side, Skipped, Wanted
 from benches.peers.services import llama_server, our_queue
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.client_load import Throughput
@@ -40,21 +38,6 @@ from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.weights.contents import file_bytes, tensor_types
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The peers and the loads."""
-
-    peers: tuple[str, ...]
-    batches: tuple[int, ...]
-    prefill_tokens: int
-    prompt_tokens: int
-    new_tokens: int
-    jobs: Load
-    slots: int
-    threads: int
-    llama_server: Path | None
 
 
 def measure_peers(plan: Plan, wanted: Wanted, measured: Callable[[str], None]) -> PeersFigures:
@@ -83,17 +66,10 @@ def measure_peers(plan: Plan, wanted: Wanted, measured: Callable[[str], None]) -
         file_types=tuple(kind.name for kind in tensor_types(model.checkpoint)),
         dtype=model.dtype_name,
         kv_dtype=plan.settings.kv_dtype,
-        threads=wanted.threads,
-        prefill_tokens=wanted.prefill_tokens,
-        prompt_tokens=wanted.prompt_tokens,
-        new_tokens=wanted.new_tokens,
+        wanted=wanted,
         passes=plan.passes,
-        job_prompt_tokens=wanted.jobs.prompt_tokens,
-        job_new_tokens=wanted.jobs.new_tokens,
-        slots=wanted.slots,
         versions=bench.versions,
         notes=bench.notes,
-        memory=bench.memory,
         rows=tuple(bench.rows),
         interrupted=interrupted,
     )
@@ -147,7 +123,6 @@ class _Bench:
         self._seeds = count(wanted.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
-        self.memory: dict[str, Memory] = {}
         self.rows: list[Row | Skipped] = []
 
     def measure(self) -> None:
@@ -188,7 +163,6 @@ class _Bench:
                 if isinstance(self.rows[-1], Skipped):
                     # A process ended with the failure.
                     return
-            self.memory |= {peer: theirs.memory(), LLORCH: ours.memory()}
 
     def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
         wanted = self._wanted

@@ -63,13 +63,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class WarmUp:
-    """Asks for a warm-up of ``work``."""
-
-    work: Work
-
-
-@dataclass(frozen=True)
 class Ready:
     """The contestant is loaded but not warmed up."""
 
@@ -102,24 +95,8 @@ def rate(work: Work, began_s: float, times_s: Sequence[Sequence[float]]) -> Rate
     return Rate(tokens / (to_s - from_s))
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Resident memory of a process, with the pages of files that it maps."""
-
-    resident_bytes: int
-    peak_bytes: int | None
-    """The most since it started, loading included; None where the system does not say."""
-
-
 class CannotRun(Exception):
     """The contestant cannot take part or cannot do this work; the message says why."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The contestant cannot do this work; one sentence says why."""
-
-    reason: str
 
 
 class Contestant(Protocol):

@@ -10,23 +10,12 @@ import tempfile
 import time
 from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
-from benches.peers.contestants.contestant import (
-    CannotRun,
-    Failed,
-    Memory,
-    Rate,
-    Ready,
-    Terms,
-    WarmUp,
-    Work,
-)
+from benches.peers.contestants.contestant import CannotRun, Rate, Ready, Terms, Work
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
-from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.bench.plan import thread_environment
 
 SERVER = "benches.peers.contestants.server"
@@ -70,12 +59,7 @@ class ContestantProcess:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # Closing the connection ends an idle process; one that runs a pass is terminated.
         self._connection.close()
         if error is not None or not self._ends():
@@ -87,22 +71,14 @@ class ContestantProcess:
 
     def warm_up(self, work: Work) -> None:
         """Runs the shapes of ``work`` once; returns when the process is idle."""
-        self._ask(WarmUp(work))
+        self._ask(("warm_up", work))
         self._until_idle()
 
     def run(self, work: Work) -> Rate:
         """Runs one timed pass; returns when the process is idle."""
-        rate: Rate = self._ask(work)
+        rate: Rate = self._ask(("run", work))
         self._until_idle()
         return rate
-
-    def memory(self) -> Memory:
-        """Its memory now."""
-        try:
-            resident: int = psutil.Process(self._process.pid).memory_info().rss
-        except psutil.Error:
-            raise CannotRun(self._last_words()) from None
-        return Memory(resident_bytes=resident, peak_bytes=peak_resident_bytes(self._process.pid))
 
     def _until_idle(self) -> None:
         """OpenMP's threads spin for some 0.2 s after a pass, which would slow the other side's."""
@@ -118,22 +94,16 @@ class ContestantProcess:
         except psutil.Error:
             raise CannotRun(self._last_words()) from None
 
-    def _ask(self, question: Terms | Work | WarmUp) -> Any:
+    def _ask(self, question: Terms | tuple[str, Work]) -> Any:
         try:
             self._connection.send(question)
-        except OSError:
-            raise CannotRun(self._last_words()) from None
-        return self._answer()
-
-    def _answer(self) -> Any:
-        try:
             if not self._connection.poll(TIMEOUT_S):
                 raise CannotRun(f"did not answer within {TIMEOUT_S:.0f} s")
             answer = self._connection.recv()
         except (EOFError, OSError):
             raise CannotRun(self._last_words()) from None
-        if isinstance(answer, Failed):
-            raise CannotRun(answer.reason)
+        if isinstance(answer, CannotRun):
+            raise answer
         return answer
 
     def _ends(self) -> bool:

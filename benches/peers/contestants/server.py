@@ -10,10 +10,8 @@ from benches.peers.contestants.contestant import (
     LLAMA_CPP,
     LLORCH,
     TRANSFORMERS,
-    Failed,
+    CannotRun,
     Terms,
-    WarmUp,
-    Work,
 )
 
 ROOM = "benches.peers.contestants"
@@ -33,17 +31,14 @@ def serve(connection: Connection, name: str) -> None:
         contestant = getattr(import_module(module), class_name)(terms)
         connection.send(contestant.ready)
         while True:
-            match connection.recv():
-                case WarmUp(work):
-                    contestant.warm_up(work)
-                    connection.send(None)
-                case Work() as work:
-                    connection.send(contestant.run(work))
+            method, work = connection.recv()
+            connection.send(getattr(contestant, method)(work))
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - any error of a library is reported in its row
         text = " ".join(str(error).split())[:MOST_SHOWN_CHARS]
-        connection.send(Failed(f"{type(error).__name__}: {text}" if text else type(error).__name__))
+        name = type(error).__name__
+        connection.send(CannotRun(f"{name}: {text}" if text else name))
 
 
 if __name__ == "__main__":
