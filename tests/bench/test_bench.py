@@ -71,6 +71,7 @@ def test_figures_name_command_machine_and_versions(engine_document: Any) -> None
 
 def test_the_engines_table_fits_80_columns(engine_document: Any, printed: Printed) -> None:
     lines = printed(EngineFigures.model_validate(engine_document))
+    assert lines[0].startswith("$ ")
     for label in ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"):
         assert [line for line in lines if line.startswith(label)], label
     assert [line for line in lines if line.startswith("  spread of passes")]
@@ -90,17 +91,6 @@ def test_figures_that_cannot_be_measured_are_null_with_the_reason(printed: Print
     assert "raise --new-tokens" in row["notes"][0]
     lines = printed(EngineFigures.model_validate(ran.json))
     assert not [line for line in lines if "spread" in line], "one pass has none"
-
-
-def test_without_json_a_command_prints_its_origin_and_its_table() -> None:
-    command = ("engine", *QUICK, "--concurrency", "4", "--model", "demo")
-    ran = run("bench", *command)
-    assert ran.code == 0, ran
-    origin, *lines = ran.out.splitlines()
-    assert origin.startswith("$ ")
-    assert origin.endswith(f"llorch bench {' '.join(command)}")
-    assert [line for line in lines if line.startswith("decode, tokens/s")]
-    assert max(map(len, lines[4:])) <= 80
 
 
 @pytest.mark.parametrize("command", ["engine", "queue", "startup"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +10,13 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
+from tests.waiting import wait_until
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
 
 
 def wait_until_idle(engine: Engine) -> None:
-    end_s = time.monotonic() + 60
-    while engine.stalled_for_s() > 0:
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.001)
+    wait_until(lambda: engine.stalled_for_s() == 0)
 
 
 def test_an_engine_without_work_is_not_stalled(make_engine: Callable[..., Engine]) -> None:

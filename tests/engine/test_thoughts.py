@@ -20,6 +20,8 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
     "{% if enable_thinking %}<think>\n{% endif %}"
 )
+RAIN = {"name": "x", "schema": {"enum": [{"rain": True}, {"rain": False}]}}
+SHAPE = {"type": "json_schema", "json_schema": RAIN}
 ANSWER = "<think>\nHm, it may rain.\n</think>\n\nIt rains."
 
 Says_ = Callable[..., Generation]
@@ -96,19 +98,11 @@ def test_a_thought_survives_a_death_at_every_token(says: Says_) -> None:
 
 
 def test_a_grammar_begins_after_the_thought(says: Says_) -> None:
-    kwargs = {"enable_thinking": True}
-    json_schema = {"name": "x", "schema": {"enum": [{"rain": True}, {"rain": False}]}}
-    fields = {"response_format": {"type": "json_schema", "json_schema": json_schema}}
-    (choice,) = result_of(
-        says('Hm.</think>{"rain": true}', chat_template_kwargs=kwargs, **fields)
-    ).choices
+    fields = {"response_format": SHAPE, "chat_template_kwargs": {"enable_thinking": True}}
+    (choice,) = result_of(says('Hm.</think>{"rain": true}', **fields)).choices
     assert choice.reasoning_content == "Hm."
     assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
     assert choice.finish_reason == "stop"
-
-
-RAIN = {"name": "x", "schema": {"enum": [{"rain": True}, {"rain": False}]}}
-SHAPE = {"type": "json_schema", "json_schema": RAIN}
 
 
 def test_a_grammar_begins_after_a_thought_that_the_model_opens(says: Says_) -> None:

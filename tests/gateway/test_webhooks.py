@@ -357,8 +357,6 @@ async def _connect(backend: PinnedBackend) -> None:
 def test_a_name_is_resolved_once_and_the_connection_goes_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import asyncio
-
     names = NameServer(["8.8.8.8"], ["127.0.0.1"])
     backend, recorder = PinnedBackend(private=False), Recorder()
     monkeypatch.setattr(backend, "_backend", recorder)
@@ -376,8 +374,6 @@ def test_a_name_is_resolved_once_and_the_connection_goes_there(
 def test_a_name_with_a_private_address_is_refused(
     monkeypatch: pytest.MonkeyPatch, answer: list[str]
 ) -> None:
-    import asyncio
-
     backend, recorder = PinnedBackend(private=False), Recorder()
     monkeypatch.setattr(backend, "_backend", recorder)
     monkeypatch.setattr(socket, "getaddrinfo", NameServer(answer).getaddrinfo)

@@ -6,10 +6,8 @@ it. Not here: embeddings, images, slots, its other routes, what only a larger mo
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
-import pytest
 from openai import OpenAI
 
 from tests.gateway.claims import (
@@ -17,7 +15,6 @@ from tests.gateway.claims import (
     COMPLETIONS,
     MESSAGES,
     RESPONSES,
-    Claim,
     Door,
     Suite,
     at,
@@ -397,17 +394,3 @@ def _(door: Door) -> None:
 def _(door: Door) -> None:
     asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
     assert door.keyed.options(COMPLETIONS, headers=asked).status_code == 200
-
-
-@pytest.fixture(scope="module")
-def results(door: Door) -> dict[Claim, Future[None]]:
-    return LLAMA_CPP.results(door)
-
-
-@pytest.mark.parametrize("claim", LLAMA_CPP.params())
-def test_a_claim_of_llama_cpp(claim: Claim, results: dict[Claim, Future[None]]) -> None:
-    results[claim].result()
-
-
-def test_the_page_about_http_counts_them() -> None:
-    assert LLAMA_CPP.is_counted("llama.cpp")

@@ -7,18 +7,14 @@ request, and what only a larger model would answer.
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future
 from itertools import chain
 from typing import Any
-
-import pytest
 
 from tests.gateway.claims import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
     RESPONSES,
-    Claim,
     Door,
     Suite,
     as_json,
@@ -616,17 +612,3 @@ def _(door: Door) -> None:
     content = [{"type": "output_text", "text": said}]
     again = [ASKED, {**OUTPUT, "content": content}, THOUGHT, ASKED]
     assert door.ask(RESPONSES, {**TOLD, "input": again})["status"] == "completed"
-
-
-@pytest.fixture(scope="module")
-def results(door: Door) -> dict[Claim, Future[None]]:
-    return VLLM.results(door)
-
-
-@pytest.mark.parametrize("claim", VLLM.params())
-def test_a_claim_of_vllm(claim: Claim, results: dict[Claim, Future[None]]) -> None:
-    results[claim].result()
-
-
-def test_the_page_about_http_counts_them() -> None:
-    assert VLLM.is_counted("vLLM")
