@@ -10,7 +10,7 @@ class CausalMasks:
 
     Query i of the last q tokens of a context of c tokens may see keys 0 .. c - q + i. That is the
     bottom right [q, c] corner of the square, whatever q and c are, so as many bottom rows as a step
-    has query tokens are enough. docs/PERFORMANCE.md says what that saves.
+    has query tokens are enough.
     """
 
     def __init__(self, *, max_query: int, max_context: int, device: torch.device) -> None:
