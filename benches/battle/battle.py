@@ -15,7 +15,7 @@ from benches.battle import other_app
 from benches.battle.audit import Findings, audit
 from benches.battle.fleet import OURS, Contestant, Fleet, Terms
 from benches.battle.ledger import Ledger
-from benches.battle.load import Producer, load
+from benches.battle.load import Producer
 from benches.battle.meddler import Meddler
 from benches.battle.mixture import mixed
 from benches.battle.recovery import spread
@@ -77,8 +77,14 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
             meddler.start()
             stack.callback(meddler.stop)
             parcels = mixed(jobs, terms.seed)
-        with load(Producer(server.url, client, ledger, reader, meddler), parcels):
+        producer = Producer(
+            server.url, parcels, client=client, ledger=ledger, reader=reader, meddler=meddler
+        )
+        producer.start()
+        try:
             _storm(fleet, contestant, terms, ledger, watcher)
+        finally:
+            producer.stop()
         fleet.heal()
         if meddler is not None:
             meddler.calm()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +37,22 @@ class DeafBackend(RedisBackend):  # type: ignore[misc]
         return result
 
 
-class Producer:
+class Producer(Background):
     """Notes jobs in the ledger and sends them with a stock app, without this package, or with our
     client."""
 
     def __init__(
-        self, url: str, client: Any, ledger: Ledger, reader: StreamReader, meddler: Meddler | None
+        self,
+        url: str,
+        parcels: Iterator[tuple[Order, ...]],
+        *,
+        client: Any,
+        ledger: Ledger,
+        reader: StreamReader,
+        meddler: Meddler | None,
     ) -> None:
+        super().__init__("load")
+        self._parcels = parcels
         backend = f"{__name__}:{DeafBackend.__name__}+{url}"
         self.app = Celery("battle", broker=url, backend=backend, set_as_current=False)
         self._ours = Client(url, model=MODEL)
@@ -53,15 +61,25 @@ class Producer:
         self._reader = reader
         self._meddler = meddler
 
-    @property
-    def backlog(self) -> int:
+    def _backlog(self) -> int:
         return int(run_script(self._client, "lengths", [], shared_lists(MODEL)))
 
-    def close(self) -> None:
-        self.app.close()
-        self._ours.close()
+    def _run(self) -> None:
+        for parcel in self._parcels:
+            while self._backlog() > LONGEST_BACKLOG_JOBS and not self._stopping.wait(TICK_S):
+                pass
+            if self._stopping.wait(parcel[0].gap_s):
+                return
+            self._send(*parcel)
 
-    def send(self, *orders: Order) -> None:
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            self.app.close()
+            self._ours.close()
+
+    def _send(self, *orders: Order) -> None:
         """Sends one job, or several with the one that follows them, the last."""
         now_s = time.monotonic()
         for order in orders:
@@ -95,32 +113,3 @@ class Producer:
         return signature(
             TASK_NAME, kwargs=order.kwargs, queue=QUEUE, immutable=True, app=self.app, **options
         )
-
-
-class Load(Background):
-    """Sends parcels until it is stopped."""
-
-    def __init__(self, producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> None:
-        super().__init__("load")
-        self._producer = producer
-        self._parcels = parcels
-
-    def _run(self) -> None:
-        for parcel in self._parcels:
-            while self._producer.backlog > LONGEST_BACKLOG_JOBS and not self._stopping.wait(TICK_S):
-                pass
-            if self._stopping.wait(parcel[0].gap_s):
-                return
-            self._producer.send(*parcel)
-
-
-@contextmanager
-def load(producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> Iterator[None]:
-    """Sends them from its own thread while the block runs."""
-    sender = Load(producer, parcels)
-    with closing(producer):
-        sender.start()
-        try:
-            yield
-        finally:
-            sender.stop()

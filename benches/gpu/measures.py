@@ -33,7 +33,6 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
-from llorch_worker.engine.device.queue import DeviceQueue
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.memory.cache_shape import cache_shape
 from llorch_worker.engine.runner import Runner
@@ -67,10 +66,9 @@ class Bench:
         kv_dtype: KvDtype,
         device: torch.device,
         recorder: Recorder,
-        queue: DeviceQueue | None = None,
     ) -> None:
         """``weights``: the name of their type; ``longest``: tokens of the longest sequence in any
-        case; ``queue``: by default that of ``device``."""
+        case."""
         self._model = model
         self._rates = rates
         self._weights = weights
@@ -102,7 +100,7 @@ class Bench:
             prefix_caching=False,
         )
         sampler = Sampler(config.vocab_size, device, select_sample(device))
-        runner = Runner(self._steps, cache, sampler, device, queue)
+        runner = Runner(self._steps, cache, sampler, device)
         self._core = EngineCore(
             self._scheduler, runner, Counters(), lambda token_id: (str(token_id), None)
         )
