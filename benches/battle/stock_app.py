@@ -7,6 +7,7 @@ the same events and returns them.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -16,16 +17,7 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
-from llorch_worker.contract import (
-    TASK_NAME,
-    Event,
-    Finished,
-    Started,
-    Timings,
-    Tokens,
-    Usage,
-    encode_event,
-)
+from llorch_worker.contract import TASK_NAME
 from tests.toy_engine import STEP_MS_VARIABLE
 from tests.toy_generation import token_id
 
@@ -68,24 +60,22 @@ streams = redis.Redis.from_url(URL, socket_timeout=15)
     retry_backoff_max=5,
     max_retries=None,
 )
-def generate(task: Any, *, prompt: str, max_tokens: int, seed: int) -> dict[str, Any]:
+def generate(task: Any, *, prompt: str, max_tokens: int, seed: int) -> dict[str, Any]:  # noqa: ARG001
     """Generates ``max_tokens`` tokens at the toy's pace."""
     step_s = float(os.environ[STEP_MS_VARIABLE]) / 1e3
     job_id, worker = task.request.id, task.request.hostname
-    _write(job_id, Started(worker=worker, model="stock", prompt_tokens=len(prompt), queue_ms=0))
+    _write(job_id, "started", worker=worker)
     for index in range(0, max_tokens, FLUSH_TOKENS):
         positions = range(index, min(index + FLUSH_TOKENS, max_tokens))
         time.sleep(step_s * len(positions))
-        ids = tuple(token_id(seed, position) for position in positions)
-        _write(job_id, Tokens(index=index, ids=ids, text=""))
-    usage = Usage(prompt=len(prompt), completion=max_tokens)
-    timings = Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0)
-    _write(job_id, Finished(finish_reason="length", usage=usage, timings=timings))
+        ids = [token_id(seed, position) for position in positions]
+        _write(job_id, "tokens", index=index, ids=ids)
+    _write(job_id, "finished")
     return {"choices": [{"token_ids": [token_id(seed, i) for i in range(max_tokens)]}]}
 
 
-def _write(job_id: str, event: Event) -> None:
+def _write(job_id: str, kind: str, **fields: Any) -> None:
     pipe = streams.pipeline()
-    pipe.xadd(keys.events(job_id), {"event": encode_event(event)})
+    pipe.xadd(keys.events(job_id), {"event": json.dumps({"type": kind} | fields)})
     pipe.expire(keys.events(job_id), STREAM_TTL_S)
     pipe.execute()
