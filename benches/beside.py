@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from benches.command import main
+from benches.command import heading, main, row
 from benches.peers.contestants.contestant import LLAMA_CPP, LLORCH, Terms, Work
 from benches.peers.contestants.process import ContestantProcess
 from llorch_worker.bench.load import Load
@@ -52,8 +52,7 @@ def beside(
         prefill_tokens=PROMPT_TOKENS,
     )
     names = (LLORCH, *([] if peer is None else [peer]))
-    print("| engine | sequences | alone |" + "".join(f" +{n} |" for n in neighbours[1:]))
-    print("|---" * (len(neighbours) + 2) + "|")
+    heading("engine", "sequences", "alone", *(f"+{n}" for n in neighbours[1:]))
     with ExitStack() as stack:
         engines = [stack.enter_context(ContestantProcess(name, terms)) for name in names]
         for count in counts:
@@ -71,8 +70,7 @@ def beside(
             for name in names:
                 speeds = [median(rates[name, beside]) for beside in neighbours]
                 shares = [f"{speed:.1f} ({speed / speeds[0]:.2f})" for speed in speeds[1:]]
-                row = (name, str(count), f"{speeds[0]:.1f}", *shares)
-                print(f"| {' | '.join(row)} |", flush=True)
+                row(name, count, f"{speeds[0]:.1f}", *shares)
 
 
 def _work(sequences: int, new_tokens: int, seed: int) -> Work:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import cycle, islice
+from functools import partial
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
-from benches.command import main
+from benches.command import heading, main, row
 from benches.speculation_prompts import FREE, REPEATING
+from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.contract import GenerationRequest, GenerationResult, Message
 from llorch_worker.engine import Engine
 from llorch_worker.engine_options import Speculation
@@ -65,8 +67,7 @@ def speculation(
         for each in ways
     ]
     different = 0
-    print("| text | sequences | off, tokens/s | on, tokens/s | ratio | guessed | held |")
-    print("|---|---|---|---|---|---|---|")
+    heading("text", "sequences", "off, tokens/s", "on, tokens/s", "ratio", "guessed", "held")
     for engine in engines:
         engine.warm_up()
     for count in counts:
@@ -75,14 +76,14 @@ def speculation(
             # Once before, so that both find the prompts in their prefix caches.
             for engine in engines:
                 _run(engine, requests, count, tokens=2)
-            pairs = [_pair(engines, requests, count, turn) for turn in range(passes)]
+            off_run, on_run = (partial(_run, engine, count=count) for engine in engines)
+            pairs = list(alternate(off_run, on_run, repeat(requests, passes)))
             different += sum(off.texts != on.texts for off, on in pairs)
             off, on = (median(pair[i].tokens_per_s for pair in pairs) for i in (0, 1))
             ratio = median(on.tokens_per_s / off.tokens_per_s for off, on in pairs)
             shares = [median(getattr(on, share) for _, on in pairs) for share in SHARES]
             speeds = f"{off:.1f}", f"{on:.1f}", f"{ratio:.2f}"
-            row = (name, count, *speeds, *(f"{share:.0%}" for share in shares))
-            print(f"| {' | '.join(map(str, row))} |", flush=True)
+            row(name, count, *speeds, *(f"{share:.0%}" for share in shares))
     for engine in engines:
         engine.close()
     print(f"{different} passes with other tokens")
@@ -99,15 +100,6 @@ def _requests(name: str, prompts: list[str], tokens: int) -> list[GenerationRequ
         )
         for number, prompt in enumerate(prompts)
     ]
-
-
-def _pair(
-    engines: list[Engine], requests: list[GenerationRequest], count: int, turn: int
-) -> list[Pass]:
-    """A pass of each engine. They begin by turns: a machine that slows down favours the first."""
-    order = engines[:: -1 if turn % 2 else 1]
-    done = {id(engine): _run(engine, requests, count) for engine in order}
-    return [done[id(engine)] for engine in engines]
 
 
 def _run(
