@@ -74,6 +74,17 @@ def test_a_stream_begins_with_the_role_and_ends_with_a_reason(stories: httpx.Cli
     assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
 
 
+def test_each_choice_of_a_stream_has_its_role_text_and_reason(stories: httpx.Client) -> None:
+    whole = asked(stories, n=3)["choices"]
+    chunks = [chunk["choices"][0] for chunk in streamed(stories, n=3)]
+    for number, choice in enumerate(whole):
+        own = [chunk for chunk in chunks if chunk["index"] == number]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        text = "".join(chunk["delta"].get("content", "") for chunk in own)
+        assert text == choice["message"]["content"]
+
+
 def test_log_probabilities_are_streamed_as_they_are_returned(stories: httpx.Client) -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     whole = asked(stories, **fields)["choices"][0]["logprobs"]["content"]
