@@ -10,7 +10,7 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from benches.histories.turns import JsonObject
 
@@ -19,16 +19,19 @@ WEATHER = "sunny"
 """What each call of an answer gives."""
 
 
-class Way(Protocol):
+class Way:
     """One way of a client to send a chat."""
 
     def made(self, turns: list[JsonObject]) -> list[Any]:
         """The client's own messages."""
-        ...
+        return [self.message(turn) for turn in turns]
+
+    def message(self, turn: JsonObject) -> Any:
+        raise NotImplementedError
 
     def asked(self, messages: list[Any], tools: list[JsonObject], choice: str | None) -> list[Any]:
         """Sends them; the answer and the results of its calls, as the client would go on."""
-        ...
+        raise NotImplementedError
 
 
 def sent(way: Way, history: JsonObject) -> str | None:

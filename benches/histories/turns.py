@@ -106,6 +106,13 @@ def _calls(draw: random.Random) -> list[JsonObject]:
     return [turn, *results]
 
 
+def content_of(turn: JsonObject, kind: str = "text") -> str | list[JsonObject]:
+    """The texts of a turn as OpenAI's API has them: one text, or parts."""
+    if turn["parts"]:
+        return [{"type": kind, "text": text} for text in turn["texts"]]
+    return text_of(turn)
+
+
 def text_of(turn: JsonObject) -> str:
     """The texts of a turn as one."""
     return "\n".join(turn["texts"])

@@ -5,7 +5,7 @@ import os
 from anthropic import Anthropic
 from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 from benches.histories.turns import object_of, text_of
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -18,14 +18,11 @@ def content_of(turn):
     return text_of(turn)
 
 
-class Messages:
+class Messages(Way):
     def __init__(self, api, model, form):
         self.api, self.model, self.form = api, model, form
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         if turn["role"] in ("system", "developer"):
             return {"role": "system", "content": content_of(turn)}
         if turn["role"] == "tool":

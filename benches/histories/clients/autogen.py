@@ -14,7 +14,7 @@ from autogen_core.models import (
 )
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 from benches.histories.turns import text_of
 
 LOOP = asyncio.new_event_loop()
@@ -28,7 +28,7 @@ INFO = {
 }
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, **options):
         self.client = OpenAIChatCompletionClient(
             model=os.environ["MODEL"],
@@ -39,10 +39,7 @@ class Chat:
             **options,
         )
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         source = turn["name"] or "writer"
         match turn["role"]:
             case "system" | "developer":

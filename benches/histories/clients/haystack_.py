@@ -6,7 +6,7 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage, ReasoningContent, TextContent, ToolCall
 from haystack.tools import Tool
 
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 from benches.histories.turns import object_of, text_of
 
 
@@ -14,7 +14,7 @@ def _sunny(**_):
     return WEATHER
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, kind, limit):
         self.generator = kind(
             model=os.environ["MODEL"],
@@ -23,10 +23,7 @@ class Chat:
             max_retries=0,
         )
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         text, name = text_of(turn), turn["name"]
         match turn["role"]:
             case "system" | "developer":

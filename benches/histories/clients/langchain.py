@@ -6,26 +6,17 @@ import os
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from benches.histories.sending import WEATHER
-from benches.histories.turns import text_of
+from benches.histories.sending import WEATHER, Way
+from benches.histories.turns import content_of
 
 
-def content_of(turn):
-    if turn["parts"]:
-        return [{"type": "text", "text": text} for text in turn["texts"]]
-    return text_of(turn)
-
-
-class Chat:
+class Chat(Way):
     def __init__(self, *, responses):
         self.model = ChatOpenAI(
             model=os.environ["MODEL"], max_tokens=24, max_retries=0, use_responses_api=responses
         )
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         named = {"name": turn["name"]} if turn["name"] else {}
         match turn["role"]:
             case "system":

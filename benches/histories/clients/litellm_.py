@@ -6,12 +6,12 @@ import litellm
 from litellm import Message
 
 from benches.histories.clients.openai_python import Chat as Plain
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, *, own):
         self.own = own
         self.plain = Plain(None, None, "dictionaries")

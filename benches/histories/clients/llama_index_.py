@@ -6,11 +6,11 @@ from llama_index.core.base.llms.types import ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.llms.openai_like import OpenAILike
 
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 from benches.histories.turns import text_of
 
 
-class Chat:
+class Chat(Way):
     def __init__(self):
         self.llm = OpenAILike(
             model=os.environ["MODEL"],
@@ -22,10 +22,7 @@ class Chat:
             max_retries=0,
         )
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         role = "system" if turn["role"] == "developer" else turn["role"]
         blocks = [TextBlock(text=text) for text in turn["texts"]]
         if not turn["parts"]:

@@ -15,7 +15,7 @@ from agents.exceptions import ModelBehaviorError
 from openai import AsyncOpenAI
 
 from benches.histories.clients.openai_python import Responses as Plain
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 
 set_tracing_disabled(True)
 LOOP = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ async def _sunny(*_):
     return WEATHER
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, kind):
         self.model = kind(os.environ["MODEL"], AsyncOpenAI(max_retries=0))
         self.plain = Plain(None, None, "dumps")

@@ -10,30 +10,21 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
-from benches.histories.sending import WEATHER
-from benches.histories.turns import text_of
+from benches.histories.sending import WEATHER, Way
+from benches.histories.turns import content_of, text_of
 
 MOST_TOKENS = 24
-
-
-def content_of(turn, kind="text"):
-    if turn["parts"]:
-        return [{"type": kind, "text": text} for text in turn["texts"]]
-    return text_of(turn)
 
 
 def named(turn):
     return {"name": turn["name"]} if turn["name"] else {}
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, api, model, form):
         self.api, self.model, self.form = api, model, form
 
-    def made(self, turns):
-        return [self._turn(turn) for turn in turns]
-
-    def _turn(self, turn):
+    def message(self, turn):
         if turn["role"] == "tool":
             id_ = turn["call"]["id"]
             return {"role": "tool", "tool_call_id": id_, "content": content_of(turn)}
@@ -75,7 +66,7 @@ class Chat:
         return [message.model_dump() if self.form == "dumps" else message, *results]
 
 
-class Responses:
+class Responses(Way):
     """With a conversation that the client keeps: the items of answers go back as they are."""
 
     def __init__(self, api, model, form):

@@ -20,18 +20,15 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from benches.histories.sending import WEATHER
+from benches.histories.sending import WEATHER, Way
 from benches.histories.turns import text_of
 
 
-class Chat:
+class Chat(Way):
     def __init__(self, kind):
         self.model = kind(os.environ["MODEL"])
 
-    def made(self, turns):
-        return [self._message(turn) for turn in turns]
-
-    def _message(self, turn):
+    def message(self, turn):
         match turn["role"]:
             case "system" | "developer":
                 return ModelRequest(parts=[SystemPromptPart(text) for text in turn["texts"]])
