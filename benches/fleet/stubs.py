@@ -9,16 +9,15 @@ at the end of its input a JSON document: which stub claimed which job, and when,
 
 from __future__ import annotations
 
-import heapq
 import json
 import random
+import sched
 import selectors
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 from llorch_worker.broker import claims, keys, queues, registry, watch
@@ -47,18 +46,15 @@ class Loop:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._timers = sched.scheduler()
 
     def later(self, after_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._order), act))
+        self._timers.enter(after_s, 0, act)
 
     def turn(self) -> None:
-        left_s = self._timers[0][0] - time.monotonic() if self._timers else 1.0
-        for key, _ in self.selector.select(max(0.0, min(left_s, 1.0))):
+        due_s = self._timers.run(blocking=False)
+        for key, _ in self.selector.select(1.0 if due_s is None else min(due_s, 1.0)):
             key.data()
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
 
 
 class Stub:
