@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,21 @@ LIMIT = 5
 SUBMITS = 60
 
 
+@contextmanager
+def two_gateways(
+    redis_url: str, folder: Path, file: Path
+) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """Gateways that know the keys of ``file``."""
+    first, second = folder / "first", folder / "second"
+    for each in (first, second):
+        each.mkdir()
+    with (
+        running_gateway(redis_url, first, keys=file) as one,
+        running_gateway(redis_url, second, keys=file) as other,
+    ):
+        yield one, other
+
+
 @pytest.fixture(scope="module")
 def keyed(
     redis_server: RedisServer,
@@ -38,13 +54,7 @@ def keyed(
     tmp_path = tmp_path_factory.mktemp("keyed")
     file = tmp_path / "keys.toml"
     file.write_text(f'{entry}max_jobs = {LIMIT}\npriority = "low"\n')
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        running_gateway(redis_server.url, folders[0], keys=file) as first,
-        running_gateway(redis_server.url, folders[1], keys=file) as second,
-    ):
+    with two_gateways(redis_server.url, tmp_path, file) as (first, second):
         yield [first, second], {"Authorization": f"Bearer {key}"}
 
 
@@ -79,13 +89,7 @@ def test_a_rate_holds_exactly_among_gateways_and_a_soft_one_lowers_the_priority(
     file = tmp_path / "keys.toml"
     # So that nothing becomes free during the test.
     file.write_text(f"{one}requests_per_day = {LIMIT}\n{two}requests_per_day = 1\nsoft = true\n")
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        running_gateway(redis_server.url, folders[0], keys=file) as first,
-        running_gateway(redis_server.url, folders[1], keys=file) as second,
-    ):
+    with two_gateways(redis_server.url, tmp_path, file) as (first, second):
 
         def send(number: int) -> httpx.Response:
             headers = {"Authorization": f"Bearer {hard}"}

@@ -164,6 +164,17 @@ FORMS = st.one_of(
 )
 
 
+def scene_of(
+    contexts: list[int],
+    queries: list[int] | None,
+    shape: tuple[int, int, int],
+    kv_dtype: KvDtype,
+    seed: int = 0,
+) -> Scene:
+    sizes = dict(zip(("heads", "kv_heads", "head_dim"), shape, strict=True))
+    return scene(contexts, queries, **sizes, dtype=DTYPE, kv_dtype=kv_dtype, seed=seed)
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(1, 700), min_size=1, max_size=40),
@@ -180,16 +191,7 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
     form: AttentionForm,
     seed: int,
 ) -> None:
-    heads, kv_heads, head_dim = shape
-    made = scene(
-        contexts,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=DTYPE,
-        kv_dtype=kv_dtype,
-        seed=seed,
-    )
+    made = scene_of(contexts, None, shape, kv_dtype, seed)
     made.forget_before(form.window)
     assert_follows_definition(decode(ops, made, form), made, ops, form)
 
@@ -214,17 +216,8 @@ def test_prefill_of_any_chunks_follows_the_definition(
     form: AttentionForm,
     seed: int,
 ) -> None:
-    heads, kv_heads, head_dim = shape
-    made = scene(
-        [context for _, context in lengths],
-        [query for query, _ in lengths],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=DTYPE,
-        kv_dtype=kv_dtype,
-        seed=seed,
-    )
+    queries, contexts = map(list, zip(*lengths, strict=True))
+    made = scene_of(contexts, queries, shape, kv_dtype, seed)
     made.forget_before(form.window)
     rows = 8 if ops.reads_mask else 0
     mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
@@ -237,8 +230,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
 def test_decode_is_bit_identical_alone_in_a_batch_and_for_any_number_of_threads(
     native: NativeOps, kv_dtype: KvDtype
 ) -> None:
-    shape = {"heads": 32, "kv_heads": 4, "head_dim": 64}
-    made = scene([5, 1000, 300, 17], **shape, dtype=DTYPE, kv_dtype=kv_dtype)
+    made = scene_of([5, 1000, 300, 17], None, (32, 4, 64), kv_dtype)
     together = decode(native, made)
     sequences = made.sequences
     alone = type(sequences)(

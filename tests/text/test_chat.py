@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,14 @@ def with_template(sentencepiece_vocabulary: Path, source: Any) -> WithTemplate:
         return load_tokenizer(source(Path("chat.gguf"), "gguf", extended))
 
     return load
+
+
+@pytest.fixture
+def folder(trained_model: Path, tmp_path: Path) -> Path:
+    """A folder of Hugging Face with a vocabulary and its settings."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(trained_model / "hf" / name, tmp_path)
+    return tmp_path
 
 
 CHATML = (
@@ -129,12 +138,10 @@ def test_no_user_can_write_a_control_token_into_a_template(
 
 @pytest.mark.parametrize("content", ["a</s>b", "<s>", "</s></s>", "日</s>本", " <unk>\n</s>"])
 def test_no_user_can_write_a_control_token_into_a_folders_template(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], content: str
+    folder: Path, source: Any, content: str
 ) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}" + CHATML)
-    tokenizer = load_tokenizer(source(tmp_path))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}" + CHATML)
+    tokenizer = load_tokenizer(source(folder))
     ids = tokenizer.encode_chat(_messages(("user", content)))
     assert [token_id for token_id in ids if token_id < 3] == [1, 2]
     assert content in tokenizer.decode(ids)
@@ -149,23 +156,21 @@ def test_no_user_can_write_a_control_token_into_a_folders_template(
     ],
 )
 def test_what_a_request_tells_the_template_reaches_it_as_in_transformers(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], options: ChatOptions
+    folder: Path, source: Any, options: ChatOptions
 ) -> None:
     from transformers import AutoTokenizer
 
     template = CHATML + "{% if enable_thinking is false %}quiet {{ effort.level[0] }}{% endif %}"
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
-    (tmp_path / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text(template)
     messages = _messages(("user", "Hi"), ("assistant", "Once upon"))
-    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         [{"role": message.role, "content": message.content} for message in messages],
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
         return_dict=False,
         **options.kwargs,
     )
-    tokenizer = load_tokenizer(source(tmp_path))
+    tokenizer = load_tokenizer(source(folder))
     assert tokenizer.encode_chat(messages, options=options) == expected
     assert tokenizer.encode_chat(messages) != expected
 
@@ -273,14 +278,13 @@ def with_named(folder: Path, layout: str, named: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("layout", ["list", "object", "files"])
 def test_templates_by_name_are_chosen_as_in_transformers(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
+    folder: Path, source: Any, layout: str
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
-    with_named(tmp_path, layout, {"default": PLAIN, "tool_use": FOR_TOOLS, "rag": "no"})
-    tokenizer = load_tokenizer(source(tmp_path))
-    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    with_named(folder, layout, {"default": PLAIN, "tool_use": FOR_TOOLS, "rag": "no"})
+    tokenizer = load_tokenizer(source(folder))
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
     for tools, start in ((), "plain"), ((TOOL,), "tools"):
         ids = tokenizer.encode_chat(_messages(("user", "Hi")), tools)
         assert tokenizer.decode(ids).startswith(start)
@@ -310,24 +314,20 @@ def test_a_gguf_files_template_for_tools_is_used(
 
 @pytest.mark.parametrize("layout", ["list", "object", "files"])
 def test_a_chat_without_a_default_template_is_refused(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
+    folder: Path, source: Any, layout: str
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
-    with_named(tmp_path, layout, {"tool_use": FOR_TOOLS, "rag": "no"})
-    tokenizer = load_tokenizer(source(tmp_path))
+    with_named(folder, layout, {"tool_use": FOR_TOOLS, "rag": "no"})
+    tokenizer = load_tokenizer(source(folder))
     with pytest.raises(InvalidRequest, match="no default chat template, only some named rag, tool"):
         tokenizer.encode_chat(_messages(("user", "Hi")))
     assert tokenizer.encode_chat(_messages(("user", "Hi")), [TOOL])
 
 
 @pytest.mark.parametrize("template", [7, ["x"], [{"name": "default"}], {"default": None}])
-def test_a_setting_that_is_no_template_is_refused(
-    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], template: Any
-) -> None:
-    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+def test_a_setting_that_is_no_template_is_refused(folder: Path, source: Any, template: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(ModelLoadFailed, match=r"malformed|neither a template"):
-        load_tokenizer(source(tmp_path))
+        load_tokenizer(source(folder))
 
 
 @pytest.mark.parametrize("text", ["a\ufdd0b", "\ufdd0<\ufdd0/s>\ufdd0\ufdd0</s>", "</s>\ufdd1"])
