@@ -132,11 +132,6 @@ def open_driver() -> Callable[..., Driver]:
 
 
 @pytest.fixture(scope="session")
-def make_cache() -> Callable[..., UnifiedCache]:
-    return new_cache
-
-
-@pytest.fixture(scope="session")
 def save_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a small random grouped-query Llama as a Hugging Face folder; options override."""
 

@@ -38,12 +38,6 @@ def test_an_id_of_no_token_in_the_settings_is_none(
     assert load_tokenizer(source(tmp_path)).encode("a")
 
 
-def _without_control(text: str) -> str:
-    for spelling in ("<s>", "</s>", "<unk>"):
-        text = text.replace(spelling, "")
-    return text
-
-
 def test_ids_equal_transformers_on_texts_that_tokenizers_get_wrong(
     stories: Tokenizer, transformers_tokenizer: Any, corpus: list[str]
 ) -> None:
