@@ -62,7 +62,8 @@ class Producer(Background):
         self._meddler = meddler
 
     def _backlog(self) -> int:
-        return int(run_script(self._client, "lengths", [], shared_lists(MODEL)))
+        _, *heads = run_script(self._client, "heads", [], shared_lists(MODEL))
+        return sum(jobs for _, jobs, _ in heads)
 
     def _run(self) -> None:
         for parcel in self._parcels:

@@ -121,7 +121,9 @@ class ClaimChannel(kombu_redis.Channel):
         if queues.is_job_queue(queue):
             names = queues.lists([queue])
         with self.conn_or_acquire() as client:
-            return int(run_script(client, "lengths", [], names))
+            _, *heads = run_script(client, "heads", [], names)
+        # A key of another type has -1.
+        return sum(max(0, jobs) for _, jobs, _ in heads)
 
     def _purge(self, queue: str) -> int:
         if not queues.is_job_queue(queue):

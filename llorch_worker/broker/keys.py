@@ -30,8 +30,9 @@ load = Key("load:{}")
 """By shared queue. Sorted set: worker queue -> how many jobs that worker runs, if it has room."""
 watch = Key("watch:{}")
 """By model. The lease of the worker that watches its lists for producers that do not ring."""
-turn = Key("turn:{}")
-"""By work. The lease of the worker that did it, so that no other does for a while."""
+SWEPT = f"{PREFIX}swept"
+"""The lease of the worker that looked for jobs of dead workers, so that no other does for a while.
+"""
 
 # Jobs ---------------------------------------------------------------------------------------------
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
-from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.scripts import Argument, run_script
 
 
@@ -34,11 +32,6 @@ class Lease:
             self.renew()
         if left_ms >= 0:
             return False
-        try:
-            return bool(self._redis.set(self._key, 1, nx=True, px=self._lease_ms))
-        except ResponseError as error:
-            if not is_out_of_memory(error):
-                raise
         return bool(run_script(self._redis, "acquire", [self._lease_ms], [self._key]))
 
     def renew(self) -> bool:

@@ -195,8 +195,12 @@ def _cards(client: redis.Redis, queues: Iterable[str]) -> list[WorkerCard]:
 
 def living(client: redis.Redis, model: str) -> list[str]:
     """The queues of the workers that serve ``model`` now."""
+    return _seen_within(client, model, GONE_AFTER_S)
+
+
+def _seen_within(client: redis.Redis, model: str, since_s: float) -> list[str]:
     seconds, _ = client.time()
-    oldest_ms = (int(seconds) - GONE_AFTER_S) * 1000
+    oldest_ms = (int(seconds) - since_s) * 1000
     return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
 
 
@@ -211,10 +215,7 @@ def jobs_per_min(client: redis.Redis, model: str) -> float:
 
 def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
     """The workers of ``model`` that a job can be handed to: none that is silent or leaves."""
-    seconds, microseconds = client.time()
-    late_ms = round(1e3 * (ANNOUNCE_INTERVAL_S + LATE_S))
-    oldest_ms = int(seconds) * 1000 + int(microseconds) // 1000 - late_ms
-    seen = map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf"))
+    seen = _seen_within(client, model, ANNOUNCE_INTERVAL_S + LATE_S)
     return [card for card in _cards(client, seen) if card.takes_direct_jobs]
 
 

@@ -28,7 +28,7 @@ _PARTS = {
     ),
     "enqueue": ("lists", "bells", "tenants", "placing"),
     "ring": ("lists", "bells", "scheduled", "placing"),
-    **dict.fromkeys(("lengths", "purge"), ("tenants",)),
+    "purge": ("tenants",),
     "heads": ("tenants", "head"),
     "position": ("lists", "tenants", "head"),
     "release": ("lists", "bells"),

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, keys, registry
+from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.leases import Lease
@@ -25,8 +25,6 @@ from llorch_worker.settings import Settings
 logger = get_logger(__name__)
 
 RENEWALS_A_LEASE = 4
-SWEEPS_A_REROUTE = 6
-"""Jobs for a worker that is gone have waited for a minute anyway."""
 SECOND_LOOK_S = 0.5
 EX_SOFTWARE = 70
 _AWAY = (NoConnection, NoReply)
@@ -53,7 +51,6 @@ class LeaseKeeper(Repeater):
         self,
         client: redis.Redis,
         settings: Settings,
-        model: str,
         *,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
@@ -61,13 +58,11 @@ class LeaseKeeper(Repeater):
         """``on_lost`` is called with a claim that was lost."""
         self._redis = client
         self._settings = settings
-        self._model = model
         self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._warned = False
         self._leases_exist = True
-        self._reroute_at_s = 0.0
         self._renewal = RedisOutage("renew leases")
         self._sweeping = RedisOutage("look for jobs of dead workers")
         self._renewed_s = time.monotonic()
@@ -154,31 +149,16 @@ class LeaseKeeper(Repeater):
             self._on_lost(claim)
 
     def _sweep(self) -> None:
-        if self._leases_exist:
-            self._in_turn("sweep", self._sweep_every_s, self._return_jobs)
-        if time.monotonic() >= self._reroute_at_s:
-            every_s = SWEEPS_A_REROUTE * self._sweep_every_s
-            self._in_turn(f"reroute:{self._model}", every_s, self._reroute)
-            # Only now: a look that failed is repeated with the next sweep.
-            self._reroute_at_s = time.monotonic() + every_s
-
-    def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
-        """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""
-        # Somewhat less, so that the worker that did it may do it again when its own time comes.
-        turn = Lease(self._redis, keys.turn(work), 0.9 * every_s)
-        if not turn.take():
+        # Somewhat less, so that the worker that swept may do it again when its own time comes.
+        turn = Lease(self._redis, keys.SWEPT, 0.9 * self._sweep_every_s)
+        if not self._leases_exist or not turn.take():
             return
         try:
-            act()
+            self._return_jobs()
         except RedisError:
             with suppress(RedisError):
                 turn.leave()
             raise
-
-    def _reroute(self) -> None:
-        moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
-        for queue, jobs in moved.items():
-            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
     def _return_jobs(self) -> None:
         swept = claims.sweep(

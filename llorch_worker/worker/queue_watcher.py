@@ -1,5 +1,5 @@
-"""Rings for jobs of producers that do not ring, and ends jobs that wait beyond their deadline, if
-no other worker of the model does."""
+"""Rings for jobs of producers that do not ring, ends jobs that wait beyond their deadline, and
+frees those of workers that are gone, if no other worker of the model does."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class QueueWatcher(Repeater):
                 kept = self._lease.renew()
                 end_overdue(self._redis, self._settings)
                 if now_s >= count_at_s:
+                    self._reroute()
                     of_workers |= self._filled_lists_of_workers()
                     look_at_s = now_s
                     count_at_s = now_s + COUNT_S
@@ -117,6 +118,11 @@ class QueueWatcher(Repeater):
                 look_at_s = min(look_at_s, now_s + (RUNG_S if rung else 0.0))
                 active_until_s = now_s + ACTIVE_S
                 of_workers |= {name for name in lists if WORKER_MARK in name}
+
+    def _reroute(self) -> None:
+        moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
+        for queue, jobs in moved.items():
+            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
     def _filled_lists_of_workers(self) -> set[str]:
         """Their jobs may have come while nobody watched."""

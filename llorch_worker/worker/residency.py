@@ -79,7 +79,6 @@ class Residency:
         self._leases = LeaseKeeper(
             self._leases_redis,
             settings,
-            engine.model_name,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.lose,
         )

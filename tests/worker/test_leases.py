@@ -25,7 +25,6 @@ def keeping(client: redis.Redis, *, lease_s: float = 0.2, sweep_s: float = 0.02)
     keeper = LeaseKeeper(
         client,
         Settings().model_copy(update={"lease_s": lease_s, "sweep_s": sweep_s}),
-        "toy",
         stalled_for_s=lambda: 0.0,
         on_lost=lambda _claim: None,
     )
@@ -45,12 +44,12 @@ def test_a_sweep_that_redis_refuses_is_logged_once_and_is_not_an_outage(
 ) -> None:
     caplog.set_level("INFO")
     with connect(own_server.url) as client:
-        client.set(keys.live("toy"), "no zset")
+        client.set(keys.LEASES, "no zset")
         with keeping(client):
             wait_until(lambda: said(caplog, NO_SWEEP))
             before = scripts_run(client)
             wait_until(lambda: scripts_run(client) > before + 20)
-            client.delete(keys.live("toy"))
+            client.delete(keys.LEASES)
             wait_until(lambda: said(caplog, "can look for jobs of dead workers again"))
     assert said(caplog, NO_SWEEP) == 1
     assert said(caplog, NO_RENEWAL) == said(caplog, "can renew leases again") == 0
@@ -93,13 +92,13 @@ def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
         push(client, "a")
         (claim,) = take(client)
         claims.lapse(client, claim)
-        client.set(keys.turn("sweep"), 1)
+        client.set(keys.SWEPT, 1)
         with keeping(client, lease_s=3600.0):
             # It sweeps as often as it renews.
             before = renewals(client)
             wait_until(lambda: renewals(client) > before + 10)
             assert len(leases_in(client)) == 1
-            client.delete(keys.turn("sweep"))
+            client.delete(keys.SWEPT)
             wait_until(lambda: not leases_in(client))
 
 
@@ -110,7 +109,7 @@ def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping
         push(client, "a")
         (claim,) = take(client)
         claims.lapse(client, claim)
-        client.set(keys.turn("sweep"), 1, ex=3600)
+        client.set(keys.SWEPT, 1, ex=3600)
         with keeping(client, lease_s=3600.0):
             wait_until(lambda: not leases_in(client))
 
