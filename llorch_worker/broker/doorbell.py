@@ -18,22 +18,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from celery.utils import uuid
 from redis import Redis
 from redis.exceptions import ResponseError
 
-UNBLOCK_S = 0.01
-"""How long the reply to a wait may take before it is ended once more."""
-UNBLOCK_TIMES = 100
-"""How often, before the connection is taken for dead."""
+from llorch_worker.broker import keys
+from llorch_worker.broker.scripts import text
+
+ANSWER_S = 1.0
+"""How long the end of a wait may take, before its connection is taken for dead."""
+KEPT_S = 60
+"""How long a ring that ends a wait stays, if its worker dies."""
 
 
 class Doorbell:
     """A worker's wait on a connection that does nothing else."""
 
     def __init__(self) -> None:
-        self._socket: Any = None
-        """The socket whose client id is known."""
-        self._client_id = 0
+        self._own = keys.bell(uuid())
+        """Its ring ends the wait."""
         self._waiting_on: Any = None
         self.has_rung = False
         """Whether a bell has rung since the last claim; whoever claims sets it back."""
@@ -43,58 +46,41 @@ class Doorbell:
 
     def wait(self, connection: Any, bells: Sequence[str], timeout_s: float) -> None:
         """Begins to wait; the connection becomes readable at a ring, or after ``timeout_s``."""
-        if self._socket is not connection._sock:
-            self._client_id = _client_id(connection)
-            self._socket = connection._sock
         # No health check: its PING would take the reply.
-        connection.send_command("BLPOP", *bells, f"{timeout_s:.3f}", check_health=False)
+        connection.send_command("BLPOP", *bells, self._own, f"{timeout_s:.3f}", check_health=False)
         self._waiting_on = connection._sock
 
     def read(self, connection: Any) -> bool:
         """Ends a wait whose reply has arrived; whether a bell rang."""
         self._waiting_on = None
         try:
-            rung = connection.read_response()
+            reply = connection.read_response()
         except ResponseError:
             raise
         except Exception:
             # The next turn of the loop opens it and registers it again.
             connection.disconnect()
             raise
-        if rung is not None:
-            self.has_rung = True
-        return rung is not None
+        rung = reply is not None and text(reply[0]) != self._own
+        self.has_rung = self.has_rung or rung
+        return rung
 
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
-        if self._unblock(connection, client):
+        try:
+            with client.pipeline(transaction=False) as pipe:
+                pipe.lpush(self._own, 1)
+                pipe.expire(self._own, KEPT_S)
+                pipe.execute()
+            ended = connection.can_read(timeout=ANSWER_S)
+            # It is still there if a bell rang just before.
+            client.delete(self._own)
+        except ResponseError:
+            ended = False  # Redis takes no writes now
+        if ended:
             return self.read(connection)
         # A ring may just have reached it.
         self._waiting_on = None
         connection.disconnect()
         self.has_rung = True
         return True
-
-    def _unblock(self, connection: Any, client: Redis) -> bool:
-        """False if nothing answers, or the user may not do it, or not know which client waits."""
-        try:
-            # The command that waits may come after the one that ends it, on another connection.
-            for _ in range(UNBLOCK_TIMES if self._client_id else 0):
-                unblocked = client.client_unblock(self._client_id)
-                if unblocked or connection.can_read(timeout=UNBLOCK_S):
-                    return True
-        except ResponseError:
-            pass
-        return False
-
-
-def _client_id(connection: Any) -> int:
-    """0 if the user is not allowed to ask."""
-    connection.send_command("CLIENT", "ID", check_health=False)
-    try:
-        while not isinstance(reply := connection.read_response(), int):
-            # To a BRPOP of kombu's: mingle waited for replies on this channel.
-            pass
-    except ResponseError:
-        return 0
-    return reply
