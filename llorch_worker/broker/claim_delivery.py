@@ -6,15 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from kombu.log import get_logger
-
-from llorch_worker.broker import dead_letters, queues
+from llorch_worker.broker import queues
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
-from llorch_worker.contract import Fault, InvalidRequest
-
-logger = get_logger(__name__)
 
 
 def deliver(channel: Any, taken: Iterable[Claim], consumed: list[str]) -> None:
@@ -37,10 +32,7 @@ def deliver(channel: Any, taken: Iterable[Claim], consumed: list[str]) -> None:
 
 
 def _deliver(channel: Any, claim: Claim, consumed: list[str]) -> None:
-    envelope = read_envelope(claim.message, channel.decode_body)
-    if envelope is None:
-        _refuse(channel, claim)
-        return
+    envelope = read_envelope(claim.message, channel.decode_body) or _no_message(claim)
     envelope["properties"] |= {"delivery_tag": claim.tag}
     envelope["properties"]["delivery_info"] |= {"redelivered": not claim.first}
     envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
@@ -50,15 +42,10 @@ def _deliver(channel: Any, claim: Claim, consumed: list[str]) -> None:
     channel.connection._deliver(envelope, queue if queue in consumed else consumed[0])
 
 
-def _refuse(channel: Any, claim: Claim) -> None:
-    """Fails a job whose message kombu could not deliver, and keeps the message."""
-    size = len(claim.message)
-    logger.error("refused an entry of %d bytes: it is not a message", size)
-    fault = Fault(field="message", rule="must be a Celery message", got=f"{size} bytes")
-    with channel.conn_or_acquire() as client:
-        error = InvalidRequest.from_faults([fault])
-        dead_letters.refuse(client, claim, dead_letters.MALFORMED, error, channel.terms)
-    HELD_CLAIMS.discard(claim)
+def _no_message(claim: Claim) -> dict[str, Any]:
+    """For an entry that kombu could not deliver: the consumer refuses it, as it names no task."""
+    properties = {"delivery_info": {"exchange": "", "routing_key": ""}}
+    return {"headers": {"id": claim.job_id}, "body": claim.message, "properties": properties}
 
 
 def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:
