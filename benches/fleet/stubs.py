@@ -77,7 +77,6 @@ class Stub:
         """Claims; then waits for a ring if there is room."""
         while len(self.held) < self._slots:
             self._leave()
-            rung, self._doorbell.has_rung = self._doorbell.has_rung, False
             taken = claims.claim(
                 self._client,
                 consumed=self._consumed,
@@ -85,7 +84,6 @@ class Stub:
                 limit=self._slots - len(self.held),
                 worker=self.name,
                 terms=TERMS,
-                rung=rung,
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
             )
             for claim in taken.claims:

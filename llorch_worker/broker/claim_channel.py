@@ -264,7 +264,6 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
         """None if Redis refuses."""
-        rung, self._doorbell.has_rung = self._doorbell.has_rung, False
         try:
             with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
                 taken = claims.claim(
@@ -274,7 +273,6 @@ class ClaimChannel(kombu_redis.Channel):
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
-                    rung=rung,
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
                 )

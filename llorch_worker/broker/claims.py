@@ -107,18 +107,16 @@ def claim(
     limit: int,
     worker: str,
     terms: ClaimTerms,
-    rung: bool = False,
     urgent: bool = False,
     place: str = "",
 ) -> Taken:
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
-    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
-    ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
-    queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged. Jobs
-    with an ETA are scheduled, and messages that the script cannot read are put back so that it can:
-    then look again at once.
+    ``held``: the claims that the caller already has; ``urgent``: whether it has no room and asks
+    for high jobs only; ``place``: the caller's worker queue, if jobs may be placed there, see
+    :mod:`.placement`. New dead letters are logged. Jobs with an ETA are scheduled, and messages
+    that the script cannot read are put back so that it can: then look again at once.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
@@ -136,7 +134,6 @@ def claim(
         "jobs": len(held),
         "suspects_held": [claim.job_id for claim in held if claim.suspect],
         "urgent": urgent,
-        "rung": rung,
         "gone_ms": registry.GONE_AFTER_S * 1000,
         "lease_ms": terms.lease_ms,
         "max_attempts": terms.max_attempts,

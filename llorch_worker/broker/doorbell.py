@@ -38,8 +38,6 @@ class Doorbell:
         self._own = keys.bell(uuid())
         """Its ring ends the wait."""
         self._waiting_on: Any = None
-        self.has_rung = False
-        """Whether a bell has rung since the last claim; whoever claims sets it back."""
 
     def waits(self, connection: Any) -> bool:
         return self._waiting_on is not None and self._waiting_on is connection._sock
@@ -61,9 +59,7 @@ class Doorbell:
             # The next turn of the loop opens it and registers it again.
             connection.disconnect()
             raise
-        rung = reply is not None and text(reply[0]) != self._own
-        self.has_rung = self.has_rung or rung
-        return rung
+        return reply is not None and text(reply[0]) != self._own
 
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
@@ -82,5 +78,4 @@ class Doorbell:
         # A ring may just have reached it.
         self._waiting_on = None
         connection.disconnect()
-        self.has_rung = True
         return True

@@ -66,7 +66,6 @@ def look(
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
-    rung: bool = False,
 ) -> Taken:
     return claims.claim(
         store,
@@ -75,7 +74,6 @@ def look(
         limit=limit,
         worker=worker,
         terms=terms,
-        rung=rung,
     )
 
 

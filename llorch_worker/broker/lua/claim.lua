@@ -120,9 +120,7 @@ for _, line in ipairs((#claims > 0 or bytes >= MOST_BYTES) and filled or {}) do
   -- The caller alone claims from its own queues.
   left[line.bell] = left[line.bell] or line.is_shared and waiting_in(line) > 0 or nil
 end
--- Another worker may take a suspect. One that was rung for it and may not does not ring on: workers that all
--- hold suspects would never stop.
-left[suspects_line.bell] = left[suspects_line.bell] or suspects_line.jobs > 0 and not terms.rung or nil
+-- Not for suspects: workers that all hold some would ring for each other for ever. The watcher rings for them.
 for bell in pairs(left) do
   ring(bell)
 end
