@@ -28,6 +28,7 @@ class QueueNews:
         """Asks for news; raises ResponseError if the user is not allowed to."""
         self._asking, self._hearing = asking, hearing
         self._lists = queues.watched(model)
+        self._bells = list(map(keys.bell, queues.queues(model)))
         self._lease = keys.watch(model)
         self.renewals = 0
         """Renewals of the watcher's lease that it has not heard of."""
@@ -40,11 +41,9 @@ class QueueNews:
         self.any_exist(self._lists)
 
     def any_exist(self, lists: Iterable[str]) -> bool:
-        """Whether there are jobs in the ``lists``, or rings for them. From now on Redis reports
-        the next change of each."""
-        names = {*lists}
-        names |= {keys.bell(queues.bell_queue_of(name)) for name in names}
-        return bool(_call(self._asking, "EXISTS", *names))
+        """Whether there are jobs in the ``lists``, or rings of the model's bells. From now on Redis
+        reports the next change of each."""
+        return bool(_call(self._asking, "EXISTS", *lists, *self._bells))
 
     def note_renewal(self) -> None:
         """Call it after each renewal of the watcher's lease, which is news too. Raises

@@ -176,14 +176,6 @@ def queue_of(list_key: str) -> str:
     return list_key.partition(STEP_SEPARATOR)[0]
 
 
-def bell_queue_of(list_key: str) -> str:
-    """The queue whose bell rings for a list's jobs, like ``bell_of`` in ``lua/parts/bells.lua``.
-    Suspects and scheduled jobs may be any worker's."""
-    normal, _, kind = queue_of(list_key).partition(":")
-    is_high_list = f":{kind}:".startswith(f"{HIGH_SUFFIX}:")
-    return f"{normal}{HIGH_SUFFIX}" if is_high_list else normal
-
-
 def normal_queue_of(queue_or_list: str) -> str:
     """The normal-priority counterpart of a queue or list."""
     return queue_of(queue_or_list).partition(":")[0]

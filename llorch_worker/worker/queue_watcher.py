@@ -12,13 +12,12 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from llorch_worker.broker import keys, registry, watch
+from llorch_worker.broker import registry, watch
 from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import (
     WORKER_MARK,
-    bell_queue_of,
     is_job_queue,
     watched,
     worker_lists,
@@ -112,8 +111,8 @@ class QueueWatcher(Repeater):
             left_s = min(look_at_s, keep_at_s) - time.monotonic()
             changed = self._hear(news, max(0.0, min(left_s, READ_S)))
             if lists := set(filter(is_job_queue, changed)):
-                # Whoever pushes and rings does both in one step.
-                rung = {keys.bell(bell_queue_of(name)) for name in lists} <= changed
+                # Whoever pushes and rings does both in one step. The others are bells.
+                rung = lists != changed
                 now_s = time.monotonic()
                 look_at_s = min(look_at_s, now_s + (RUNG_S if rung else 0.0))
                 active_until_s = now_s + ACTIVE_S

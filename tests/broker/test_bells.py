@@ -150,18 +150,14 @@ def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -
     assert store.keys("llorch:bell:*") == []
 
 
-def test_each_list_has_one_bell(store: redis.Redis) -> None:
-    """Python knows it, too."""
-    lists = [
-        *queues.shared_lists("toy"),
-        *queues.worker_lists(OWN_QUEUE),
-    ]
-    for name in lists:
+@pytest.mark.parametrize("queue", [*queues.queues("toy", "gpu0@host")])
+def test_each_list_has_the_bell_of_its_queue(store: redis.Redis, queue: str) -> None:
+    for name in queues.lists([queue]):
         store.flushall()
         store.lpush(name, "a job")
         watch.ring_for(store, [name])
-        assert rings(store, queues.bell_queue_of(name)) == 1, name
-    assert queues.bell_queue_of(queues.scheduled("toy")) == QUEUE
+        others = {keys.full_bell(queue)}
+        assert set(store.keys("llorch:bell:*")) - others == {keys.bell(queue)}, name
 
 
 def test_a_claim_that_leaves_jobs_in_the_workers_own_list_does_not_ring(store: redis.Redis) -> None:
