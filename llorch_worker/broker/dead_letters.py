@@ -17,7 +17,8 @@ from llorch_worker.broker.message import owner_of, read_task
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import as_bytes, run_script
 
-PAGE_LETTERS = 100
+PAGE_LETTERS = 20
+"""They may be as long as prompts."""
 MALFORMED = "malformed"
 
 Retried = Literal["retried", "gone", "under way", "ended"]
@@ -26,8 +27,8 @@ again; ``ended``: the job succeeded or was cancelled."""
 
 
 @dataclass(frozen=True)
-class LetterHead:
-    """A dead letter without its message."""
+class DeadLetter:
+    """A message and why it is dead. Its ``repr`` hides the message, which holds a prompt."""
 
     id: str
     """The job's id, or ``malformed-...`` if the message names none."""
@@ -37,7 +38,10 @@ class LetterHead:
     history: tuple[tuple[str, int], ...]
     """The workers that claimed the job, in order, with unix times in ms by Redis' clock."""
     died_ms: int
-    message_bytes: int
+    message: str = field(repr=False)
+    """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
+    raw: str = field(repr=False)
+    """The letter as Redis stores it; scripts find it by this value."""
 
     @property
     def model(self) -> str:
@@ -48,15 +52,9 @@ class LetterHead:
         """Whether a retry can help. A malformed message stays malformed."""
         return self.reason != MALFORMED
 
-
-@dataclass(frozen=True)
-class DeadLetter(LetterHead):
-    """A message and why it is dead. Its ``repr`` hides the message, which holds a prompt."""
-
-    message: str = field(repr=False)
-    """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
-    raw: str = field(repr=False)
-    """The letter as Redis stores it; scripts find it by this value."""
+    @property
+    def message_bytes(self) -> int:
+        return len(self.message.encode())
 
     @property
     def body(self) -> Any:
@@ -112,14 +110,13 @@ def letters(client: Redis) -> Iterator[DeadLetter]:
 
 
 def version(client: Redis) -> str:
-    """A text that differs whenever the list of letters has changed."""
-    return str(run_script(client, "letters", [0, 0])[1])
-
-
-def heads(client: Redis) -> Iterator[LetterHead]:
-    """All letters without their messages, which stay in Redis; the newest first."""
-    for head, _ in _heads(client):
-        yield head
+    """A text that differs whenever the list of letters has changed: a new letter changes its
+    beginning, and one that goes its length."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.llen(keys.DEAD)
+        pipe.lindex(keys.DEAD, 0)
+        total, newest = pipe.execute()
+    return f"{total} {hashlib.sha1(as_bytes(newest or '')).hexdigest()}"
 
 
 def find(client: Redis, letter_id: str) -> DeadLetter | None:
@@ -128,33 +125,14 @@ def find(client: Redis, letter_id: str) -> DeadLetter | None:
 
 
 def find_all(client: Redis, letter_ids: Collection[str]) -> dict[str, DeadLetter]:
-    """The newest letter of each id that has one; only these letters leave Redis."""
+    """The newest letter of each id that has one."""
     found: dict[str, DeadLetter] = {}
-    wanted = set(letter_ids)
-    for head, raw in _heads(client, *wanted):
-        if raw:
-            found.setdefault(head.id, _read(raw))
-            if len(found) == len(wanted):
-                break
+    for letter in letters(client):
+        if letter.id in letter_ids:
+            found.setdefault(letter.id, letter)
+        if found.keys() >= set(letter_ids):
+            break
     return found
-
-
-def _heads(client: Redis, *whole: str) -> Iterator[tuple[LetterHead, str]]:
-    """Heads, and the letters with the ids ``whole`` as Redis stores them; "" for others."""
-    place = 0
-    while page := run_script(client, "letters", [place, PAGE_LETTERS, *whole])[2]:
-        for letter_id, reason, list_key, attempts, history, died_ms, message_bytes, raw in page:
-            head = LetterHead(
-                id=letter_id,
-                reason=reason,
-                list_key=list_key,
-                attempts=attempts,
-                history=_history(history),
-                died_ms=died_ms,
-                message_bytes=message_bytes,
-            )
-            yield head, raw
-        place += len(page)
 
 
 def retry(client: Redis, letter: DeadLetter) -> Retried:
@@ -175,7 +153,6 @@ def drop(client: Redis, letter: DeadLetter) -> bool:
 
 
 def _read(raw: str) -> DeadLetter:
-    # As lua/letters.lua reads and names it.
     in_bytes = as_bytes(raw)
     text = in_bytes.decode(errors="replace")
     try:
@@ -190,7 +167,6 @@ def _read(raw: str) -> DeadLetter:
         attempts=int(stored.attempts),
         history=_history(stored.history),
         died_ms=int(stored.at_ms),
-        message_bytes=len(stored.message.encode()),
         message=stored.message,
         raw=raw,
     )

@@ -23,7 +23,7 @@ from llorch_worker.settings import Settings
 if TYPE_CHECKING:
     from redis import Redis
 
-    from llorch_worker.broker.dead_letters import DeadLetter, LetterHead
+    from llorch_worker.broker.dead_letters import DeadLetter
 
 LISTED_LETTERS = 50
 
@@ -61,7 +61,7 @@ def list_letters(
         from llorch_worker.broker import dead_letters
 
         total = dead_letters.count(client)
-        letters = list(islice(dead_letters.heads(client), limit))
+        letters = list(islice(dead_letters.letters(client), limit))
     if as_json:
         screen.document({"total": total, "dead_letters": [_summary(it) for it in letters]})
         return
@@ -196,7 +196,7 @@ def _find(client: Redis, letter_id: str) -> DeadLetter:
     return letter
 
 
-def _summary(letter: LetterHead) -> dict[str, Any]:
+def _summary(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "model": letter.model,
@@ -235,7 +235,7 @@ def _write_message(screen: Screen, letter: DeadLetter) -> None:
         screen.write_raw((harmless(line) if sys.stdout.isatty() else line) + "\n")
 
 
-def _age(letter: LetterHead) -> str:
+def _age(letter: DeadLetter) -> str:
     return f"{human_time(time.time() - letter.died_ms / 1e3)} ago"
 
 

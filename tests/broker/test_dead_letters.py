@@ -215,19 +215,14 @@ def test_a_malformed_letter_has_its_own_id_and_cannot_be_retried(producer: Clien
     assert dead_letters.find(producer.redis, "malformed-") is None
 
 
-def test_letters_are_listed_and_found_without_reading_other_messages(
-    producer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # More than a call parses.
-    jobs = [producer.submit(prompt="x" * 400_000, metadata={"é": n}) for n in range(5)]
+def test_letters_are_found_by_their_ids(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "PAGE_LETTERS", 2)
+    jobs = [producer.submit(prompt="x", metadata={"é": n}) for n in range(5)]
     for claim in take(producer.redis):
         dead_letters.bury(producer.redis, claim, "for a reason")
     producer.redis.lpush("llorch.toy", b"no json")
     take_lapsed(producer)
     whole = list(dead_letters.letters(producer.redis))
-    heads = list(dead_letters.heads(producer.redis))
-    for head, letter in zip(heads, whole, strict=True):
-        assert {name: getattr(letter, name) for name in vars(head)} == vars(head)
     wanted = [jobs[1].id, whole[0].id, "unknown"]
     found = dead_letters.find_all(producer.redis, wanted)
     assert list(found.values()) == [whole[0], *(it for it in whole if it.id == jobs[1].id)]
@@ -312,9 +307,8 @@ def test_an_entry_that_is_no_letter_hides_no_other_and_can_be_dropped(
 ) -> None:
     job = die_of_attempts(producer)
     add_letter(producer.redis, odd)
-    strange, known = dead_letters.heads(producer.redis)
+    strange, known = dead_letters.letters(producer.redis)
     assert (strange.reason, strange.retriable, known.id) == (dead_letters.MALFORMED, False, job.id)
-    assert [letter.id for letter in dead_letters.letters(producer.redis)] == [strange.id, job.id]
     letter = dead_letters.find(producer.redis, strange.id)
     assert letter is not None
     assert letter.message == odd

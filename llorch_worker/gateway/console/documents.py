@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from llorch_worker.broker.dead_letters import LetterHead
+from llorch_worker.broker.dead_letters import DeadLetter
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
 from llorch_worker.broker.registry import WorkerCard
@@ -121,7 +121,7 @@ class Letter(BaseModel):
     retriable: bool
 
     @classmethod
-    def of(cls, letter: LetterHead) -> Letter:
+    def of(cls, letter: DeadLetter) -> Letter:
         return cls(
             id=letter.id,
             model=letter.model,

@@ -133,7 +133,7 @@ def jobs(console: TheConsole) -> EndedJobs:
 def letters(console: TheConsole) -> Letters:
     # First, so that a letter that comes meanwhile makes another one.
     version = dead_letters.version(console.redis)
-    newest = islice(dead_letters.heads(console.redis), LISTED_LETTERS)
+    newest = islice(dead_letters.letters(console.redis), LISTED_LETTERS)
     return Letters(
         total=dead_letters.count(console.redis),
         version=version,
