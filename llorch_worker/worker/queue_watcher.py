@@ -77,11 +77,10 @@ class QueueWatcher(Repeater):
             return None
 
     def _ring_until_lost(self, news: QueueNews | None, connection: Any) -> None:
-        keep_at_s = look_at_s = count_at_s = time.monotonic()
+        keep_at_s = look_at_s = count_at_s = all_at_s = time.monotonic()
         held_until_s = keep_at_s + LEASE_S
         active_until_s = keep_at_s + ACTIVE_S
-        # Those of worker queues that may need a ring. Mostly all are empty, and there are many.
-        of_workers: set[str] = set()
+        changed: set[str] = set()  # the lists to look at next: each costs a command
         while not self.closing.is_set():
             now_s = time.monotonic()
             if now_s >= held_until_s:
@@ -92,8 +91,7 @@ class QueueWatcher(Repeater):
                 end_overdue(self._redis, self._settings)
                 if now_s >= count_at_s:
                     self._reroute()
-                    of_workers |= self._filled_lists_of_workers()
-                    look_at_s = now_s
+                    changed |= self._filled_lists_of_workers()
                     count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
@@ -101,22 +99,24 @@ class QueueWatcher(Repeater):
                 if news is not None:
                     news.note_renewal()
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
-            if now_s >= look_at_s:
-                after_s = watch.ring_for(self._redis, [*watched(self._model), *of_workers], news)
-                of_workers.clear()
-                if after_s is None and news is not None and now_s >= active_until_s:
-                    after_s = IDLE_LOOK_S
-                look_at_s = now_s + _look_after(after_s)
+            if now_s >= all_at_s:
+                changed |= {*watched(self._model)}
+                is_active = news is None or now_s < active_until_s
+                all_at_s = now_s + _look_after(None if is_active else IDLE_LOOK_S)
+            if changed and now_s >= look_at_s:
+                after_s = watch.ring_for(self._redis, [*changed], news)
+                all_at_s = min(all_at_s, now_s + _look_after(after_s)) if after_s else all_at_s
+                changed.clear()
                 self.closing.wait(PAUSE_S)
-            left_s = min(look_at_s, keep_at_s) - time.monotonic()
-            changed = self._hear(news, max(0.0, min(left_s, READ_S)))
-            if lists := set(filter(is_job_queue, changed)):
+            next_s = min(all_at_s, keep_at_s, look_at_s if changed else all_at_s)
+            found = self._hear(news, max(0.0, min(next_s - time.monotonic(), READ_S)))
+            if lists := set(filter(is_job_queue, found)):
                 # Whoever pushes and rings does both in one step. The others are bells.
-                rung = lists != changed
                 now_s = time.monotonic()
-                look_at_s = min(look_at_s, now_s + (RUNG_S if rung else 0.0))
+                heard_at_s = now_s + (RUNG_S if lists != found else 0.0)
+                look_at_s = min(look_at_s, heard_at_s) if changed else heard_at_s
                 active_until_s = now_s + ACTIVE_S
-                of_workers |= {name for name in lists if WORKER_MARK in name}
+                changed |= lists
 
     def _reroute(self) -> None:
         moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
