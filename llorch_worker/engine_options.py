@@ -16,9 +16,11 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
-Speculation = Literal["off", "lookup", "suffix", "model"]
-"""What drafts tokens: nothing; each sequence's own prompt and text; that and the recent texts of
-its tenant; or a smaller model."""
+Speculation = Literal["auto", "off", "lookup", "suffix", "model"]
+"""What drafts tokens. ``off``: nothing; ``lookup``: each sequence's own prompt and text;
+``suffix``: that and the recent texts of its tenant; ``model``: a smaller model. ``auto``:
+``suffix`` on CPUs where a step's other rows change no bit, ``off`` elsewhere. A load plan chooses;
+an engine made from parts has no drafts then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class EngineOptions:
     kv_dtype: KvDtype = "auto"
     cuda_graphs: bool = True
     batch_invariant: bool | None = None
-    speculation: Speculation = "off"
+    speculation: Speculation = "auto"
     suffix_bytes: int = 8 * 2**20
     draft_model: Path | None = None
     low_waits_at_most_s: float = 60.0

@@ -107,8 +107,8 @@ class Settings(BaseSettings):
     """Give a request the same tokens whatever else runs; by default in float32 only."""
     speculation: Speculation = _ENGINE.speculation
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
-    prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. The tokens
-    stay the same."""
+    prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. ``auto``:
+    ``suffix`` on CPUs where batches change no bit, else ``off``. The tokens stay the same."""
     draft_model: Annotated[Path | None, BeforeValidator(_model_or_none)] = Field(
         None, validate_default=True
     )

@@ -84,6 +84,7 @@ class ToyEngine:
         self.arithmetic = os.environ.get("TOY_ARITHMETIC", "none")
         self.device = device
         self.max_sequences = max_sequences
+        self.speculation = "off"
         self.max_context = max_context
         self.healthy = True
         self._step_s = float(os.environ.get(STEP_MS_VARIABLE, "1")) / 1e3

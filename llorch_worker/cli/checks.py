@@ -249,7 +249,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
         needs = human_bytes(plan.draft.weights_bytes + plan.draft_cache_bytes)
         yield Check("draft", "ok", f"{settings.draft_model}: {drafts} parameters, needs {needs}")
     elif settings.draft_model is not None:
-        finding = f"{settings.draft_model} is not used: speculation is {settings.speculation}"
+        finding = f"{settings.draft_model} is not used: speculation is {plan.options.speculation}"
         yield Check("draft", "warn", finding, "set --speculation or LLORCH_SPECULATION to model")
     if device_fault:
         return

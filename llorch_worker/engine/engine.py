@@ -82,6 +82,7 @@ class Engine:
         self.cache = cache = loaded.cache
         self.max_context = cache.max_context
         self.max_sequences = options.max_sequences
+        self.speculation = options.speculation
         self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
         self._counters = Counters()
@@ -179,7 +180,7 @@ class Engine:
             model_name=model_name or default_model_name(Path(path)),
             # After the load, which leaves the file in the page cache if it fits there.
             fingerprint=fingerprint(plan.checkpoint),
-            options=options,
+            options=plan.options,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
         )

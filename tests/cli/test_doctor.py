@@ -105,7 +105,7 @@ def test_a_draft_model_is_checked_where_it_is_used(redis_url: str) -> None:
     )
     assert found("--draft-model", "absent.gguf") == (
         "warn",
-        "absent.gguf is not used: speculation is off",
+        "absent.gguf is not used: speculation is suffix",
     )
     verdict, finding = found("--draft-model", "demo", "--speculation", "model")
     assert verdict == "ok"

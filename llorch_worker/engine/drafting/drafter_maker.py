@@ -20,7 +20,7 @@ def drafter_maker(
     """The maker of one engine's drafters, which share its recent texts; None if there are none.
 
     ``by_model`` makes those of a draft model."""
-    if speculation == "off":
+    if speculation in ("auto", "off"):
         return None
     if by_model is not None:
         return lambda *_: by_model()

@@ -291,6 +291,10 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         kv_dtype=options.kv_dtype,
         batch_invariant=batch_invariant,
     )
+    if options.speculation == "auto":
+        is_exact = batch_invariant or chosen.ops.name == "native"
+        drafts = is_exact and place.type == "cpu"
+        options = replace(options, speculation="suffix" if drafts else "off")
     recorded = options.cuda_graphs and records_decode(place, chosen.ops)
     shape = cache_shape(
         config,

@@ -72,7 +72,7 @@ def scored_rows(
 
 def draft_rows(speculation: Speculation) -> int:
     """The most drafts in a step."""
-    return 0 if speculation == "off" else DRAFT_ROWS
+    return 0 if speculation in ("auto", "off") else DRAFT_ROWS
 
 
 def _step_bytes(

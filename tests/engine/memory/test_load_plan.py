@@ -16,6 +16,7 @@ from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.kernels.select import native_absence
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import Checkpoint
 from tests.engine.conftest import LoadedModel
@@ -156,6 +157,22 @@ def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
         assert engine.stats().kv_blocks_total == 10
     assert "10 of 28 planned KV blocks fit" in caplog.text
     assert "kernels: torch for torch.float32 on cpu: requested" in caplog.text
+
+
+def test_drafts_come_by_default_where_they_change_no_bit(
+    trained_model: Path, demo_model: Path
+) -> None:
+    def chosen(path: Path, **options: Any) -> str:
+        return plan_load(path, EngineOptions(device="cpu", **options)).options.speculation
+
+    floats = trained_model / "f32.gguf"
+    assert chosen(floats, dtype="float32") == "suffix"
+    assert chosen(floats, dtype="float32", batch_invariant=False, kernels="torch") == "off"
+    assert chosen(floats, dtype="bfloat16", kernels="torch") == "off"
+    assert chosen(floats, dtype="bfloat16", kernels="torch", batch_invariant=True) == "suffix"
+    assert chosen(floats, dtype="float32", speculation="lookup") == "lookup"
+    if native_absence() is None:
+        assert chosen(demo_model, dtype="bfloat16") == "suffix"
 
 
 def test_a_draft_model_is_planned_with_as_many_blocks_and_as_it_is_measured(
