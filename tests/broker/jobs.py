@@ -39,13 +39,6 @@ def note_seen(store: redis.Redis, *worker_queues: str, ago_s: float = 0) -> None
         store.zadd(keys.live(model), {queue: (seconds - ago_s) * 1e3})
 
 
-def note_passed(store: redis.Redis, list_key: str, ms: int) -> None:
-    """As if more urgent jobs had passed those of the list for so long."""
-    seconds, microseconds = store.time()
-    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-    store.hset(keys.passed("toy"), list_key, now_ms - ms)
-
-
 DAYS_S = 1e6
 """After which nobody remembers a worker."""
 

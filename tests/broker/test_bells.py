@@ -10,7 +10,7 @@ import redis
 from llorch_worker.broker import claims, keys, queues, watch
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.client import Client
-from tests.broker.jobs import TERMS, look, note_passed, note_seen, push, take
+from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
 from tests.store import set_leases
@@ -287,7 +287,7 @@ def test_a_worker_without_room_that_may_take_no_high_job_leaves_the_ring(
     push(store, "low")
     high_jobs(store, "high")
     watch.ring_for_all(store, "toy")
-    note_passed(store, QUEUE, TERMS.low_waits_at_most_ms)
+    store.set(f"{keys.passed('toy')}{keys.FULL_SUFFIX}", 1)
     assert urgent(store) == []
     assert rings(store, f"{QUEUE}:high") == 1, "for a worker with room"
     assert not store.exists(keys.full_bell(f"{QUEUE}:high")), "which would wake this one for ever"

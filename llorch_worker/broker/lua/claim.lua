@@ -77,7 +77,7 @@ for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   note_suspect(record and peers_of(record, terms))
 end
-local others = redis.call('EXISTS', suspects, passed)
+local others = redis.call('EXISTS', suspects, passed, passed .. FULL_SUFFIX)
 if not terms.urgent and others > 0 then
   suspects_line.jobs = length(suspects)
   take_from(suspects_line, limit)
@@ -91,6 +91,9 @@ local function serve(line, most)
   local taken = take_from(line, most)
   share = share - (line.is_shared and taken or 0)
   line.had_turn = line.had_turn or taken > 0
+  if taken > 0 and others > 0 and not is_high(line.bell) then
+    redis.call('DEL', passed .. FULL_SUFFIX)
+  end
   return taken
 end
 local lower = {unpack(filled, terms.urgent and #filled + 1 or 2)}

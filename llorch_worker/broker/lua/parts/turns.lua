@@ -9,26 +9,26 @@
 
 local MOST_PASSED = 16
 
--- Whether jobs behind those of the high `lines`, which a caller without room claims from, have waited too
--- long. It then gets nothing until they have had their turn, which only a worker with room can give, but not for
--- longer than they have waited: perhaps none gets room.
-local function is_turn_due(passed, lines, terms)
-  local is_due = false
+-- Whether the jobs behind those of the high `lines`, which a caller without room claims from, have waited too
+-- long. It then gets nothing until one of them has had its turn: only a worker with room can give that.
+-- The note lasts until a claim with room serves one of them.
+local function is_turn_due(passed, lines, low_waits_ms)
+  local behind = 0
   for _, line in ipairs(lines) do
     local normal = line.list:sub(1, -#HIGH_SUFFIX - 1)
     for _, list in ipairs({normal, normal .. LOW_SUFFIX}) do
-      if length(list) + length(tenants_list(list)) == 0 then
-        redis.call('HDEL', passed, list)
-      else
-        redis.call('HSETNX', passed, list, now_ms())
-        local passed_ms = now_ms() - redis.call('HGET', passed, list)
-        local is_over = terms.low_waits_ms > 0 and passed_ms >= 2 * terms.low_waits_ms
-        is_due = is_due or passed_ms >= terms.low_waits_ms and not is_over
-      end
+      behind = behind + length(list) + length(tenants_list(list))
     end
   end
-  redis.call('EXPIRE', passed, terms.keep_s)
-  return is_due
+  if behind == 0 then
+    redis.call('DEL', passed .. FULL_SUFFIX)
+    return false
+  end
+  local since_ms = redis.call('GET', passed .. FULL_SUFFIX)
+  if not since_ms and low_waits_ms > 0 then
+    redis.call('SET', passed .. FULL_SUFFIX, now_ms(), 'PX', 2 * low_waits_ms)
+  end
+  return now_ms() - (since_ms or now_ms()) >= low_waits_ms
 end
 
 -- Spend the rings for these lists. Returns the lines of those that the caller may claim from.
@@ -41,7 +41,7 @@ local function answer_rings(lists, passed, terms)
   if terms.urgent then
     allow_writes()
   end
-  local turn_is_due = terms.urgent and is_turn_due(passed, lines, terms)
+  local turn_is_due = terms.urgent and is_turn_due(passed, lines, terms.low_waits_ms)
   local bells, open = {}, {}
   for _, line in ipairs(lines) do
     -- A worker with room has taken the ring, or one that is about to wait for it must give a turn first.
@@ -67,8 +67,9 @@ local function read_turns(passed, lines, low_waits_ms)
   end
   local noted = redis.call('HMGET', passed, 'passes', 'turn', unpack(fields))
   local turns = {passes = tonumber(noted[1] or 0), turn = tonumber(noted[2] or 0), due = {}}
+  local passed_by_urgent_ms = redis.call('GET', passed .. FULL_SUFFIX)
   for i, line in ipairs(lines) do
-    line.since_ms = math.min(tonumber(noted[i + 2] or now_ms()), now_ms())
+    line.since_ms = math.min(tonumber(noted[i + 2] or passed_by_urgent_ms or nil) or now_ms(), now_ms())
     if now_ms() - line.since_ms >= low_waits_ms then
       turns.due[#turns.due + 1] = line
     end
