@@ -23,7 +23,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.scripts import text
+from llorch_worker.broker.scripts import run_script, text
 
 ANSWER_S = 1.0
 """How long the end of a wait may take, before its connection is taken for dead."""
@@ -64,10 +64,7 @@ class Doorbell:
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
         try:
-            with client.pipeline(transaction=False) as pipe:
-                pipe.lpush(self._own, 1)
-                pipe.expire(self._own, KEPT_S)
-                pipe.execute()
+            run_script(client, "end_wait", [KEPT_S], [self._own])
             ended = connection.can_read(timeout=ANSWER_S)
             # It is still there if a bell rang just before.
             client.delete(self._own)

@@ -119,7 +119,12 @@ class QueueWatcher(Repeater):
                 changed |= lists
 
     def _reroute(self) -> None:
-        moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
+        try:
+            moved = registry.reroute(self._redis, self._model, self._settings.direct_grace_s)
+        except ResponseError as error:
+            # The watcher's other work must not wait for it.
+            logger.warning("cannot move the jobs of gone workers: %s", error)
+            return
         for queue, jobs in moved.items():
             logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 

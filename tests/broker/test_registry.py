@@ -150,6 +150,30 @@ def test_jobs_that_were_handed_to_a_worker_that_leaves_move_at_once(store: redis
     assert store.lrange(QUEUE, 0, -1) == [messages[2], messages[0]]
 
 
+def test_jobs_stay_where_the_shared_list_is_a_key_of_another_type(store: redis.Redis) -> None:
+    shared = queues.lists(queues.queues("toy"))[-1]
+    (own,) = [name for name in worker_lists(QUEUE) if name.replace(QUEUE, "llorch.toy") == shared]
+    store.set(shared, "somebody's")
+    store.lpush(own, "a job")
+    store.lpush(QUEUE, "another")
+    note_seen(store, QUEUE, ago_s=DAYS_S)
+    assert registry.reroute(store, "toy", grace_s=0) == {QUEUE: 1}
+    assert store.lrange(own, 0, -1) == ["a job"]
+    assert store.lrange("llorch.toy", 0, -1) == ["another"]
+
+
+def test_a_job_whose_id_names_a_key_of_another_type_moves_with_the_others(
+    store: redis.Redis,
+) -> None:
+    """The record of "abc:events" has the name of the events of "abc"."""
+    store.xadd(keys.events("abc"), {"e": "token"})
+    store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "abc:events"})))
+    registry.announce(store, card("gpu0@host", "toy"), leaving=True)
+    assert registry.reroute(store, "toy", grace_s=60) == {}
+    note_seen(store, QUEUE, ago_s=DAYS_S)
+    assert registry.reroute(store, "toy", grace_s=60) == {QUEUE: 1}
+
+
 def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
     note_seen(store, QUEUE)
     store.lpush(QUEUE, "a job")

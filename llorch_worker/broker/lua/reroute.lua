@@ -31,10 +31,11 @@ for _, queue in ipairs(gone) do
   if redis.call('EXISTS', unpack(lists)) > 0 then
     local all = tonumber(redis.call('ZSCORE', KEYS[1], queue)) <= now - lost_ms
     for _, list in ipairs(lists) do
-      local messages = left > 0 and takes_jobs(list) and redis.call('LRANGE', list, -left, -1) or {}
+      local moves = left > 0 and takes_jobs(list) and takes_jobs(shared_list(list))
+      local messages = moves and redis.call('LRANGE', list, -left, -1) or {}
       for i = #messages, 1, -1 do
         local job = not all and read_message(messages[i])
-        if all or job and redis.call('HGET', job_key(job.id), 'state') == 'queued' then
+        if all or job and redis.pcall('HGET', job_key(job.id), 'state') == 'queued' then
           redis.call('LREM', list, -1, messages[i])
           redis.call('LPUSH', shared_list(list), messages[i])
           left = left - 1
