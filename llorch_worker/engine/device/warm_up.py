@@ -22,8 +22,10 @@ from llorch_worker.model import ForwardModel, RaggedBatch
 FIRST_TOKENS = 2
 FULL_WIDTH_TOKENS = 8
 TIMEOUT_S = 600.0
-MEASURED_S = 0.1
-"""For how long steps of each size are measured; at least two are."""
+MEASURED_S = 0.05
+"""For how long steps of each size are measured, at least two of them."""
+SLOW_S = 0.5
+"""A step that takes so long is measured once: a worker's start must not wait for more."""
 
 
 def compiles_late(device: torch.device) -> bool:
@@ -57,16 +59,19 @@ def measure_steps(model: ForwardModel, cache: UnifiedCache, most_rows: int) -> d
     """
     seconds: dict[int, float] = {}
     fastest = math.inf
+    # The first pass of all may allocate memory that the others use.
+    model.forward(_batch((1,), 1, cache), cache)
     # The largest first: what a busy machine has slowed down takes no longer than a larger step.
     for rows in reversed(list(sizes(max(2, most_rows)))):
         batch = _batch((1,) * rows, rows, cache)
         until_s = time.perf_counter() + MEASURED_S
         # The first pass of a size may compile or allocate.
-        passes = 0
-        while passes < 2 or time.perf_counter() < until_s:
+        passes, took_s = 0, 0.0
+        while took_s < SLOW_S and (passes < 2 or time.perf_counter() < until_s):
             begun_s = time.perf_counter()
             model.forward(batch, cache)[-1, -1].item()
-            fastest = min(fastest, time.perf_counter() - begun_s)
+            took_s = time.perf_counter() - begun_s
+            fastest = min(fastest, took_s)
             passes += 1
         seconds[rows] = fastest
     return seconds
