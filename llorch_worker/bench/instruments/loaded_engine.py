@@ -47,12 +47,11 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
 
     settings = plan.settings
     fitting = _checked_plan(settings, largest)
-    # What guesses gain depends on the text, and the prompts here are random.
     options = replace(
         settings.engine_options,
         max_sequences=largest.jobs,
         max_context=fitting.shape.max_context,
-        speculation="off",
+        speculation="off",  # What guesses gain depends on the text: these prompts are random.
     )
     kv_cache_bytes = plan_load(settings.model, options).kv_bytes(_blocks_for_all(largest))
     began_s = time.perf_counter()
