@@ -43,3 +43,8 @@ class EngineOptions:
     suffix_bytes: int = 8 * 2**20
     draft_model: Path | None = None
     low_waits_at_most_s: float = 60.0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether something drafts tokens."""
+        return self.speculation not in ("auto", "off")

@@ -33,7 +33,7 @@ from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
-from llorch_worker.engine.memory.workspace import draft_rows, scored_rows
+from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
 from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.request_checks import check_model
 from llorch_worker.engine.runner import Runner
@@ -102,9 +102,8 @@ class Engine:
             vocab_size=config.vocab_size,
             max_context=cache.max_context,
             pool_tokens=cache.blocks.total * cache.block_size,
-            make_drafter=drafter_maker(options.speculation, options.suffix_bytes, by_model),
+            make_drafter=drafter_maker(options, by_model) if options.drafts else None,
         )
-        most_drafts = draft_rows(options.speculation)
         self._scheduler = Scheduler(
             cache.blocks,
             cache.windows,
@@ -112,7 +111,7 @@ class Engine:
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
-            planner=DraftPlanner(most_drafts, drafts) if most_drafts else None,
+            planner=DraftPlanner(DRAFT_ROWS, drafts) if options.drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)

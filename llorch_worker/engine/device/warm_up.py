@@ -59,7 +59,7 @@ def measure_steps(model: ForwardModel, cache: UnifiedCache, most_rows: int) -> d
     """
     seconds: dict[int, float] = {}
     fastest = math.inf
-    # The first pass of all may allocate memory that the others use.
+    # The first pass of all brings the weights into memory. A size that is measured once must not.
     model.forward(_batch((1,), 1, cache), cache)
     # The largest first: what a busy machine has slowed down takes no longer than a larger step.
     for rows in reversed(list(sizes(max(2, most_rows)))):

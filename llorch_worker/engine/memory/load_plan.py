@@ -22,7 +22,7 @@ from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.kept_types import KeptType, kept_types
 from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
 from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
-from llorch_worker.engine.memory.workspace import draft_rows, workspace_bytes
+from llorch_worker.engine.memory.workspace import DRAFT_ROWS, workspace_bytes
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
@@ -321,7 +321,7 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
             shape,
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
-            draft_rows=draft_rows(options.speculation),
+            draft_rows=DRAFT_ROWS if options.drafts else 0,
         ),
         process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
         vocabulary_bytes=(

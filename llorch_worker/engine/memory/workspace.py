@@ -8,7 +8,6 @@ import torch
 
 from llorch_worker.cache import CacheShape
 from llorch_worker.contract.request import MAX_LOGPROBS
-from llorch_worker.engine_options import Speculation
 from llorch_worker.model import ModelConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
@@ -68,11 +67,6 @@ def scored_rows(
     row = config.vocab_size * (item + 2 * torch.float32.itemsize) + 2 * config.hidden_size * item
     most = SCORED_LOGITS_BYTES[shape.device.type] // (config.vocab_size * torch.float32.itemsize)
     return 1 << (max(1, min(room // row, most)).bit_length() - 1)
-
-
-def draft_rows(speculation: Speculation) -> int:
-    """The most drafts in a step."""
-    return 0 if speculation in ("auto", "off") else DRAFT_ROWS
 
 
 def _step_bytes(
