@@ -110,13 +110,9 @@ def letters(client: Redis) -> Iterator[DeadLetter]:
 
 
 def version(client: Redis) -> str:
-    """A text that differs whenever the list of letters has changed: a new letter changes its
-    beginning, and one that goes its length."""
-    with client.pipeline(transaction=False) as pipe:
-        pipe.llen(keys.DEAD)
-        pipe.lindex(keys.DEAD, 0)
-        total, newest = pipe.execute()
-    return f"{total} {hashlib.sha1(as_bytes(newest or '')).hexdigest()}"
+    """A text that differs whenever the list of letters has changed. The console asks for it with
+    each reading of the fleet."""
+    return str(run_script(client, "letters_version", []))
 
 
 def find(client: Redis, letter_id: str) -> DeadLetter | None:
@@ -127,11 +123,12 @@ def find(client: Redis, letter_id: str) -> DeadLetter | None:
 def find_all(client: Redis, letter_ids: Collection[str]) -> dict[str, DeadLetter]:
     """The newest letter of each id that has one."""
     found: dict[str, DeadLetter] = {}
-    for letter in letters(client):
-        if letter.id in letter_ids:
+    wanted = set(letter_ids)
+    for letter in letters(client) if wanted else ():
+        if letter.id in wanted:
             found.setdefault(letter.id, letter)
-        if found.keys() >= set(letter_ids):
-            break
+            if len(found) == len(wanted):
+                break
     return found
 
 

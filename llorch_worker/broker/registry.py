@@ -199,8 +199,8 @@ def living(client: redis.Redis, model: str) -> list[str]:
 
 
 def _seen_within(client: redis.Redis, model: str, since_s: float) -> list[str]:
-    seconds, _ = client.time()
-    oldest_ms = (int(seconds) - since_s) * 1000
+    seconds, microseconds = client.time()
+    oldest_ms = round(1e3 * (int(seconds) - since_s)) + int(microseconds) // 1000
     return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
 
 
