@@ -51,6 +51,7 @@ def memory_plan(
         print(f"{tokens}, and {(prepared - loaded) / size:.0f} for grammars")
         return
     parts = {"process": plan.process_bytes, "vocabulary": plan.vocabulary_bytes}
+    parts["recent texts"] = plan.texts_bytes
     parts |= {"weights": plan.weights_bytes, **plan.cache_bytes, "workspace": plan.workspace_bytes}
     print(", ".join(f"{part} {human_bytes(size)}" for part, size in parts.items() if size))
     draw = random.Random(1)

@@ -109,6 +109,7 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "workspace_bytes": plan.workspace_bytes,
         "process_bytes": plan.process_bytes,
         "vocabulary_bytes": plan.vocabulary_bytes,
+        "texts_bytes": plan.texts_bytes,
         "total_bytes": plan.total_bytes,
         "free_bytes": plan.free_bytes,
         "cache_share": plan.cache_share,
@@ -180,6 +181,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
         ("workspace", plan.workspace_bytes, "of one step, as planned"),
         ("process", plan.process_bytes or None, "Python and its libraries"),
         ("vocabulary", plan.vocabulary_bytes or None, "tokenizer and grammars, as planned"),
+        ("recent texts", plan.texts_bytes or None, "to draft from"),
     ):
         if size_bytes is not None:
             table.add_row(f"  {label}", human_bytes(size_bytes), note)

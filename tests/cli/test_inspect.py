@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.kernels import find_native_kernels
 from tests.cli.command import run
 
@@ -28,7 +29,7 @@ def test_the_figures_are_those_of_the_engine(trained_model: Path, speculation: s
     assert {part: memory[f"{part}_bytes"] for part in planned} == planned
     assert memory["process_bytes"] > 0
     assert memory["vocabulary_bytes"] > 0
-    beside = memory["process_bytes"] + memory["vocabulary_bytes"]
+    beside = memory["process_bytes"] + memory["vocabulary_bytes"] + memory["texts_bytes"]
     assert memory["total_bytes"] == sum(planned.values()) + beside
     assert memory["fits"] is True
 
@@ -45,6 +46,23 @@ def test_a_kv_cache_that_does_not_fit_is_shown_in_full_size(demo_model: Path) ->
     said = " ".join(ran.out.split())
     assert "does not fit: kv_cache_bytes asks for 909.5 TiB, but only" in said
     assert said.endswith("beside weights, tables and masks; lower it or free memory")
+
+
+@pytest.mark.parametrize("asked", [10**12, 10**20])
+def test_recent_texts_that_do_not_fit_are_refused(demo_model: Path, asked: int) -> None:
+    said = f"suffix_bytes asks for {human_bytes(asked)}, but only"
+    ran = run("inspect", "demo", LLORCH_SUFFIX_BYTES=str(asked))
+    assert ran.code == 1, ran
+    assert f"does not fit: {said}" in " ".join(ran.out.split())
+    ran = run("generate", "Once", "--model", str(demo_model), LLORCH_SUFFIX_BYTES=str(asked))
+    assert ran.code == 1, ran
+    assert said in " ".join(ran.err.split())
+    # Nobody keeps texts then.
+    ran = run(
+        "inspect", "demo", "--speculation", "lookup", "--json", LLORCH_SUFFIX_BYTES=str(asked)
+    )
+    assert ran.json["memory"]["texts_bytes"] == 0
+    assert ran.json["memory"]["fits"] is True
 
 
 def test_a_kv_cache_too_small_for_one_context_has_a_remedy(demo_model: Path) -> None:

@@ -117,8 +117,14 @@ class LoadPlan:
     def total_bytes(self) -> int:
         """All bytes that the process will hold on the device."""
         cache = sum(self.cache_bytes.values()) + self.draft_cache_bytes
-        process = self.process_bytes + self.vocabulary_bytes
+        process = self.process_bytes + self.vocabulary_bytes + self.texts_bytes
         return self.all_weights_bytes + cache + self.workspace_bytes + process
+
+    @property
+    def texts_bytes(self) -> int:
+        """Bytes of the recent texts that sequences draft from; 0 on a card."""
+        keeps = self.options.speculation == "suffix" and self.device.type == "cpu"
+        return self.options.suffix_bytes if keeps else 0
 
     @property
     def all_weights_bytes(self) -> int:
@@ -173,8 +179,9 @@ class LoadPlan:
 
     @property
     def _fixed_bytes(self) -> dict[str, int]:
-        """Bytes of the cache and the steps besides KV blocks."""
+        """Bytes of the cache, the steps and the recent texts besides KV blocks."""
         parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
+        parts["recent texts"] = self.texts_bytes
         if self.draft is not None:
             parts["draft"] = sum(UnifiedCache.required_bytes(self.draft.shape, 0).values())
         return {part: size for part, size in parts.items() if size}
@@ -194,6 +201,12 @@ class LoadPlan:
                 f"the weights need {human_bytes(self.all_weights_bytes)}{besides} on "
                 f"{self.device}, but only {human_bytes(self.free_bytes)} is free; use a smaller "
                 "dtype or model, or free memory"
+            )
+        texts = self.texts_bytes
+        if texts and room < 0 <= room + texts:
+            return (
+                f"suffix_bytes asks for {human_bytes(texts)}, but only {human_bytes(room + texts)} "
+                "is free beside weights, tables and masks; lower it or free memory"
             )
         if asked is not None and asked > room:
             return (

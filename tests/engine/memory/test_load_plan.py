@@ -149,7 +149,7 @@ def shrinking(plan: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"kernels": "torch"}
+    options: dict[str, Any] = {"kernels": "torch", "speculation": "off"}
     with (
         caplog.at_level(logging.INFO, "llorch_worker.engine.loading"),
         Engine.load(loaded.path, OPTIONS, **options) as engine,
