@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Final
 
 from llorch_worker.contract import GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
@@ -18,6 +19,9 @@ from llorch_worker.engine.sampling.uniforms import choice_seed, job_seed
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.calls import reader_of
+
+PREDICTED_CHARS: Final = 16
+"""Characters that a token of a prediction has at most on average. Tokens have 3 to 5."""
 
 
 class Intake:
@@ -94,9 +98,10 @@ class Intake:
             marks = tokenizer.control_spellings(spellings)
         prediction: list[int] = []
         if make_drafter is not None and request.prediction:
-            prediction = tokenizer.encode(request.prediction, add_special_tokens=False)
-            # A text may leave parts of it out, but a search of far more would only take time.
-            prediction = prediction[: 2 * request.max_tokens]
+            # A text may leave parts of it out, but far more would only take time.
+            most = 2 * request.max_tokens
+            begins = request.prediction[: most * PREDICTED_CHARS]
+            prediction = tokenizer.encode(begins, add_special_tokens=False)[:most]
         return tuple(
             Sequence(
                 prompt_ids,

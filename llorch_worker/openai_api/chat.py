@@ -16,7 +16,6 @@ from llorch_worker.contract import (
     ToolChoice,
     describe,
 )
-from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
@@ -49,9 +48,6 @@ class ChatRequest(OpenAIBody):
     add_generation_prompt: SkipValidation[bool | None] = None
     continue_final_message: SkipValidation[bool | None] = None
     """Whether the answer goes on in the last message, which is an assistant's."""
-    prediction: Any = None
-    """What the answer may say: ``{"type": "content", "content": text or parts of text}``. Anything
-    else says nothing, because a prediction changes no token."""
     add_special_tokens: Literal[False] | None = None
     """The template writes them."""
     echo: Literal[False] | None = None
@@ -71,7 +67,6 @@ class ChatRequest(OpenAIBody):
             # Clients send OpenAI's default without tools too.
             "tool_choice": self.tool_choice if self.tools or self.tool_choice != "auto" else None,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "prediction": _predicted(self.prediction),
         }
         names = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
@@ -118,11 +113,3 @@ class ChatRequest(OpenAIBody):
             rule = "must be the same, if both are given"
             faults.append(Fault(field="max_tokens | max_completion_tokens", rule=rule, got="both"))
         return faults
-
-
-def _predicted(prediction: Any) -> str | None:
-    """The text of a prediction."""
-    content = prediction.get("content") if isinstance(prediction, dict) else None
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))[:MAX_PROMPT_CHARS] or None

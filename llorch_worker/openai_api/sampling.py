@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, SkipValidation
 
 from llorch_worker.contract import Fault, GenerationRequest, Priority, StructuredOutputs
+from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
 from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
@@ -64,6 +65,9 @@ class Sampling(WholeBody):
     whose prompts begin alike."""
     speculation: SkipValidation[str | None] = None
     """"off": the worker guesses no tokens. The answer is the same."""
+    prediction: Any = None
+    """What the answer may say: text, or ``{"type": "content", "content": text or parts of text}``.
+    Anything else says nothing, because a prediction changes no token."""
     prompt_cache_key: Label | None = None
     """OpenAI's name for ``affinity_key``."""
 
@@ -103,6 +107,7 @@ class Sampling(WholeBody):
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""
         passed_on = {name: getattr(self, name) for name in _PASSED_ON}
+        passed_on["prediction"] = _predicted(self.prediction)
         if self.stop == "":
             passed_on["stop"] = None
         shapes = self._shapes()
@@ -114,3 +119,11 @@ class Sampling(WholeBody):
 
 
 _PASSED_ON = tuple(name for name in Sampling.model_fields if name in GenerationRequest.model_fields)
+
+
+def _predicted(prediction: Any) -> str | None:
+    """The text of a prediction."""
+    content = prediction.get("content") if isinstance(prediction, dict) else prediction
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))[:MAX_PROMPT_CHARS] or None

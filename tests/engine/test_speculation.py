@@ -285,6 +285,25 @@ def test_a_prediction_drafts_and_changes_nothing(make_engine: Callable[..., Engi
     assert engine.stats().accepted_draft_tokens_total == sum(accepted)
 
 
+def test_a_prediction_is_read_as_far_as_the_text_may_reach(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of one token must not have a worker tokenise a million characters."""
+    engine = make_engine(speculation="lookup")
+    encode, sizes = engine.tokenizer.encode, []
+
+    def watched(text: str, *arguments: Any, **options: Any) -> list[int]:
+        sizes.append(len(text))
+        return encode(text, *arguments, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", watched)
+    prediction = "park " * 200_000
+    for most in (1, 60):
+        request = GenerationRequest(prompt="Lily", max_tokens=most, prediction=prediction)
+        engine.submit(request).result(60)
+    assert max(sizes) < 60 * 40
+
+
 class LeastLikely:
     """A draft model that never agrees: it takes the unlikeliest token for the likeliest."""
 

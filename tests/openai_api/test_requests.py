@@ -99,22 +99,23 @@ def test_our_own_fields_go_through_by_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("prediction", "text"),
     [
+        ({"type": "content", "content": "def f"}, "def f"),
+        ({"content": [{"type": "text", "text": "def "}, {"type": "text", "text": "f"}]}, "def f"),
         ("def f", "def f"),
-        ([{"type": "text", "text": "def "}, {"type": "text", "text": "f"}], "def f"),
         ("", None),
-        ([{"type": "image"}, 3], None),
+        ({"content": [{"type": "image"}, 3]}, None),
+        ({"type": "content"}, None),
+        (3, None),
         (None, None),
     ],
 )
-def test_a_prediction_is_its_text(content: object, text: str | None) -> None:
-    assert chat(prediction={"type": "content", "content": content}).get("prediction") == text
-
-
-def test_a_prediction_that_is_none_says_nothing() -> None:
-    assert "prediction" not in chat(prediction="def f")
-    assert "prediction" not in chat(prediction={"type": "content"})
+def test_a_prediction_is_its_text(prediction: object, text: str | None) -> None:
+    assert chat(prediction=prediction).get("prediction") == text
+    assert completion(prediction=prediction)[0].get("prediction") == text
+    response = ResponseRequest.model_validate({"input": "Hi", "prediction": prediction})
+    assert response.to_generation(response.input).prediction == text
 
 
 def test_names_of_llama_cpp_are_structured_outputs() -> None:
