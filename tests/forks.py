@@ -73,8 +73,9 @@ _FORKS.set_forkserver_preload(
 class Fork:
     """``python -m <module> <arguments>`` in a fork, with the methods of ``subprocess.Popen``.
 
-    It dies with the process that started it. ``folder`` is its working directory; ``out`` and
-    ``err`` are the files that its output is appended to.
+    With the module ``-c`` the first argument is the program, as for ``python -c``. It dies with the
+    process that started it. ``folder`` is its working directory; ``out`` and ``err`` are the files
+    that its output is appended to.
     """
 
     def __init__(
@@ -127,8 +128,7 @@ def run_forked(
     module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float,
     stdin: str = "", folder: Path = REPOSITORY,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs ``python -m <module> <arguments>``; kills it after ``timeout_s`` and raises
-    TimeoutExpired."""
+    """Runs a :class:`Fork` to its end; kills it after ``timeout_s`` and raises TimeoutExpired."""
     with tempfile.TemporaryDirectory() as name:
         given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
         given.write_text(stdin)
@@ -142,6 +142,13 @@ def run_forked(
         finally:
             process.kill()
             process.wait()
+
+
+def printed_by(code: str, *arguments: object) -> str:
+    """What ``python -c <code> <arguments>`` prints in a fork. It must end with 0."""
+    done = run_forked("-c", code, *map(str, arguments), environment=os.environ, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _run(
@@ -169,7 +176,11 @@ def _run(
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module == "-c":
+            del sys.argv[1]
+            exec(arguments[0], {"__name__": "__main__"})
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         # As the interpreter ends; a child of multiprocessing leaves the functions out.
         threading._shutdown()  # type: ignore[attr-defined]

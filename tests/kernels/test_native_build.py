@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.forks import run_forked
 from tests.kernels.native import VARIANTS, native_or_skip
-from tests.services import REPOSITORY, tethered
 
 LEAST = VARIANTS[-1] if VARIANTS else "avx2"
-BUILD = (sys.executable, "-m", "llorch_worker.kernels.native", LEAST)
 
 CHOOSE = """
 import torch
@@ -23,15 +23,8 @@ for _ in range(2):
 """
 
 
-def start(*command: str, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        tethered(*command),
-        cwd=REPOSITORY,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_forked(module, *arguments, environment=os.environ | variables, timeout_s=60)
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +40,13 @@ def test_processes_that_need_the_kernels_at_once_compile_them_once(tmp_path: Pat
     )
     compiler.chmod(0o755)
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(compiler)}
-    processes = [start(*BUILD, **variables) for _ in range(3)]
-    ended = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], ended
-    (library,) = {out.strip() for out, _ in ended}
+    with ThreadPoolExecutor(3) as threads:
+        build = partial(run, "llorch_worker.kernels.native", **variables)
+        ended = list(threads.map(build, [LEAST] * 3))
+    assert [ran.returncode for ran in ended] == [0, 0, 0], ended
+    (library,) = {ran.stdout.strip() for ran in ended}
     assert sum("-shared" in line for line in calls.read_text().splitlines()) == 1
-    said = [line for _, err in ended for line in err.splitlines()]
+    said = [line for ran in ended for line in ran.stderr.splitlines()]
     assert said[0] == f"compiling the kernels for {LEAST}, once for this machine"
     assert said[1].startswith("compiled the kernels in ")
     assert len(said) == 2
@@ -76,10 +70,9 @@ def test_kernels_that_cannot_be_compiled_leave_torchs_with_the_reason_and_the_re
     file.touch()
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     variables = {name: text.format(file=file) for name, text in variables.items()}
-    process = start(sys.executable, "-c", CHOOSE, **(cache | variables))
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    ran = run("-c", CHOOSE, **(cache | variables))
+    assert ran.returncode == 0, ran.stderr
     reason = reason.format(file=file, variant=LEAST)
-    for line in out.splitlines():
+    for line in ran.stdout.splitlines():
         assert line.startswith(f"no native kernels: {reason}")
-    assert err.count(f"slower kernels are used: {reason}") == 1, "said once"
+    assert ran.stderr.count(f"slower kernels are used: {reason}") == 1, "said once"

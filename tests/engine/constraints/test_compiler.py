@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +12,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
 from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from tests.forks import printed_by
 from tests.text.made_up import made_up_tokenizer
 
 # Hundreds of milliseconds of work.
@@ -88,17 +87,13 @@ print(held_mib() - before_mib)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_a_refused_grammar_gives_its_memory_back(loaded: Any) -> None:
     """Measured: 1 MiB, of the 45 that it takes."""
-    command = [sys.executable, "-c", REFUSED, str(loaded.path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    rule, held_mib = told.stdout.splitlines()
+    rule, held_mib = printed_by(REFUSED, loaded.path).splitlines()
     assert rule.startswith("must compile")
     assert float(held_mib) < 15
 
 
 def test_llguidance_is_imported_for_the_first_grammar(loaded: Any) -> None:
-    command = [sys.executable, "-c", SERVE, str(loaded.path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["False", "False", "True"]
+    assert printed_by(SERVE, loaded.path).split() == ["False", "False", "True"]
 
 
 def test_a_request_without_a_grammar_needs_no_vocabulary(words: ConstraintVocabulary) -> None:
