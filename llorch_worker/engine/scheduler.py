@@ -273,14 +273,14 @@ class Scheduler:
             # An earlier sequence may have preempted this one.
             if sequence.state is not SequenceState.RUNNING or not sequence.decoding:
                 continue
-            if self._make_room(sequence):
-                count = 1
-                if sequence.pending > 1:
-                    if prefill_rank is None:
-                        prefill_rank = self._prefill_rank()
-                    if sequence.rank <= prefill_rank:
-                        count = min(sequence.pending, 1 + spare)
-                        spare -= count - 1
+            count = 1
+            if sequence.pending > 1:
+                if prefill_rank is None:
+                    prefill_rank = self._prefill_rank()
+                if sequence.rank <= prefill_rank:
+                    count = min(sequence.pending, 1 + spare)
+            if self._make_room(sequence, count):
+                spare -= count - 1
                 chunks.append(Chunk(sequence, sequence.computed, count))
         return chunks
 
@@ -291,9 +291,9 @@ class Scheduler:
         first = prefill if head is None else head
         return math.inf if first is None else first.rank
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Allocates blocks for all tokens of ``sequence``; False if it had to yield itself."""
-        while not self.blocks.allocate(sequence, len(sequence.token_ids)):
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocates blocks for the next ``tokens`` of ``sequence``; False if it had to yield."""
+        while not self.blocks.allocate(sequence, sequence.computed + tokens):
             victim = self._running[-1]
             self.preempt(victim)
             if victim is sequence:

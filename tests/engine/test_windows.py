@@ -33,7 +33,7 @@ from tests.engine.test_speculation import with_free_rows
 from tests.model.test_families import make_reference
 from tests.sizes import sized
 
-BLOCK, CONTEXT, VOCABULARY, WINDOW = 16, 512, 512, 21
+BLOCK, CONTEXT, VOCABULARY, WINDOW = 16, 512, 1536, 21
 TIMEOUT_S = 120
 
 
@@ -124,6 +124,20 @@ def test_no_sequence_holds_more_of_a_window_than_it_and_a_step_touch(windowed: W
         check_all_free(engine)
     assert max(held) <= -(-(WINDOW + 48) // BLOCK) + 1
     assert max(held[-190:]) <= -(-WINDOW // BLOCK) + 1
+
+
+def test_a_long_text_that_a_grammar_forces_takes_no_more_of_a_window_than_a_step(
+    windowed: Windowed,
+) -> None:
+    """Of 10 blocks; the whole text needs 18."""
+    text = " ".join(["the dog ran to the park"] * 40)
+    forced = request([5, 6], max_tokens=400, structured_outputs={"regex": f"{text} (yes|no)"})
+    with windowed.loaded.engine(max_sequences=1, max_step_tokens=16) as engine:
+        assert [window.total for window in engine.cache.windows] == [10]
+        result = engine.submit(forced).result(TIMEOUT_S)
+        assert result.choices[0].text in (f"{text} yes", f"{text} no")
+        assert result.usage.completion > 17 * BLOCK
+        check_all_free(engine)
 
 
 @pytest.mark.parametrize("length", [40, 200, 203])
