@@ -162,6 +162,8 @@ class EngineCore:
                 for row, sequence in enumerate(sequences)
                 if self._deliver_row(sequence, sampled, row, output.drafts, now_s)
             ]
+            # Another choice of a generation may have failed meanwhile.
+            going = [s for s in going if s.state is not SequenceState.FINISHED]
             if output.drafts is None or not going:
                 return
             try:
@@ -175,6 +177,9 @@ class EngineCore:
                 for sequence in going:
                     self._generations[sequence].tell(sequence, now_s)
                 return
+            for sequence in sequences:
+                self.scheduler.accept(sequence, 1)
+            self._count_more(len(sequences))
 
     def _deliver_row(
         self,
@@ -196,14 +201,15 @@ class EngineCore:
             return False
         try:
             taken = self._take_token(sequence, sampled, row)
-            if drafts is not None and sequence.finish_reason is None:
+            if drafts is not None:
                 held, goes_on = drafts.take(sequence, taken)
-                self.scheduler.accept(sequence, held)
                 sequence.accepted_drafts += held
                 self._counters.accepted_draft_tokens_total += held
-                if goes_on:
-                    self._count_more(1)
-                    return True
+                if sequence.finish_reason is None:
+                    # If the next token cannot be sampled here, a step computes the last one again.
+                    self.scheduler.accept(sequence, held - goes_on)
+                    if goes_on:
+                        return True
             generation.tell(sequence, now_s)
             if sequence.finish_reason is not None:
                 self._finish_if_complete(generation, now_s)

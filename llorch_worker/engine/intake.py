@@ -101,7 +101,9 @@ class Intake:
             # A text may leave parts of it out, but far more would only take time.
             most = 2 * request.max_tokens
             begins = request.prediction[: most * PREDICTED_CHARS]
-            prediction = tokenizer.encode(begins, add_special_tokens=False)[:most]
+            predicted = tokenizer.encode(begins, add_special_tokens=False)[:most]
+            # A vocabulary may have more tokens than the model has embeddings.
+            prediction = [token_id for token_id in predicted if token_id < self._vocab_size]
         return tuple(
             Sequence(
                 prompt_ids,

@@ -231,8 +231,8 @@ class Sequence:
     def append_forced(self) -> tuple[int, ...]:
         """Adds the tokens that the grammar forces next, without sampling them, and returns them.
 
-        None if the request asks for log probabilities, which only a step of its own gives each
-        token. Its mask then leaves no choice, so the tokens are the same.
+        It adds none if the request asks for log probabilities, which only a step of its own gives
+        each token. Its mask then leaves no choice, so the tokens are the same.
         """
         if self.matcher is None or self.logprobs is not None:
             return ()

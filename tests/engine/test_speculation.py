@@ -19,6 +19,7 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest, read_journal
 from llorch_worker.engine import Engine
+from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.drafting.drafter import Draft, Drafter
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.memory.load_plan import plan_load
@@ -83,18 +84,25 @@ def repeating_requests(count: int, seed: int) -> Iterator[GenerationRequest]:
 
 
 class RightAndWrong(Drafter):
-    """Drafts what a job answered without drafts, each token wrong with a chance of one in six."""
+    """Drafts what a job answered without drafts, each token wrong with the given chance."""
 
-    def __init__(self, texts: list[list[int]], seed: int) -> None:
+    def __init__(self, texts: list[list[int]], seed: int = 0, wrong: float = 1 / 6) -> None:
         self._texts = texts
         self._rng = random.Random(seed)
+        self._wrong = wrong
 
     def propose(self, token_ids: list[int], most: int) -> Draft:
         size = len(token_ids)
         right = next((t for t in self._texts if t[:size] == token_ids), token_ids)
         drafts = right[size : size + most] or [5] * most
-        drafts = [7 if self._rng.random() < 1 / 6 else token_id for token_id in drafts]
+        drafts = [7 if self._rng.random() < self._wrong else token_id for token_id in drafts]
         return Draft(drafts, [1.0] * len(drafts))
+
+
+def draft_by(engine: Engine, drafter: Drafter) -> None:
+    """From now on ``drafter`` drafts for all of its sequences."""
+    assert engine._intake._make_drafter is not None
+    engine._intake._make_drafter = lambda *_: drafter
 
 
 class FixedCosts(StepCosts):
@@ -166,12 +174,12 @@ def test_drafts_change_no_bit_of_any_job(
         "draft_model": trained_model / "q4_0.gguf",
         **options,
     }
-    kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(13)
+    kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(12)
     with with_free_rows(Engine.load(path, kv_cache_bytes=kv_cache_bytes, **small)) as engine:
         companies = COMPANIES[speculation]
         for company in companies[sized(usual=0 if way == KERNELS[0] else -1, full=0) :]:
             if company == "right and wrong":
-                engine._make_drafter = lambda *_: RightAndWrong(texts, seed=3)
+                draft_by(engine, RightAndWrong(texts, seed=3))
             answers = run_in_company(engine, jobs, seed=2)
             engine.check_integrity()
             assert other_tokens(jobs, answers) == [], company
@@ -235,9 +243,47 @@ def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.9, seed=4, n=2)
     expected = make_engine().submit(request).result(60).choices
     engine = with_free_rows(make_engine(speculation="lookup"))
-    engine._make_drafter = lambda *_: OnlyWrong()
+    draft_by(engine, OnlyWrong())
     assert engine.submit(request).result(60).choices == expected
+    assert engine.stats().draft_tokens_total > 2 * 15 * 30
     assert engine.stats().accepted_draft_tokens_total == 0
+
+
+def test_a_draft_that_ends_the_text_counts_too(make_engine: Callable[..., Engine]) -> None:
+    fields = {"prompt": PHRASES[0], "max_tokens": 60, "temperature": 0}
+    engine = with_free_rows(make_engine(speculation="lookup"))
+    off = GenerationRequest(**fields, ignore_eos=True, speculation="off")
+    ids = engine.submit(off).result(60).choices[0].token_ids
+    last = next(at for at in range(6, 14) if ids[at] not in ids[:at])
+    draft_by(engine, RightAndWrong([[*engine.tokenizer.encode(PHRASES[0]), *ids]], wrong=0))
+    request = GenerationRequest(**fields, ignore_eos=True, stop_token_ids=(ids[last],))
+    result = engine.submit(request).result(60)
+    assert result.choices[0].token_ids == ids[: last + 1]
+    # The prefill gives the first.
+    assert result.usage.accepted_draft_tokens == last
+    assert engine.stats().accepted_draft_tokens_total == last
+
+
+def test_drafts_that_cannot_be_checked_cost_no_token_and_count_once(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = GenerationRequest(prompt=PHRASES[0], max_tokens=30, seed=4, ignore_eos=True)
+    engine = with_free_rows(make_engine(speculation="lookup"))
+    off = request.model_copy(update={"speculation": "off"})
+    expected = engine.submit(off).result(60).choices
+    ids = [*engine.tokenizer.encode(PHRASES[0]), *expected[0].token_ids]
+    draft_by(engine, RightAndWrong([ids], wrong=0))
+    failed = []
+
+    def fail(*_: Any) -> None:
+        failed.append(True)
+        raise MemoryError
+
+    monkeypatch.setattr(DraftLogits, "sample", fail)
+    before = engine.stats().completion_tokens_total
+    assert engine.submit(request).result(60).choices == expected
+    assert failed
+    assert engine.stats().completion_tokens_total - before == 30
 
 
 def test_only_the_tenants_own_texts_draft_for_it(make_engine: Callable[..., Engine]) -> None:
@@ -304,6 +350,21 @@ def test_a_prediction_is_read_as_far_as_the_text_may_reach(
     assert max(sizes) < 60 * 40
 
 
+def test_a_prediction_with_a_token_that_the_model_lacks_drafts_without_it(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary that was added to has ids beyond the embedding."""
+    fields = {"prompt_token_ids": (300, 310, 320), "max_tokens": 10, "temperature": 0}
+    engine = with_free_rows(make_engine(speculation="lookup"))
+    expected = engine.submit(GenerationRequest(**fields)).result(60).choices
+    said = expected[0].token_ids
+    predicted = [320, said[0], engine.config.vocab_size, *said[1:]]
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *_, **__: predicted)
+    result = engine.submit(GenerationRequest(**fields, prediction="Once [PAD] upon")).result(60)
+    assert result.choices == expected
+    assert result.usage.accepted_draft_tokens >= 7
+
+
 class LeastLikely:
     """A draft model that never agrees: it takes the unlikeliest token for the likeliest."""
 
@@ -323,7 +384,6 @@ def test_a_draft_model_that_agrees_saves_its_share_of_the_steps(
     off = request.model_copy(update={"speculation": "off"})
     expected = engine.submit(off).result(60).choices
     assert engine.stats().draft_tokens_total == 0
-    before = engine.stats().steps_total
     with all_at_once(engine):
         both = [engine.submit(each) for each in (request, off)]
     drafted, plain = (generation.result(60) for generation in both)
