@@ -111,6 +111,9 @@ class Scheduler:
 
         The caller passes the plan to :meth:`advance` or :meth:`drop` when the step is done.
         """
+        if self.planner is not None:
+            for running in self._running:
+                self.blocks.trim(running)
         self._age()
         self._preempt_for_high()
         chunks = self._decodes()

@@ -141,6 +141,16 @@ class SequenceBlocks:
         self._reserved -= sequence.reserved_blocks
         sequence.lose_blocks()
 
+    def trim(self, sequence: Sequence) -> None:
+        """Takes back the blocks beyond the known tokens: those of drafts that did not hold. No
+        launched step may write to them."""
+        needed = self._blocks_for(len(sequence.token_ids))
+        if spare := sequence.blocks[needed:]:
+            self._pool.free(spare)
+            for window in self._windows:
+                window.free(spare)
+            del sequence.blocks[needed:]
+
     def distrust(self, sequence: Sequence) -> None:
         """Forgets all published blocks that begin like ``sequence``: they may be damaged."""
         if sequence.prefix.known and (path := sequence.prefix.path(0)):

@@ -1,4 +1,5 @@
-"""What the scheduler must keep under random arrivals, priorities, cancels and tiny pools.
+"""What the scheduler must keep under random arrivals, priorities, cancels, drafts, tokens that a
+grammar forces, and tiny pools.
 
 Most prompts begin alike. A model of the KV memory notes for every slot the text up to the token
 written there, in the layers that keep all tokens and in those of each window; every reader must
@@ -7,7 +8,7 @@ find its own text. A step launched ahead writes when it ends, after all that hap
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from hypothesis.stateful import (
 
 from llorch_worker.cache import BlockPool, CacheShape, WindowPool
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.draft_planner import DraftPlanner
+from llorch_worker.engine.drafting.drafter import Draft, Drafter
+from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.step_plan import Chunk, StepPlan
@@ -31,9 +35,22 @@ from tests.sizes import sized
 
 BLOCK_SIZE = 4
 GARBAGE = (-1,)
+TOKEN, WRONG = 1, 2
+"""What each step chooses, and drafts that do not hold."""
 
 Slot = tuple[int, int, int]
 """Group of layers, block, offset."""
+
+
+class SomeHold(Drafter):
+    """Drafts of which the first ``right`` hold."""
+
+    def __init__(self, right: int, count: int) -> None:
+        self._token_ids = [TOKEN] * right + [WRONG] * (count - right)
+
+    def propose(self, token_ids: list[int], most: int) -> Draft | None:
+        drafts = self._token_ids[:most]
+        return Draft(drafts, [1.0] * len(drafts)) if drafts else None
 
 
 class SchedulerPromises(RuleBasedStateMachine):
@@ -56,6 +73,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, True, False]),
         overlaps=st.booleans(),
         windows=st.sets(st.integers(1, 12), max_size=2),
+        drafts=st.sampled_from([0, 2, 20]),
     )
     def open(
         self,
@@ -65,6 +83,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         prefix_caching: bool,
         overlaps: bool,
         windows: set[int],
+        drafts: int,
     ) -> None:
         self.overlaps = overlaps
         self.pool = BlockPool(blocks)
@@ -72,6 +91,10 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.now_s = 0.0
         self.max_sequences, self.step_tokens = max_sequences, step
         self.prefix_caching = prefix_caching
+        planner = DraftPlanner(drafts)
+        planner.costs = StepCosts({1: 1.0, 2: 1.0})  # all pay
+        self.forced: dict[Sequence, int] = {}
+        """How many tokens the grammar forces after each that is chosen."""
         self.scheduler = Scheduler(
             self.pool,
             self.windows,
@@ -79,6 +102,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             max_sequences=max_sequences,
             max_step_tokens=step,
             prefix_caching=prefix_caching,
+            planner=planner if drafts else None,
             low_waits_at_most_s=10,
             clock=lambda: self.now_s,
         )
@@ -114,9 +138,20 @@ class SchedulerPromises(RuleBasedStateMachine):
         alike_share=st.sampled_from([0.0, 0.5, 1.0, 1.0]),
         family=st.sampled_from([1, 1, 2]),
         priority=st.sampled_from(["high", "normal", "low"]),
+        right=st.integers(0, 6),
+        wrong=st.integers(0, 6),
+        forced=st.sampled_from([0, 0, 1, 5, 40]),
     )
     def submit(
-        self, share: float, prompt_share: float, alike_share: float, family: int, priority: Any
+        self,
+        share: float,
+        prompt_share: float,
+        alike_share: float,
+        family: int,
+        priority: Any,
+        right: int,
+        wrong: int,
+        forced: int,
     ) -> None:
         # Anything that the pool as a whole can hold is accepted.
         size = max(2, int(share * min(self.pool.total, 12) * BLOCK_SIZE))
@@ -128,7 +163,10 @@ class SchedulerPromises(RuleBasedStateMachine):
             seed=0,
             text=NoText(),  # type: ignore[arg-type]
             arrival=len(self.sequences),
+            drafter=SomeHold(right, right + wrong),
         )
+        sequence.plain = not forced
+        self.forced[sequence] = forced
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
 
@@ -164,7 +202,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         self.check_memory(plan)
         for chunk in plan.chunks:
-            for position in range(chunk.start, chunk.start + chunk.count):
+            for position in range(chunk.start, chunk.start + chunk.rows):
                 for slot in self.slots_of(chunk.sequence, position):
                     self.memory[slot] = GARBAGE
         self.scheduler.drop(plan)
@@ -242,17 +280,30 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.check_memory(StepPlan(tuple(alive), plan.decodes))
         for chunk in alive:
             assert self.slots_of(chunk.sequence, chunk.start) == slots[chunk.sequence]
-            for position in range(chunk.start, chunk.start + chunk.count):
-                text = tuple(chunk.sequence.token_ids[: position + 1])
+            text = (*chunk.sequence.token_ids, *chunk.drafts)
+            for position in range(chunk.start, chunk.start + chunk.rows):
                 for slot in self.slots_of(chunk.sequence, position):
-                    self.memory[slot] = text
+                    self.memory[slot] = text[: position + 1]
         self.scheduler.advance(plan)
         for chunk in alive:
-            sequence = chunk.sequence
-            if sequence.pending == 0:
-                sequence.append(1)
-                if sequence.finish_reason is not None:
-                    self.scheduler.finish(sequence)
+            if chunk.sequence.pending == 0:
+                self.take_tokens(chunk.sequence, chunk.drafts)
+
+    def take_tokens(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """One token, those that are forced after it, and so on while drafts hold."""
+        goes_on = True
+        while goes_on:
+            taken = 0
+            while taken <= self.forced[sequence] and sequence.finish_reason is None:
+                sequence.append(TOKEN)
+                taken += 1
+            sequence._forced_count = taken - 1
+            if sequence.finish_reason is not None:
+                self.scheduler.finish(sequence)
+                return
+            held = sum(1 for _ in takewhile(TOKEN.__eq__, drafts[:taken]))
+            self.scheduler.accept(sequence, held)
+            drafts, goes_on = drafts[held:], held == taken
 
     def end(self, sequence: Sequence) -> None:
         if sequence.finish_reason is None:
@@ -290,15 +341,16 @@ class SchedulerPromises(RuleBasedStateMachine):
 
     @staticmethod
     def blocks_of(chunk: Chunk) -> int:
-        return -(-(chunk.start + chunk.count) // BLOCK_SIZE)
+        return -(-(chunk.start + chunk.rows) // BLOCK_SIZE)
 
     def check_plan(
         self, plan: StepPlan, waiting: tuple[Sequence, ...], before: dict[Sequence, Any]
     ) -> None:
         had_work = bool(waiting or before)
         assert bool(plan.chunks) == had_work  # no deadlock: where there is work, some is done
-        tokens = sum(chunk.count for chunk in plan.chunks)
+        tokens = sum(chunk.rows for chunk in plan.chunks)
         assert tokens <= self.step_tokens
+        assert not plan.prefills or not any(chunk.drafts for chunk in plan.chunks)
         chunked = [chunk.sequence for chunk in plan.chunks]
         assert len(set(chunked)) == len(chunked)
         for chunk in plan.chunks:

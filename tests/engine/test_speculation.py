@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import BlockPool, UnifiedCache
 from llorch_worker.contract import GenerationRequest, read_journal
 from llorch_worker.engine import Engine
 from llorch_worker.engine.draft_logits import DraftLogits
+from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter import Draft, Drafter
 from llorch_worker.engine.drafting.step_costs import StepCosts
 from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.scheduler import Scheduler
+from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model import RaggedBatch, Transformer
 from tests.engine.conftest import LoadedModel, WatchedModel
@@ -247,6 +250,33 @@ def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]
     assert engine.submit(request).result(60).choices == expected
     assert engine.stats().draft_tokens_total > 2 * 15 * 30
     assert engine.stats().accepted_draft_tokens_total == 0
+
+
+def test_drafts_that_do_not_hold_take_no_block_from_another(
+    make_sequence: Callable[..., Sequence],
+) -> None:
+    """When the second one ends, the two have four blocks of tokens each; the first one's drafts
+    would go on into eight."""
+    planner = DraftPlanner(32)
+    planner.costs = FixedCosts({1: 1.0, 2: 1.0})
+    s = Scheduler(BlockPool(9), block_size=4, max_sequences=2, max_step_tokens=64, planner=planner)
+    first = make_sequence([1] * 4, arrival=0, max_tokens=32)
+    second = make_sequence([2] * 4, arrival=1, max_tokens=12)
+    first.drafter = OnlyWrong()
+    for sequence in (first, second):
+        s.add(sequence)
+    drafted = 0
+    while second.finish_reason is None:
+        plan = s.schedule()
+        drafted += sum(len(chunk.drafts) for chunk in plan.chunks)
+        s.advance(plan)
+        for chunk in plan.chunks:
+            chunk.sequence.append(1)
+            if chunk.sequence.finish_reason is not None:
+                s.finish(chunk.sequence)
+        s.check_integrity()
+    assert drafted > 0
+    assert s.preempted_total == 0
 
 
 def test_a_draft_that_ends_the_text_counts_too(make_engine: Callable[..., Engine]) -> None:
