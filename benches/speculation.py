@@ -51,6 +51,8 @@ def speculation(
     draft_model: Annotated[Path | None, typer.Option(help="Guess with it instead.")] = None,
 ) -> int:
     """Decode speed with and without guesses, and their ratio: medians of alternating passes."""
+    if way not in ("lookup", "suffix"):
+        raise typer.BadParameter("must be lookup or suffix", param_hint="--speculation")
     counts = [int(count) for count in sequences.split(",")]
     kind: Speculation = "model" if draft_model else "suffix" if way == "suffix" else "lookup"
     ways: tuple[Speculation, Speculation] = ("off", kind)
