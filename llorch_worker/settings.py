@@ -46,10 +46,15 @@ def _model_or_none(word: str | Path | None) -> Path | None:
     return None if word is None else model_path(word)
 
 
-def _check_device(device: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        return device
-    raise PydanticCustomError("device", "must be auto, cpu, cuda, or cuda:N with a card's number")
+def _form(pattern: str, rule: str) -> AfterValidator:
+    """None or a text of this form, which ``rule`` puts in words for users."""
+
+    def check(text: str | None) -> str | None:
+        if text is None or re.fullmatch(pattern, text):
+            return text
+        raise PydanticCustomError("form", rule)
+
+    return AfterValidator(check)
 
 
 Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1)]
@@ -84,12 +89,20 @@ class Settings(BaseSettings):
     model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
     """A .gguf file, a Hugging Face folder, ``hf:OWNER/NAME:QUANT`` of the hub, or ``demo``, a small
     model to try."""
-    model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    model_name: Annotated[
+        str | None, _form("[A-Za-z0-9._-]{1,200}", "must be 1 to 200 of A-Za-z0-9._-")
+    ] = None
     """The name that jobs ask for; by default the name of the file or folder."""
 
-    device: Annotated[str, AfterValidator(_check_device)] = "auto"
+    device: Annotated[
+        str,
+        _form(r"auto|cpu|cuda(:\d+)?", "must be auto, cpu, cuda, or cuda:N with a card's number"),
+    ] = "auto"
     """``auto``, ``cpu``, ``cuda`` (the first free GPU) or ``cuda:N``."""
-    processors: str | None = Field(None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    processors: Annotated[
+        str | None,
+        _form(r"\d+(-\d+)?(,\d+(-\d+)?)*", "must be numbers and ranges, such as 0-7,16"),
+    ] = None
     """Processors of a worker's threads, such as ``0-7,16``; by default all that the
     process may use. ``llorch up`` divides them among its CPU workers."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
@@ -132,7 +145,13 @@ class Settings(BaseSettings):
 
     low_waits_at_most_s: float = Field(_ENGINE.low_waits_at_most_s, ge=0, le=1e9)
     """How long more urgent jobs may pass a waiting job; then it starts next."""
-    tenant_weights: str = Field("", pattern=rf"^({_WEIGHT}(,{_WEIGHT})*)?$")
+    tenant_weights: Annotated[
+        str,
+        _form(
+            rf"({_WEIGHT}(,{_WEIGHT})*)?",
+            "must be like acme=3,beta=2, with weights from 1 to 9999",
+        ),
+    ] = ""
     """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""
 
     lease_s: float = Field(10.0, ge=1)

@@ -168,7 +168,9 @@ def how_to_change(url: str) -> str:
     """The remedy for a wrong URL: whoever gave it as an argument need set no variable."""
     # Settings are read from variables in either case.
     given = {value for name, value in os.environ.items() if name.upper() == VARIABLE and value}
-    if url in (given or {Settings.model_fields["redis_url"].default}):
+    if url in given:
+        return f"correct {VARIABLE}"
+    if not given and url == Settings.model_fields["redis_url"].default:
         return f"set {VARIABLE}"
     return "correct the URL that the call or --redis gives"
 

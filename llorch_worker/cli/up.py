@@ -115,6 +115,7 @@ def up(
         gateway_port_asked=gateway_port is not None,
     )
     with terminable(), uninterrupted_exit(Stack(plan, _Prefixer(screen, plan))) as stack:
+        screen.note("Starting: the model is loaded and warmed up before it takes jobs.")
         stack.start()
         cards = stack.wait_ready()
         stack.wait_for_servers(SERVERS_TIMEOUT_S)

@@ -103,11 +103,17 @@ def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> C
         faults.append(
             Fault(
                 field=f"{option_of(setting)} / {variable}" if setting in options else variable,
-                rule=item["msg"],
-                got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
+                rule=item["msg"].replace("Input should be", "must be"),
+                got=_shown(got),
             )
         )
     return CommandError("INVALID_SETTINGS", "; ".join(map(str, faults)), USAGE, tuple(faults))
+
+
+def _shown(setting: object) -> str:
+    if setting is None:
+        return "nothing"
+    return repr(setting) if isinstance(setting, int | float | str) else type(setting).__name__
 
 
 def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:

@@ -238,4 +238,4 @@ def test_a_wrong_url_is_corrected_where_it_was_given(monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as given:
             given.setenv(name, "redis://elsewhere")
             assert Settings().redis_url == "redis://elsewhere"
-            assert how_to_change("redis://elsewhere") == f"set {VARIABLE}"
+            assert how_to_change("redis://elsewhere") == f"correct {VARIABLE}"

@@ -96,6 +96,11 @@ def test_an_invalid_argument(command: tuple[str, ...], code: int, said: str) -> 
         ("LLORCH_REDIS_URL", "redis://h/jobs", "must end with a database number"),
         ("LLORCH_DEVICE", "gpu", "LLORCH_DEVICE: must be auto, cpu, cuda, or cuda:N"),
         ("LLORCH_KV_CACHE_BYTES", "8XB", "must be a number of bytes, or a size such as 512MiB"),
+        ("LLORCH_PROCESSORS", "all", "must be numbers and ranges, such as 0-7,16 (got 'all')"),
+        ("LLORCH_TENANT_WEIGHTS", "acme", "must be like acme=3,beta=2, with weights"),
+        ("LLORCH_MODEL_NAME", "a b", "must be 1 to 200 of A-Za-z0-9._-"),
+        ("LLORCH_LEASE_S", "0", "LLORCH_LEASE_S: must be greater than or equal to 1 (got '0')"),
+        ("LLORCH_SPECULATION", "model", "for speculation by model (got nothing)"),
     ],
 )
 def test_a_wrong_setting_ends_every_command_that_reads_it_with_2(

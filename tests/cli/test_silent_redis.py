@@ -40,7 +40,7 @@ def test_a_command_ends_with_one_sentence(command: tuple[str, ...], tmp_path: Pa
         place = f"redis://{LOCALHOST}:{port}/0"
         ran = run(*arguments, LLORCH_REDIS_URL=f"{place}?socket_connect_timeout=0.3")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == f"error: No Redis at {place}: {SENTENCE}; set LLORCH_REDIS_URL\n"
+    assert ran.err == f"error: No Redis at {place}: {SENTENCE}; correct LLORCH_REDIS_URL\n"
     assert len(accepted()) == 2, "it is asked once, and then what it is"
 
 

@@ -122,7 +122,7 @@ def test_a_bad_setting_ends_a_celery_command_with_one_sentence(app: str, command
     assert (code, out) == (2, "")
     (said,) = err.splitlines()
     assert said.startswith("error: LLORCH_KERNELS: ")
-    assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
+    assert "; LLORCH_MAX_SEQUENCES: must be greater than or equal to 1 (got '0')" in said
 
 
 def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
@@ -130,7 +130,7 @@ def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
     assert (code, out) == (2, "")
     assert err == (
         "error: redis://localhost:1/jobs is not a Redis URL: it must end with a database number; "
-        "set LLORCH_REDIS_URL\n"
+        "correct LLORCH_REDIS_URL\n"
     )
 
 
