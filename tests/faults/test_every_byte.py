@@ -7,7 +7,6 @@ caller go on as it does, and looks at Redis. ``LLORCH_FULL_SIZE=1`` cuts after e
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -18,9 +17,10 @@ from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.stage import SCRIPTS, Stage
 from tests.faults.steps import Step
 from tests.services import RedisServer
+from tests.sizes import sized
 
 STEPS = [*user_steps.STEPS, *worker_steps.STEPS]
-STRIDE_BYTES = 1 if os.environ.get("LLORCH_FULL_SIZE") else 97
+STRIDE_BYTES = sized(usual=199, full=1)
 EDGE_BYTES = 5
 """At both ends of a message every byte counts."""
 
