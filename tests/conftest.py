@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.failed_fixtures import pytest_fixture_setup
 from tests.made_models import (
     made,
     make_byte_level_vocabulary,
@@ -46,7 +47,7 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
-__all__ = ["pytest_terminal_summary"]
+__all__ = ["pytest_fixture_setup", "pytest_terminal_summary"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
