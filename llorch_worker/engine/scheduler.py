@@ -112,6 +112,7 @@ class Scheduler:
         The caller passes the plan to :meth:`advance` or :meth:`drop` when the step is done.
         """
         if self.planner is not None:
+            # Drafts that did not hold make nobody yield or wait.
             for running in self._running:
                 self.blocks.trim(running)
         self._age()

@@ -173,12 +173,12 @@ def test_drafts_change_no_bit_of_any_job(
         "device": "cpu",
         "max_sequences": 8,
         "max_step_tokens": 48,
-        "max_context": 192,
+        "max_context": 176,
         "speculation": speculation,
         "draft_model": trained_model / "q4_0.gguf",
         **options,
     }
-    kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(12)
+    kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(11)
     with with_free_rows(Engine.load(path, kv_cache_bytes=kv_cache_bytes, **small)) as engine:
         companies = COMPANIES[speculation]
         tries_all = sized(usual=(way, speculation) == (KERNELS[0], "suffix"), full=True)
