@@ -78,8 +78,8 @@ def _cached(text: str, download: bool) -> Path:
         names = _in_cache(name) if sizes is None else tuple(sizes)
         if at_hand and not names:
             raise ModelLoadFailed(
-                f"{text} is not in the cache, and the hub cannot be asked (HF_ENDPOINT, "
-                "HF_HUB_OFFLINE); check the network, or download it before."
+                f"{text} is not in the cache, and the hub is out of reach; check the network, "
+                "HF_ENDPOINT and HF_HUB_OFFLINE, or give a file."
             )
         wanted = _choose(text, name.choice, names)
         if sizes is not None:
