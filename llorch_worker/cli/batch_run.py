@@ -132,12 +132,16 @@ class _Run:
         return BareLine(raw, self._defaults | fields)
 
     async def _check_workers(self, client: AsyncClient) -> None:
-        if not await client.models():
+        models = await client.models()
+        if not models:
             raise ModelNotServed(
                 "no worker has served any model at this Redis; start one with `llorch worker`"
             )
         if not await client.workers():
-            self._screen.note("no worker is running: the jobs wait until one starts", "yellow")
+            names = " or ".join(sorted(model.name for model in models))
+            self._screen.note(
+                f"no worker is running: the jobs wait until one of {names} starts", "yellow"
+            )
 
     def _tell(self, error: QueueFull | ModelNotServed | BrokerUnavailable) -> None:
         if type(error) not in self._reported:

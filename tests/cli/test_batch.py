@@ -16,7 +16,14 @@ from llorch_worker.broker.queues import shared_lists
 from llorch_worker.broker.waiting import lengths
 from tests.cli.command import Ran, Started, run
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, run_python, running_worker, wait_until
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    own_redis,
+    run_python,
+    running_worker,
+    wait_until,
+)
 from tests.store import job_ids, record_of
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
@@ -203,6 +210,20 @@ def test_the_queue_holds_one_window_at_most(
         latch.open()
         assert command.ended() == 0
     assert len(answers(output)) == 100
+
+
+def test_without_a_worker_it_names_the_models_that_it_waits_for(tmp_path: Path) -> None:
+    with own_redis() as server:
+        with running_worker(server.url, tmp_path, model_name="toy"):
+            pass
+        lines = written(tmp_path / "in.jsonl", {"prompt": "a", "max_tokens": 1})
+        command = Started(
+            *("batch", "run", lines, "-o", tmp_path / "out"), LLORCH_REDIS_URL=server.url
+        )
+        try:
+            command.wait_for("no worker is running: the jobs wait until one of toy starts")
+        finally:
+            command.child.kill()
 
 
 def test_it_needs_no_fastapi(redis_server: RedisServer) -> None:
