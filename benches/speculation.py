@@ -3,8 +3,9 @@
     python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2] [--draft-model FILE]
 
 Two engines of one file take turns. Repeating texts answer thirty chats that ask for code with an
-edit, for JSON of a text, or for quotes of it; free texts answer ten open questions. Everything is
-greedy, but for half of the free texts. Exit code 1 if a token differs.
+edit, for JSON of a text, or for quotes of it; free texts answer ten open questions; for predicted
+ones each request brings as its ``prediction`` the answer itself, without every tenth word.
+Everything is greedy, but for half of the free texts. Exit code 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ def speculation(
     for engine in engines:
         engine.warm_up()
     for count in counts:
-        for name, prompts in (("repeating", REPEATING), ("free", FREE)):
+        for name, prompts in (("repeating", REPEATING), ("free", FREE), ("predicted", REPEATING)):
             requests = _requests(name, list(islice(cycle(prompts), max(count, chats))), tokens)
+            if name == "predicted":
+                requests = _predicted(engines[0], requests)
             # Once before, so that both find the prompts in their prefix caches.
             for engine in engines:
                 _run(engine, requests, count, tokens=2)
@@ -102,6 +105,18 @@ def _requests(name: str, prompts: list[str], tokens: int) -> list[GenerationRequ
         )
         for number, prompt in enumerate(prompts)
     ]
+
+
+def _predicted(engine: Engine, requests: list[GenerationRequest]) -> list[GenerationRequest]:
+    answers = [engine.submit(request).result(TIMEOUT_S).text.split(" ") for request in requests]
+    return [
+        request.model_copy(update={"prediction": " ".join(_without_every_tenth(words))})
+        for request, words in zip(requests, answers, strict=True)
+    ]
+
+
+def _without_every_tenth(words: list[str]) -> list[str]:
+    return [word for number, word in enumerate(words, 1) if number % 10]
 
 
 def _run(
