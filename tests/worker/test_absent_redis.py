@@ -53,7 +53,7 @@ def test_a_worker_says_what_is_wrong_and_leaves_at_sigterm(
     with place() as url:
         worker = WorkerProcess(url, tmp_path / "w1.log", model_name="toy")
         try:
-            told = f"takes no jobs yet, will retry: No Redis at {url}: {reason}; set"
+            told = f"takes no jobs yet, will retry: No Redis at {url}: {reason}; correct"
             wait_until(lambda: told in worker.text(), what="the sentence")
             worker.process.send_signal(signal.SIGTERM)
             assert worker.process.wait(STOP_TIMEOUT_S) == 0
