@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.forks import REPOSITORY
+from tests.pytest_runs import run_pytest
 
 CONFTEST = """
 import pytest
@@ -34,14 +31,7 @@ def test_a_fixture_of_a_module_is_made_twice_however_many_tests_fail_with_it(
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name in ("broken", "late"):
         (tmp_path / f"test_{name}.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--reruns", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(tmp_path, "--reruns", "1")
     assert "3 passed, 3 errors, 4 rerun in" in done.stdout, done.stdout + done.stderr
     tries = {path.stem: path.read_text() for path in tmp_path.glob("*.tries")}
     assert tries == {"test_broken": "xx", "test_late": "xx"}

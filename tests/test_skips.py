@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.conftest import REPOSITORY
+from tests.pytest_runs import run_pytest
 
 CONFTEST = """
 from tests.skips import one_skip_for_each_lack as pytest_collection_modifyitems
@@ -35,14 +32,7 @@ def test_all_that_lack_the_same_are_one_skip_that_says_how_many(tmp_path: Path) 
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = lacks\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_these.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(tmp_path, "-n", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     _, _, end = done.stdout.partition("skipped, and what would run them")
     _, first, second, *closing = end.splitlines()
