@@ -7,8 +7,9 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -24,7 +25,6 @@ from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.installing import install_command
-from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
@@ -70,7 +70,21 @@ def up(
 ) -> None:
     """Start a worker on each device, a gateway, Flower and, unless one is given, Redis.
 
-    With several --model, the workers load them in turn: the first worker the first model.
+    With several --model, the workers load them in turn: the first worker the first model. From any
+    Celery application, send a job to the addresses that are printed at the end:
+
+    ```
+    app = Celery(broker=REDIS, backend=REDIS)
+    job = app.send_task("llorch.generate", queue="llorch.MODEL",
+                        kwargs={"prompt": "Once upon a time", "max_tokens": 64})
+    print(job.get()["text"])
+    ```
+
+    Over HTTP, as any OpenAI client does:
+
+    ```
+    curl GATEWAY/v1/completions --json '{"model": "MODEL", "prompt": "Once"}'
+    ```
 
     Ctrl-C drains: running jobs finish, then everything stops. A second Ctrl-C stops at once.
     Workers and servers that die are restarted. With --json, one document with the addresses is
@@ -117,6 +131,8 @@ def up(
     with terminable(), uninterrupted_exit(Stack(plan, _Prefixer(screen, plan))) as stack:
         screen.note("Starting: the model is loaded and warmed up before it takes jobs.")
         stack.start()
+        for sentence in _elsewhere(plan, stack):
+            screen.note(sentence, "yellow")
         cards = stack.wait_ready()
         stack.wait_for_servers(SERVERS_TIMEOUT_S)
         if as_json:
@@ -215,21 +231,36 @@ def _document(plan: Plan, stack: Stack, cards: list[WorkerCard]) -> dict[str, An
     }
 
 
-def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -> None:
-    from rich.markup import escape
+def _elsewhere(plan: Plan, stack: Stack) -> Iterator[str]:
+    """A sentence for each server that is not where users look for it, because a port is taken."""
+    from llorch_worker.stack import ports
 
+    if plan.redis_url is None:
+        usual = ports.DEFAULT_REDIS_PORT
+        port = urlsplit(stack.redis_url).port
+        if port != usual and ports.redis_answers(usual):
+            yield f"{usual} is another Redis; this command uses {port}; --redis URL uses yours"
+        elif port != usual:
+            yield f"{usual} is taken by another program; this command's Redis uses {port}"
+    for name, url, asked, usual in (
+        ("gateway", stack.gateway_url, plan.gateway_port_asked, ports.DEFAULT_GATEWAY_PORT),
+        ("Flower", stack.flower_url, plan.flower_port_asked, ports.DEFAULT_FLOWER_PORT),
+    ):
+        if url and not asked and (port := urlsplit(url).port) != usual:
+            yield f"{usual} is taken by another program; this command's {name} uses {port}"
+
+
+def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -> None:
     from llorch_worker.broker.queues import normal_queue
     from llorch_worker.broker.url import safe_url
 
-    settings = plan.settings
-    queue = escape(normal_queue(settings.served_name))
     served = "\n".join(
-        f"  [bold]model[/]    {escape(each.served_name)}  ({escape(str(each.model))}), "
-        f"queue {escape(normal_queue(each.served_name))}"
+        f"  [bold]model[/]    {_shown(each.served_name)}  ({_shown(each.model.name)}), "
+        f"queue {_shown(normal_queue(each.served_name))}"
         for each in plan.models
     )
-    choice = f"--model {escape(settings.served_name)} " if len(plan.models) > 1 else ""
-    own = " (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
+    choice = f"--model {_shown(plan.settings.served_name)} " if len(plan.models) > 1 else ""
+    own = "  (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
     if stack.flower_url and plan.flower_login:
         user, _, password = plan.flower_login.partition(":")
@@ -239,40 +270,30 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
         card.hostname if worker == card.device else f"{card.hostname} on {card.device}"
         for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
-    url = escape(safe_url(stack.redis_url))
+    url = _shown(safe_url(stack.redis_url))
     gateway = f"{stack.gateway_url}  (API and console)" if stack.gateway_url else "off"
-    over_http = ""
-    if stack.gateway_url:
-        command = servers.curl_command(
-            stack.gateway_url, settings.served_name, chats=settings.model != STORY_MODEL
-        )
-        over_http = f"Or over HTTP, as any OpenAI client does:\n\n[cyan]{escape(command)}[/]\n\n"
+    notes = "".join(f"[yellow]{sentence}[/]\n" for sentence in _elsewhere(plan, stack))
     screen.err.print(
         f"""
-[bold green]Ready.[/]
+[bold green]Ready.[/] Ctrl-C drains and ends.
 {served}
-  [bold]workers[/]  {escape(workers)}
-  [bold]Redis[/]    {url}{own}
-  [bold]gateway[/]  {gateway}
-  [bold]Flower[/]   {flower}
+  [bold]workers[/]  {_shown(workers)}
 
-Send a job from any Celery application; it needs neither torch nor this package:
-
-[cyan]from celery import Celery
-url = "{url}"
-app = Celery(broker=url, backend=url)
-job = app.send_task("llorch.generate", queue="{queue}",
-                    kwargs={{"prompt": "Once upon a time", "max_tokens": 64}})
-print(job.get()["text"])[/]
-
-{over_http}Or from another terminal:
+Try it in another terminal (llorch up --help shows how Celery and HTTP send jobs):
 
 [cyan]export LLORCH_REDIS_URL={url}
 llorch submit {choice}--stream "Once upon a time"[/]
 
-To send it to one worker only, add --worker {escape(cards[0].hostname)}
-
-Ctrl-C drains and ends.
-""",
+  [bold]Redis[/]    {url}{own}
+  [bold]gateway[/]  {gateway}
+  [bold]Flower[/]   {flower}
+{notes}""",
         soft_wrap=True,
     )
+
+
+def _shown(text: str) -> str:
+    """``text`` that others chose: neither markup nor control characters."""
+    from rich.markup import escape
+
+    return escape(harmless(text))

@@ -63,6 +63,16 @@ def remedy_for_taken(option: str) -> str:
     return f"stop that program, give {option} another port, or omit {option} to take a free one"
 
 
+def redis_answers(port: int) -> bool:
+    """Whether a Redis listens on ``port`` of this machine, even if it asks for a password."""
+    try:
+        with socket.create_connection((LOCALHOST, port), _PROBE_TIMEOUT_S) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH", b"-NOPERM", b"-LOADING"))
+    except OSError:
+        return False
+
+
 def flower_answers(port: int) -> bool:
     """Whether Flower listens on ``port``."""
     connection = HTTPConnection(LOCALHOST, port, timeout=_PROBE_TIMEOUT_S)

@@ -10,9 +10,11 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +27,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.processors import thread_count
+from llorch_worker.stack import ports
 from tests.cli.command import Started, alive, run
 from tests.services import free_port, wait_until
 
@@ -56,7 +59,6 @@ def test_jobs_run_on_the_worker_that_the_banner_names_and_sigterm_drains(up: Sta
     with Client(redis_url(up)) as client:
         (card,) = client.workers()
         assert f"{card.hostname} on cpu" in workers
-        assert up.wait_for("--worker ").split()[-1] == card.hostname
         job = client.submit(prompt="Lily", max_tokens=4, worker=card.hostname)
         assert job.result(60).worker == card.hostname
 
@@ -191,16 +193,16 @@ def test_models_that_no_worker_could_serve_are_refused(options: tuple[str, ...],
     assert said in answer.err
 
 
-def test_the_gateway_answers_the_banners_command_and_is_restarted(
+def test_the_gateway_answers_the_command_of_the_help_and_is_restarted(
     demo_model: Path, redis_url: str
 ) -> None:
     arguments = ("up", "--redis", redis_url, "--no-flower", "--model", demo_model, "--name", "told")
+    (line,) = [line for line in run("up", "--help").out.splitlines() if "curl GATEWAY" in line]
     command = Started(*arguments)
     try:
-        line = command.wait_for("curl ")
-        command.wait_for("Ctrl-C drains and ends")
         url = command.wait_for("(API and console)").split()[1]
-        answer = subprocess.run(shlex.split(f"{line} --silent"), capture_output=True, timeout=60)
+        curl = shlex.split(line.replace("GATEWAY", url).replace("MODEL", "told"))
+        answer = subprocess.run([*curl, "--silent"], capture_output=True, timeout=60)
         assert json.loads(answer.stdout)["model"] == "told", answer
         gateway = next(
             pid for pid in command.family() if "gateway" in psutil.Process(pid).cmdline()
@@ -212,6 +214,26 @@ def test_the_gateway_answers_the_banners_command_and_is_restarted(
         assert command.ended() == 0
     finally:
         command.child.kill()
+
+
+def test_taken_ports_are_said_at_the_start_and_at_the_end(demo_model: Path, tmp_path: Path) -> None:
+    with ExitStack() as taken:
+        for port in (ports.DEFAULT_REDIS_PORT, ports.DEFAULT_GATEWAY_PORT):
+            with suppress(OSError):  # another program has it already
+                taken.enter_context(socket.create_server((ports.LOCALHOST, port)))
+        command = Started("up", "--no-flower", "--model", demo_model, TMPDIR=str(tmp_path))
+        try:
+            command.wait_for(
+                "8080 is taken by another program; this command's gateway uses ", count=2
+            )
+            last = command.wait_for("6379 is ", count=2)
+            ready = next(n for n, line in enumerate(command.lines) if line.startswith("Ready"))
+            said = [n for n, line in enumerate(command.lines) if line.startswith("6379 is ")]
+            assert said[0] < ready < said[1]
+            port = urlsplit(redis_url(command)).port
+            assert f"uses {port}" in last
+        finally:
+            command.child.kill()
 
 
 def healthy(url: str) -> bool:
