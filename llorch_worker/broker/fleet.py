@@ -57,7 +57,9 @@ class ModelLoad:
     slots: int
     """Sequences that the workers can run at once."""
     running: int
-    """Sequences in them, as of their last announcements; those that wait for KV blocks included."""
+    """Sequences that they run, as of their last announcements."""
+    preempting: int
+    """Sequences that are in them and wait for room: as many urgent jobs preempt others."""
     tokens_per_s: float
     recent: RecentJobs
     """What ended in these workers in the last minutes."""
@@ -88,8 +90,9 @@ class ModelLoad:
 
     @property
     def saturation(self) -> float | None:
-        """(running + waiting) / slots; above 1 jobs wait. None without workers."""
-        return (self.running + self.waiting) / self.slots if self.slots else None
+        """(running + preempting + waiting) / slots; above 1 jobs wait. None without workers."""
+        work = self.running + self.preempting + self.waiting
+        return work / self.slots if self.slots else None
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ def _load(
         scheduled=sum(scheduled_jobs),
         workers=len(serving),
         slots=sum(worker.max_sequences for worker in serving),
-        running=sum(worker.running + worker.waiting for worker in serving),
+        running=sum(worker.running for worker in serving),
+        preempting=sum(worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
         fingerprints=Counter(worker.fingerprint for worker in serving),

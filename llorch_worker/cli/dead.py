@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.command_line import command_line
 from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
 from llorch_worker.contract.command_errors import CommandError, usage_error
-from llorch_worker.contract.quantities import counted, human_bytes, human_time
+from llorch_worker.contract.quantities import counted, human_bytes, human_time, iso_time
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -240,4 +239,4 @@ def _age(letter: DeadLetter) -> str:
 
 
 def _iso(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1e3, UTC).isoformat(timespec="seconds")
+    return iso_time(unix_ms / 1e3, "seconds")

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from llorch_worker.cli.terminal.screen import Screen, json_text
 from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.contract.quantities import iso_time
 
 if TYPE_CHECKING:
     from llorch_worker.broker.fleet import Fleet, ModelLoad
@@ -30,7 +30,7 @@ class Reading:
     def document(self) -> dict[str, Any]:
         """For scripts."""
         return {
-            "at": _iso(self.at_s),
+            "at": iso_time(self.at_s),
             "workers": [_worker(card) for card in self.fleet.workers],
             "models": [_model(load) for load in self.fleet.models],
             "unserved_queues": self.fleet.unserved,
@@ -94,7 +94,7 @@ def print_lines(screen: Screen, reader: FleetReader, interval_s: float) -> None:
 def _error(error: BrokerUnavailable) -> dict[str, Any]:
     explained = explain(error)
     assert explained is not None
-    return {"at": _iso(time.time()), "error": explained[0].model_dump(mode="json")}
+    return {"at": iso_time(time.time()), "error": explained[0].model_dump(mode="json")}
 
 
 def _worker(card: WorkerCard) -> dict[str, Any]:
@@ -116,11 +116,8 @@ def _model(load: ModelLoad) -> dict[str, Any]:
         "fingerprints": dict(load.fingerprints),
         "slots": load.slots,
         "running": load.running,
+        "preempting": load.preempting,
         "saturation": load.saturation,
         "tokens_per_s": load.tokens_per_s,
         "recent": load.recent.document(),
     }
-
-
-def _iso(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -12,15 +12,15 @@ from rich.text import Text
 
 from llorch_worker.broker.url import safe_url
 from llorch_worker.cli.fleet_tables import (
-    NOTHING,
     RECENT,
     WORK,
     WORKERS,
     loads_table,
     models_table,
-    narrow_workers_table,
     notices,
     silence,
+    summary,
+    workers_table,
 )
 from llorch_worker.cli.terminal.live_screen import LiveScreen
 from llorch_worker.contract.quantities import counted, human_time
@@ -28,7 +28,7 @@ from llorch_worker.contract.quantities import counted, human_time
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llorch_worker.broker.fleet import Fleet, ModelLoad
+    from llorch_worker.broker.fleet import ModelLoad
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
 
@@ -88,7 +88,7 @@ class FleetScreen:
         workers = sorted(reading.fleet.workers, key=key)
         shown = workers if len(workers) <= room else workers[: max(0, room - 1)]
         hidden = workers[len(shown) :]
-        body = Group(top, narrow_workers_table(shown), _rest(hidden) if hidden else "")
+        body = Group(top, workers_table(shown, narrow=True), _rest(hidden) if hidden else "")
         foot = Text(f"q quit   s sort: {order}", "dim")
         screen = Layout()
         screen.split_column(Layout(body), Layout(foot, size=FOOT_LINES))
@@ -118,7 +118,7 @@ def status_head(_console: Console, reading: Reading, lines: int) -> Iterable[Ren
 def top_head(console: Console, reading: Reading, lines: int) -> Iterable[RenderableType]:
     """What ``llorch top`` shows above the workers."""
     fleet = reading.fleet
-    yield _summary(fleet)
+    yield summary(fleet)
     yield from _few_notices(reading, lines)
     models, others = _some_models(fleet.models, lines)
     yield ""
@@ -151,25 +151,11 @@ def _some_models(models: Sequence[ModelLoad], lines: int) -> tuple[Sequence[Mode
     return busiest, [Text(f"and {counted(len(models) - most, 'model')} with less to do", "dim")]
 
 
-def _summary(fleet: Fleet) -> Text:
-    slots = sum(load.slots for load in fleet.models)
-    running = sum(load.running for load in fleet.models)
-    waiting = sum(load.waiting for load in fleet.models)
-    tokens_per_s = sum(load.tokens_per_s for load in fleet.models)
-    saturation = f"{(running + waiting) / slots:.2f}" if slots else NOTHING
-    return Text(
-        f"{counted(len(fleet.workers), 'worker')}  {running:,}/{slots:,} running  "
-        f"{waiting:,} waiting  saturation {saturation}  {tokens_per_s:,.0f} tokens/s"
-    )
-
-
 def _rest(workers: list[WorkerCard]) -> Text:
     running = sum(worker.running for worker in workers)
-    waiting = sum(worker.waiting for worker in workers)
-    return Text(
-        f"and {counted(len(workers), 'more worker')}: {running:,} running, {waiting:,} waiting",
-        "dim",
-    )
+    preempting = sum(worker.waiting for worker in workers)
+    more = f", {preempting:,} preempting" if preempting else ""
+    return Text(f"and {counted(len(workers), 'more worker')}: {running:,} running{more}", "dim")
 
 
 def _width(console: Console, table: RenderableType) -> int:

@@ -15,7 +15,7 @@ from llorch_worker.cli.terminal.screen import harmless
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.fleet import ModelLoad, Queue
+    from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import Reading
 
@@ -37,45 +37,25 @@ def _name(text: str, *, cut: bool = False) -> Text:
     return Text(harmless(text), overflow="ellipsis" if cut else "fold", no_wrap=cut)
 
 
-def workers_table(workers: Sequence[WorkerCard]) -> Table:
-    """A row for each worker, with whole names."""
+def workers_table(workers: Sequence[WorkerCard], *, narrow: bool = False) -> Table:
+    """A row for each worker, which is named after its card. ``narrow``: a line, on which names may
+    be cut. 80 columns hold all figures."""
     drafted = _drafted(workers)
     seen = ["last seen"] if any(worker.silent for worker in workers) else []
     made = _table(
-        ("worker", "model", "device"),
-        ("running", "waiting", "tokens/s", "KV used", "cached", *drafted, *seen),
+        ("worker", "model"),
+        ("running", "tokens/s", "KV used", "cached", *drafted, *seen),
     )
     for worker in workers:
         made.add_row(
-            _name(worker.hostname),
-            _name(worker.model),
-            _name(worker.device),
-            f"{worker.running}/{worker.max_sequences}",
-            f"{worker.waiting}",
-            *_figures(worker),
+            _name(worker.hostname, cut=narrow),
+            _name(worker.model, cut=narrow),
+            _running(worker.running, worker.max_sequences, worker.waiting),
+            f"{worker.tokens_per_s:,.0f}",
+            _percent(worker.kv_used),
+            _percent(worker.recent.cache_hits),
             *(_percent(worker.recent.draft_hits) for _ in drafted),
             *(f"{_silence(worker)} ago" for _ in seen),
-            style="red" if worker.silent else None,
-        )
-    return made
-
-
-def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
-    """A line for each worker; names are cut if there is no room for them."""
-    drafted = _drafted(workers)
-    silent = ["silent"] if any(worker.silent for worker in workers) else []
-    made = _table(
-        ("worker", "model"), ("running", "tokens/s", "KV used", "cached", *drafted, *silent)
-    )
-    for worker in workers:
-        running = f"{worker.running}/{worker.max_sequences}"
-        made.add_row(
-            _name(worker.hostname, cut=True),
-            _name(worker.model, cut=True),
-            f"{running} +{worker.waiting}" if worker.waiting else running,
-            *_figures(worker),
-            *(_percent(worker.recent.draft_hits) for _ in drafted),
-            *(_silence(worker) if worker.silent else "" for _ in silent),
             style="red" if worker.silent else None,
         )
     return made
@@ -87,9 +67,8 @@ def _drafted(workers: Sequence[WorkerCard]) -> list[str]:
     return ["drafted"] if guesses else []
 
 
-def _figures(worker: WorkerCard) -> tuple[str, str, str]:
-    cached = _percent(worker.recent.cache_hits)
-    return f"{worker.tokens_per_s:,.0f}", _percent(worker.kv_used), cached
+def _running(running: int, slots: int, preempting: int) -> str:
+    return f"{running:,}/{slots:,}" + (f" +{preempting:,}" if preempting else "")
 
 
 def _silence(worker: WorkerCard) -> str:
@@ -119,7 +98,7 @@ def _percentiles(durations: Durations) -> str:
 
 WORKERS: ModelColumns = (("workers", lambda load: f"{load.workers}"),)
 WORK: ModelColumns = (
-    ("running", lambda load: f"{load.running}/{load.slots}"),
+    ("running", lambda load: _running(load.running, load.slots, load.preempting)),
     ("high", lambda load: _queue(load.queues["high"])),
     ("normal", lambda load: _queue(load.queues["normal"])),
     ("low", lambda load: _queue(load.queues["low"])),
@@ -145,22 +124,36 @@ def loads_table(models: Sequence[ModelLoad], columns: ModelColumns) -> Table:
 
 def models_table(models: Sequence[ModelLoad]) -> Table:
     """A row for each model: its queue, and how much waits in it."""
-    made = _table(
-        ("model", "queue"),
-        ("context", "workers", "queued", "oldest", "last seen"),
-    )
+    seen = ["last seen"] if any(not load.workers for load in models) else []
+    made = _table(("model", "queue"), ("workers", "queued", "oldest", *seen))
     for load in models:
         ages = [queue.oldest_s for queue in load.queues.values() if queue.oldest_s is not None]
         made.add_row(
             _name(load.model),
             _name(normal_queue(load.model)),
-            f"{load.card.max_context:,}",
             f"{load.workers}",
             Text(f"{load.waiting:,}", "yellow" if load.waiting and not load.workers else ""),
             human_time(max(ages)) if ages else NOTHING,
-            "now" if load.workers else f"{human_time(time.time() - load.card.last_seen)} ago",
+            *(
+                "now" if load.workers else f"{human_time(time.time() - load.card.last_seen)} ago"
+                for _ in seen
+            ),
         )
     return made
+
+
+def summary(fleet: Fleet) -> Text:
+    """What all workers do together, on a line."""
+    slots = sum(load.slots for load in fleet.models)
+    running = sum(load.running for load in fleet.models)
+    preempting = sum(load.preempting for load in fleet.models)
+    waiting = sum(load.waiting for load in fleet.models)
+    tokens_per_s = sum(load.tokens_per_s for load in fleet.models)
+    more = f", {preempting:,} preempting" if preempting else ""
+    return Text(
+        f"{counted(len(fleet.workers), 'worker')}  {running:,} of {slots:,} running{more}  "
+        f"{waiting:,} waiting  {tokens_per_s:,.0f} tokens/s"
+    )
 
 
 def silence(workers: Sequence[WorkerCard]) -> Iterator[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,12 @@ from llorch_worker.cli.options import (
 )
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError, usage_error
-from llorch_worker.contract.quantities import counted, human_time
+from llorch_worker.contract.quantities import counted, human_ms, human_time, iso_time
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.waiting import Position
+    from redis import Redis
+
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
     from llorch_worker.client import JobStatus
 
@@ -80,10 +82,11 @@ def _watch(screen: Screen, reader: FleetReader, url: str, interval_s: float) -> 
 
 
 def _show(screen: Screen, reading: Reading) -> None:
-    from llorch_worker.cli.fleet_tables import models_table, notices, workers_table
+    from llorch_worker.cli.fleet_tables import models_table, notices, summary, workers_table
 
     fleet = reading.fleet
     if fleet.workers:
+        screen.wide.print(summary(fleet), end="\n\n")
         screen.wide.print(workers_table(fleet.workers), "")
     if fleet.models:
         screen.wide.print(models_table(fleet.models), "")
@@ -96,6 +99,10 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
     with Client(url) as client:
         found: JobStatus = client.job(job_id).status()
+        # Those of a job that has ended are in its result.
+        tokens = (
+            found.result.usage.completion if found.result else _journalled(client.redis, job_id)
+        )
     if found.forgotten:
         raise CommandError(
             "UNKNOWN_JOB",
@@ -111,22 +118,44 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
                 "state": found.state,
                 "worker": found.worker,
                 "position": found.position and asdict(found.position),
+                "sent_at": found.sent_at_s and iso_time(found.sent_at_s),
+                "tokens": tokens,
+                "usage": found.result.usage.model_dump(mode="json") if found.result else None,
+                "timings": found.result.timings.model_dump(mode="json") if found.result else None,
                 "error": found.error.model_dump(mode="json") if found.error else None,
             }
         )
         return
     by = f" by {found.worker}" if found.worker else ""
     why = f": {found.error.code}: {found.error.message}" if found.error else ""
-    screen.line(f"{found.id} {found.state}{by}{_waits(found.position)}{why}")
+    what = ", ".join(_details(found, tokens))
+    screen.line(f"{found.id} {found.state}{by}{what and ', '}{what}{why}")
 
 
-def _waits(position: Position | None) -> str:
-    if position is None:
-        return ""
-    ahead = position.place - 1
-    behind = "next" if ahead == 0 else f"behind about {counted(ahead, 'job')}"
-    start = position.starts_in_s
-    return f", {behind}" + ("" if start is None else f", starts in about {human_time(start)}")
+def _journalled(redis: Redis, job_id: str) -> int:
+    """The tokens that the job has generated so far, in all choices."""
+    from llorch_worker.broker import journal
+
+    choices = journal.read(redis, job_id).journal.choices
+    return sum(len(choice.token_ids) for choice in choices.values())
+
+
+def _details(found: JobStatus, tokens: int) -> Iterator[str]:
+    """How far the job is, and since when."""
+    if found.position is not None:
+        ahead = found.position.place - 1
+        yield "next" if ahead == 0 else f"behind about {counted(ahead, 'job')}"
+        if found.position.starts_in_s is not None:
+            yield f"starts in about {human_time(found.position.starts_in_s)}"
+    if found.result is not None:
+        from llorch_worker.cli.terminal.story import outcome
+
+        yield outcome(found.result)
+        yield f"after {human_ms(found.result.timings.queue_ms)} in the queue"
+    elif tokens or found.state == "running":
+        yield f"{counted(tokens, 'token')} so far"
+    if found.sent_at_s is not None:
+        yield f"sent {human_time(time.time() - found.sent_at_s)} ago"
 
 
 def unknown_job(job_id: str) -> CommandError:

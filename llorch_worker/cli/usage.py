@@ -30,7 +30,10 @@ def usage(
     settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Show jobs, tokens and worker time by day, key and model, by default of the last 30 days."""
+    """Show jobs, tokens and hours of worker time by day, key and model, by default of 30 days.
+
+    --csv and --json have the worker time in milliseconds.
+    """
     from llorch_worker.broker import usage as counts
     from llorch_worker.broker.connection import broker_errors, connect
 
@@ -53,9 +56,14 @@ def usage(
     else:
         from rich.table import Table
 
-        table = Table(*(name.replace("_", " ") for name in names), box=None, header_style="dim")
-        for column in table.columns[3:]:
-            column.justify = "right"
+        table = Table("day", "key", "model", box=None, header_style="dim")
+        table.columns[0].no_wrap = True
+        for title in ("jobs", "failed", "prompt", "cached", "new tokens", "hours"):
+            table.add_column(title, justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(*(harmless(str(value)) for value in row.values()))
+            *words, jobs, failed, prompt, cached, new, worker_ms = row.values()
+            figures = (f"{count:,}" for count in (jobs, failed, prompt, cached, new))
+            table.add_row(
+                *(harmless(str(word)) for word in words), *figures, f"{worker_ms / 3.6e6:,.2f}"
+            )
         screen.wide.print(table)

@@ -286,7 +286,7 @@ class Job:
             )
             if found.state == "queued":
                 found = replace(found, position=position(self._redis, self.id))
-        return found
+        return replace(found, sent_at_s=None if sent is None else float(sent))
 
     def _cursor(self, from_id: str | Position, timeout: float | None) -> StreamCursor:
         return StreamCursor(self.id, from_id, timeout, announced_at_s=self._announced_at_s)

@@ -16,7 +16,8 @@ takes it. ``cancelling``: a cancel was requested and the job has not ended yet."
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A snapshot. ``worker`` is known once the job has started, ``error`` once it has failed."""
+    """A snapshot. ``worker`` is known once the job has started, ``error`` once it has failed,
+    ``result`` once it has succeeded."""
 
     id: str
     state: JobState
@@ -24,6 +25,9 @@ class JobStatus:
     position: Position | None = None
     """Where it waits; None if it does not wait, or where is not known."""
     error: ErrorDocument | None = None
+    result: GenerationResult | None = None
+    sent_at_s: float | None = None
+    """Unix time of the enqueueing, by Redis' clock; None if another producer sent the job."""
     forgotten: bool = False
     """The job has ended, and its result was deleted, as Celery's ``forget()`` does. Workers drop a
     message that repeats its id."""
@@ -42,8 +46,8 @@ def job_status(
     says so, whatever has become of its result.
     """
     match stored.end:
-        case GenerationResult():
-            return JobStatus(job_id, "succeeded", worker=stored.worker)
+        case GenerationResult() as result:
+            return JobStatus(job_id, "succeeded", worker=stored.worker, result=result)
         case Cancelled():
             return JobStatus(job_id, "cancelled")
         case None:

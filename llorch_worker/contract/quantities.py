@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Literal
+
 
 def counted(count: int, noun: str) -> str:
     """``1 letter``, ``2 letters``."""
@@ -32,6 +35,11 @@ def human_time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def iso_time(unix_s: float, precision: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
+    """A Unix time in UTC, as ISO 8601 writes it."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec=precision)
 
 
 def human_ms(milliseconds: float) -> str:

@@ -6,16 +6,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors
-from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.waiting import Position
 from llorch_worker.client import AsyncClient, JobState
 from llorch_worker.contract import (
+    Cancelled,
     ErrorDocument,
     GenerationRequest,
     GenerationResult,
-    LlorchError,
 )
 from llorch_worker.openai_api.shape import CallbackUrl
 
@@ -65,19 +62,16 @@ class JobDocument(BaseModel):
 async def job_document(client: AsyncClient, job_id: str) -> JobDocument:
     """Raises ``LookupError`` if Redis does not know the job, or not any more."""
     status = await client.job(job_id).status()
-    end = None
-    if status.ended:
-        with broker_errors(client.settings.redis_url):
-            end = decode_state(await client.redis.get(keys.result(job_id))).end
-    if status.state == "unknown" or (status.ended and end is None):
+    if status.state == "unknown":
         raise LookupError(job_id)
+    cancelled = status.state == "cancelled"
     return JobDocument(
         id=status.id,
         status=status.state,
         worker=status.worker,
         position=status.position,
-        result=end if isinstance(end, GenerationResult) else None,
-        error=end.document() if isinstance(end, LlorchError) else None,
+        result=status.result,
+        error=Cancelled("the job was cancelled").document() if cancelled else status.error,
         urls=JobUrls(job=f"/v1/jobs/{status.id}", events=f"/v1/jobs/{status.id}/events"),
     )
 

@@ -103,12 +103,12 @@ def test_of_hundreds_of_workers_the_most_loaded_are_shown_and_the_rest_summed_up
     top = terminal(
         "top", "--redis", fleet.url, *QUICK, columns=80, lines=24, NO_COLOR="1"
     )  # fmt: skip
-    shown = top.wait_for("300 workers  325/4,800 running", "q quit").splitlines()
+    shown = top.wait_for("300 workers  323 of 4,800 running, 2 preempting", "q quit").splitlines()
     assert len(shown) == 24
     first = next(number for number, line in enumerate(shown) if line.startswith("worker ")) + 1
     assert re.match(r"gpu5@node-077 +toy +16/16 \+2 +10 +40% +-$", shown[first])
     assert shown[first + 1].startswith("gpu0@node-088 ")
-    hidden = re.fullmatch(r"and (\d+) more workers: (\d+) running, 0 waiting", shown[-2])
+    hidden = re.fullmatch(r"and (\d+) more workers: (\d+) running", shown[-2])
     assert hidden is not None
     rows = len(shown) - 2 - first
     assert int(hidden[1]) == int(hidden[2]) == MANY - rows
@@ -128,6 +128,16 @@ def test_of_hundreds_of_workers_the_most_loaded_are_shown_and_the_rest_summed_up
     wait_until(lambda: top.raw.count(SECOND_SCREEN) == 2)
     top.press("q")
     assert top.ended() == 0
+
+
+def test_a_line_of_status_has_a_worker_with_preempting_jobs_in_80_columns(
+    fleet: RedisServer,
+) -> None:
+    shown = run("status", "--redis", fleet.url).out.splitlines()
+    assert max(map(len, shown)) <= 80
+    [line] = [line for line in shown if line.startswith("gpu5@node-077 ")]
+    assert line.split()[2:4] == ["16/16", "+2"]
+    assert shown[0] == "300 workers  323 of 4,800 running, 2 preempting  0 waiting  3,490 tokens/s"
 
 
 def test_top_says_that_redis_is_away_and_comes_back_with_it(
@@ -179,7 +189,7 @@ def test_a_script_reads_a_document_a_line_also_while_redis_is_away(fleet: RedisS
         first = json.loads(top.stdout.readline())
         [model] = first["models"]
         assert model["recent"]["e2e_ms"]["p50"] == pytest.approx(2**10, rel=0.2)
-        assert (model["workers"], model["slots"], model["running"]) == (300, 4800, 325)
+        assert (model["workers"], model["slots"], model["running"]) == (300, 4800, 323)
         assert model["queues"]["high"] == {"jobs": 0, "oldest_s": None}
         fleet.halt()
         seen = []
@@ -199,7 +209,7 @@ def test_a_script_reads_a_document_a_line_also_while_redis_is_away(fleet: RedisS
 def test_without_a_terminal_top_shows_everything_once(fleet: RedisServer) -> None:
     ran = run("top", "--redis", fleet.url, COLUMNS="")
     assert ran.code == 0
-    assert ran.out.startswith("300 workers  325/4,800 running")
+    assert ran.out.startswith("300 workers  323 of 4,800 running, 2 preempting")
     assert len(re.findall(r"^gpu\d@node-\d{3} ", ran.out, re.MULTILINE)) == MANY
     assert "not a terminal" in ran.err
     assert "\x1b" not in ran.out

@@ -45,14 +45,17 @@ def show_outcome(screen: Screen, result: GenerationResult) -> None:
     if screen.as_json:
         screen.document(result.model_dump(mode="json", exclude_none=True))
         return
+    screen.note(f"{result.model}: {outcome(result)}, seed {result.seed}")
+
+
+def outcome(result: GenerationResult) -> str:
+    """How many tokens there are, how fast they came, and why the texts ended."""
     timings, tokens = result.timings, result.usage.completion
     total_ms = timings.prefill_ms + timings.decode_ms
     speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
     reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
-    screen.note(
-        f"{result.model}: {counted(tokens, 'token')}, {speed}, "
-        f"first after {timings.first_token_ms:.0f} ms, {reasons}, seed {result.seed}"
-    )
+    first = f"first after {timings.first_token_ms:.0f} ms"
+    return f"{counted(tokens, 'token')}, {speed}, {first}, {reasons}"
 
 
 class StoryPrinter:

@@ -70,6 +70,7 @@ class Model(BaseModel):
     workers: int
     slots: int
     running: int
+    preempting: int
     waiting: int
     saturation: float | None
     fingerprints: dict[str, int]

@@ -34,11 +34,11 @@ _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
         lambda load: len(load.fingerprints),
     ),
     "slots": ("Sequences that the workers can run at once.", lambda load: load.slots),
-    "running": ("Sequences in the workers, up to 5 s ago.", lambda load: load.running),
+    "running": ("Sequences that the workers ran up to 5 s ago.", lambda load: load.running),
     "waiting": ("Jobs that wait in Redis.", lambda load: load.waiting),
     "saturation": (
-        "(running + waiting) / slots, or the sum itself without slots.",
-        lambda load: (load.running + load.waiting) / max(1, load.slots),
+        "(running + preempting + waiting) / slots, or the sum itself without slots.",
+        lambda load: (load.running + load.preempting + load.waiting) / max(1, load.slots),
     ),
 }
 

@@ -139,8 +139,8 @@ export class Fleet {
       row.classList.toggle("alarm", worker.silent);
       setText(cells.model, worker.model);
       cells.name.title = `${worker.hostname} on ${worker.device}`;
-      const queued = worker.waiting ? ` +${count(worker.waiting)}` : "";
-      setMeter(cells.slots, `${count(worker.running)}${queued} / ${count(worker.max_sequences)}`, load(worker));
+      const preempting = worker.waiting ? `, ${count(worker.waiting)} preempting` : "";
+      setMeter(cells.slots, `${count(worker.running)} / ${count(worker.max_sequences)}${preempting}`, load(worker));
       setText(cells.rate, rate(worker.tokens_per_s));
       setMeter(cells.kv, percent(kvShare(worker)), kvShare(worker));
       setText(cells.hits, percent(hitShare(worker)));
