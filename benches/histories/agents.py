@@ -7,11 +7,11 @@ texts cut and without whose and where they are.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +114,12 @@ def run(name: str, command: str, folder: Path) -> list[Any]:
     return [cleaned(chat, {str(project): "/project", str(home): "/home"}) for chat in chats]
 
 
-def main(name: str, command: str) -> None:
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("name", choices=AGENTS)
+    options.add_argument("command", help="the agent's program")
+    arguments = options.parse_args()
+    name, command = arguments.name, arguments.command
     with tempfile.TemporaryDirectory() as folder:
         requests = run(name, command, Path(folder))
     for request in requests[1:]:
@@ -128,4 +133,4 @@ def main(name: str, command: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -20,6 +20,8 @@ from llorch_worker.broker.scripts import as_bytes, run_script
 PAGE_LETTERS = 20
 """They may be as long as prompts."""
 MALFORMED = "malformed"
+EXHAUSTED = "attempts exhausted"
+"""As ``lua/parts/take.lua`` writes it. Other reasons say why workers refused the message."""
 
 Retried = Literal["retried", "gone", "under way", "ended"]
 """``gone``: the letter has been retried or dropped; ``under way``: the job already waits or runs
@@ -49,8 +51,8 @@ class DeadLetter:
 
     @property
     def retriable(self) -> bool:
-        """Whether a retry can help. A malformed message stays malformed."""
-        return self.reason != MALFORMED
+        """Whether a retry can help. A message that workers refused would be refused again."""
+        return self.reason == EXHAUSTED
 
     @property
     def message_bytes(self) -> int:

@@ -105,7 +105,8 @@ class Fleet:
     """Every model that was ever served, by name."""
     dead_letters: int
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Queues of unknown models or workers, with their jobs; up to :data:`SCAN_INTERVAL_S` old."""
+    """Queues that no worker reads, with our jobs in them; up to :data:`SCAN_INTERVAL_S` old: see
+    :func:`waiting.unserved`."""
 
 
 class FleetReader:

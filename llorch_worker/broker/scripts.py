@@ -17,6 +17,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 
 from llorch_worker.broker import keys, message, queues
+from llorch_worker.contract import TASK_NAME
 
 Argument = str | int | float | bytes
 Reply = str | bytes
@@ -70,6 +71,8 @@ _NAMES: dict[str, str | keys.Key] = {
     "WORKER_MARK": queues.WORKER_MARK,
     "ENQUEUED_AT": message.ENQUEUED_AT,
     "PLACE": message.PLACE,
+    # A pattern of Lua: the task's name in a message's headers, however its producer writes JSON.
+    "TASK_HEADER": f'"task"%s*:%s*"{TASK_NAME.replace(".", "%.")}"',
 }
 """What scripts get from Python: constants, and functions that make a key of an id."""
 

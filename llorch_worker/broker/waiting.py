@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,9 +11,18 @@ from redis import Redis
 from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys, registry
-from llorch_worker.broker.queues import QUEUE_PREFIX, model_of, normal_queue, normal_queue_of
+from llorch_worker.broker.queues import (
+    PRIORITY_STEPS,
+    QUEUE_PREFIX,
+    STEP_SEPARATOR,
+    model_of,
+    normal_queue,
+    normal_queue_of,
+)
 from llorch_worker.broker.scripts import run_script, text
 
+CELERY_QUEUE = "celery"
+"""Celery's default, where a job goes whose producer names no queue."""
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
 
@@ -49,7 +58,8 @@ def position(client: Redis, job_id: str) -> Position | None:
 
 
 def unserved(client: Redis) -> dict[str, int]:
-    """Queues of unknown models or workers, with the number of jobs that wait in each.
+    """Queues that no worker of ours reads, with the number of our jobs that wait in each: those of
+    unknown models or workers, ``celery`` and those that are named like a model.
 
     A stock producer that mistypes a model or a worker fills one, and so does one with a
     ``global_keyprefix``: its queue's name begins with that. Only a scan of the keys finds them; if
@@ -57,6 +67,7 @@ def unserved(client: Redis) -> dict[str, int]:
     UTF-8 appear as ``\\xff``.
     """
     served = registry.remembered(client)
+    misplaced = _misplaced(client, [CELERY_QUEUE, *served])
     known = {*map(normal_queue, served), *chain.from_iterable(served.values())}
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
@@ -73,4 +84,25 @@ def unserved(client: Redis) -> dict[str, int]:
             break
     jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
     # The jobs may have been taken since the scan.
-    return {queue: count for queue, count in jobs.items() if count}
+    return {queue: count for queue, count in (misplaced | jobs).items() if count}
+
+
+def remedy_for(queue: str, models: Collection[str]) -> str:
+    """What to change at the producer of a job that waits in an unserved queue."""
+    prefix, ours, _ = queue.partition(QUEUE_PREFIX)
+    if ours and prefix:
+        return f"its producer's global_keyprefix is {prefix}"
+    if ours:
+        return "start a worker of that name, or correct the name at the producer"
+    [model] = [queue] if queue in models else models if len(models) == 1 else ["MODEL"]
+    return f'its producer should say queue="{normal_queue(model)}"'
+
+
+def _misplaced(client: Redis, names: Iterable[str]) -> dict[str, int]:
+    """How many jobs of ours wait in other queues, at most a hundred a list. One that this user of
+    Redis may not read has none."""
+    found = {}
+    for name in names:
+        lists = [name, *(f"{name}{STEP_SEPARATOR}{step}" for step in PRIORITY_STEPS[1:])]
+        found[name] = int(run_script(client, "misplaced", lists))
+    return found

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.url import NO_CLUSTER, how_to_change, is_sentinel, is_unix, safe_url
+from llorch_worker.broker.waiting import remedy_for
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import (
@@ -316,5 +317,9 @@ def served_workers(url: str, before: Sequence[Check]) -> Iterator[Check]:
         if load.mixture:
             remedy = "replace the others, or serve them under another name (LLORCH_MODEL_NAME)"
             yield Check("workers", "warn", load.mixture, remedy)
+    models = [load.model for load in fleet.models]
+    for queue, jobs in fleet.unserved.items():
+        finding = f"{counted(jobs, 'job')} in {queue!r}, which no worker serves"
+        yield Check("queues", "warn", finding, remedy_for(queue, models))
     for sentence in (each for load in fleet.models for each in load.wrong_keys):
         yield Check("queues", "fail", f"a queue is stopped: {sentence}")

@@ -33,7 +33,7 @@ app = command_line(
 )
 
 _WHY_NOT = {
-    "malformed": "no worker can read the message",
+    "malformed": "no worker can run the message",
     "gone": "it has been retried or dropped already",
     "under way": "the same job is already waiting or running",
     "ended": "the job succeeded or was cancelled",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue
+from llorch_worker.broker.queues import normal_queue
 from llorch_worker.broker.recent_jobs import Durations, percentile_ms
+from llorch_worker.broker.waiting import remedy_for
 from llorch_worker.cli.terminal.screen import harmless
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
@@ -173,8 +174,9 @@ def notices(reading: Reading) -> Iterator[Text]:
     for load in fleet.models:
         if load.waiting and not load.workers:
             yield _waits(load.model, load.waiting)
+    models = [load.model for load in fleet.models]
     for queue, count in fleet.unserved.items():
-        yield _waits(queue, count)
+        yield _waits(queue, count, remedy_for(queue, models))
     for load in fleet.models:
         for sentence in load.wrong_keys:
             yield _warning("stopped queue", f" of {load.model}: {sentence}")
@@ -196,12 +198,11 @@ def notices(reading: Reading) -> Iterator[Text]:
             yield Text(f"{jobs} of {harmless(load.model)} for a later time (ETA)")
 
 
-def _waits(queue: str, jobs: int) -> Text:
+def _waits(queue: str, jobs: int, what_to_do: str = "") -> Text:
     wait = "job waits" if jobs == 1 else "jobs wait"
-    prefix, found, _ = queue.partition(QUEUE_PREFIX)  # or it is the name of a model
-    why = f" (its producer's global_keyprefix is {harmless(prefix)})" if prefix and found else ""
+    more = f"; {harmless(what_to_do)}" if what_to_do else ""
     return Text.assemble(
-        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{why}"
+        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{more}"
     )
 
 

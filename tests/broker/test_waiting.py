@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
+from celery import Celery
 from redis.client import Pipeline
 
 from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import route, worker_queue
-from llorch_worker.broker.waiting import unserved
+from llorch_worker.broker.waiting import remedy_for, unserved
 from tests.broker.jobs import note_seen
+from tests.services import RedisServer
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +37,34 @@ def test_the_queue_of_a_producer_with_a_prefix_for_its_keys_is_found(store: redi
     for priority in ("high", "normal", "low"):
         store.lpush(f"shop:{route('toy', priority).list_key}", "a job")
     assert unserved(store) == {"shop:llorch.toy": 3}
+
+
+@pytest.mark.parametrize("queue", ["celery", "toy"])
+@pytest.mark.parametrize("options", [{}, {"priority": 6}, {"compression": "gzip"}])
+def test_jobs_without_the_name_of_a_queue_of_ours_are_found_among_other_tasks(
+    store: redis.Redis, redis_server: RedisServer, queue: str, options: dict[str, Any]
+) -> None:
+    app = Celery(broker=redis_server.url)
+    for task in ("mail.send", "llorch.generate", "llorch.generated"):
+        app.send_task(task, kwargs={"prompt": '"task": "llorch.generate"'}, queue=queue, **options)
+    store.set("toy\x06\x163", "no list")
+    assert unserved(store) == {queue: 1}
+    assert remedy_for(queue, ["toy"]) == 'its producer should say queue="llorch.toy"'
+    assert remedy_for(queue, ["toy", "other"]) == (
+        f'its producer should say queue="llorch.{"MODEL" if queue == "celery" else "toy"}"'
+    )
+
+
+def test_a_queue_that_the_user_of_redis_may_not_read_counts_no_jobs(
+    store: redis.Redis, redis_server: RedisServer
+) -> None:
+    store.lpush("llorch.tyo", "a job")
+    store.acl_setuser("gateway", enabled=True, nopass=True, keys=["llorch*"], categories=["+@all"])
+    try:
+        with connect(redis_server.url.replace("//", "//gateway:x@")) as client:
+            assert unserved(client) == {"llorch.tyo": 1}
+    finally:
+        store.acl_deluser("gateway")
 
 
 def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:

@@ -116,6 +116,19 @@ def test_a_body_with_a_lone_surrogate_is_shown(toy_worker: WorkerProcess, client
     assert run("dead", "drop", "half").code == 0
 
 
+def test_a_letter_of_an_unknown_task_is_offered_no_retry(
+    toy_worker: WorkerProcess, client: Client
+) -> None:
+    message = envelope([[], {}, {}], headers={"task": "mail.send", "id": "mail"})
+    client.redis.lpush("llorch.toy", json.dumps(message))
+    wait_until(lambda: dead_letters.count(client.redis) == 1)
+    [letter] = run("dead", "list", "--json").json["dead_letters"]
+    assert (letter["reason"], letter["retriable"]) == ("unknown task 'mail.send'", False)
+    assert "no worker can run the message" in run("dead", "retry", "mail").err
+    assert "llorch dead retry" not in run("dead", "show", "mail").out
+    assert run("dead", "drop", "mail").code == 0
+
+
 def test_malformed_letters_are_listed_not_retried_and_dropped(
     toy_worker: WorkerProcess, client: Client
 ) -> None:
@@ -130,7 +143,7 @@ def test_malformed_letters_are_listed_not_retried_and_dropped(
     assert run("dead", "show", first, "--message").out == f"{newest}\n", "it has no body"
     refused = run("dead", "retry", first)
     assert refused.code == 1
-    assert "no worker can read the message" in refused.err
+    assert "no worker can run the message" in refused.err
     document = run("dead", "retry", "--all", "--json").json
     assert document == {"retried": [], "left": {first: "malformed", second: "malformed"}}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from llorch_worker.broker.connection import connect
 from tests.cli.command import Ran, Served, run
@@ -70,6 +71,24 @@ def test_a_wrong_database_fails_with_the_right_remedy(redis_url: str) -> None:
     assert (ran.code, redis["verdict"]) == (1, "fail")
     assert redis["finding"].endswith("refuses: DB index is out of range")
     assert redis["remedy"].startswith("correct the URL")
+
+
+def test_a_job_in_a_queue_that_no_worker_reads_is_a_warning_with_the_right_queue(
+    served: Served,
+) -> None:
+    app = Celery(broker=served.redis_url)
+    app.send_task("llorch.generate", kwargs={"prompt": "Once"}, queue=served.model)
+    try:
+        checks = run("doctor", "--redis", served.redis_url, "--json").json["checks"]
+    finally:
+        with connect(served.redis_url) as client:
+            client.delete(served.model)
+    assert {
+        "subject": "queues",
+        "verdict": "warn",
+        "finding": f"1 job in {served.model!r}, which no worker serves",
+        "remedy": f'its producer should say queue="llorch.{served.model}"',
+    } in checks
 
 
 def test_a_variable_that_is_no_setting_is_a_warning(redis_url: str) -> None:

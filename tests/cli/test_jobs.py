@@ -137,7 +137,7 @@ def test_status_shows_a_queue_that_no_worker_serves(served: Served) -> None:
         client.delete("llorch.tyo", "shop:llorch.toy")
     assert document["unserved_queues"]["llorch.tyo"] == 3
     assert "llorch.tyo: 3 jobs wait, no worker serves it" in shown
-    assert "shop:llorch.toy: 1 job waits, no worker serves it (its producer's" in shown
+    assert "shop:llorch.toy: 1 job waits, no worker serves it; its producer's global" in shown
     assert "llorch.tyo" not in run("status").out
 
 

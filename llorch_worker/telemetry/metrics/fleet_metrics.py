@@ -100,7 +100,7 @@ class FleetCollector(Collector):
         yield from _queues(found.fleet)
         unserved = GaugeMetricFamily(
             "llorch_fleet_unserved_queue_length",
-            "Jobs in a queue of an unknown model or worker, up to 30 s ago.",
+            "Our jobs in a queue that no worker reads, up to 30 s ago.",
             labels=("queue",),
         )
         jobs = found.fleet.unserved

@@ -10,7 +10,7 @@ const OUTCOMES = {
   gone: "had been retried or dropped already",
   "under way": "was left: the same job waits or runs already",
   ended: "was left: the job succeeded or was cancelled",
-  malformed: "was left: no worker can read the message",
+  malformed: "was left: no worker can run the message",
 };
 
 export class DeadLetters {

@@ -1,0 +1,15 @@
+-- How many of the messages that a queue's consumer would take first are jobs of ours: a producer forgot
+-- `queue=`, or gave it the model's name. ARGV: the lists of the queue. No message leaves Redis.
+
+local LOOKED_AT = 100 -- in each list: messages may be as long as prompts
+
+local jobs = 0
+for _, list in ipairs(ARGV) do
+  local is_list = redis.pcall('TYPE', list).ok == 'list' -- an error: this user may not read it
+  for place = 1, is_list and math.min(LOOKED_AT, redis.call('LLEN', list)) or 0 do
+    if redis.call('LINDEX', list, -place):find(TASK_HEADER) then
+      jobs = jobs + 1
+    end
+  end
+end
+return jobs
