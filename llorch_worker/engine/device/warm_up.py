@@ -98,6 +98,7 @@ def first_requests(
     The first pass allocates memory that later ones reuse. On a card the first prompt is as long as
     a step allows. Then the maximum number of sequences samples with truncation, which takes the
     most memory of all sampling except penalties and log probabilities, which few jobs request.
+    Where the context is a single token, jobs can only have their prompt scored.
     """
     on_card = device.type == "cuda"
     tokens = min(FIRST_TOKENS, max_context - 1)
@@ -106,11 +107,12 @@ def first_requests(
         GenerationRequest(
             prompt_token_ids=[0] * (longest if on_card else 1),
             max_tokens=tokens,
+            prompt_logprobs=None if tokens else 0,
             temperature=0,
             ignore_eos=True,
         )
     ]
-    if not on_card:
+    if not on_card or not tokens:
         return
     whole, rest = divmod(max_sequences, MAX_CHOICES)
     yield [

@@ -105,6 +105,16 @@ def test_a_warm_up_runs_one_token_on_the_cpu_and_measures_memory(loaded: LoadedM
     assert {part: size for part, size in stats.measured_bytes.items() if size} == stats.bytes
 
 
+@pytest.mark.parametrize("max_context", [1, 2, 3])
+def test_a_context_of_any_length_is_warmed_up(loaded: LoadedModel, max_context: int) -> None:
+    with Engine.load(loaded.path, device="cpu", max_context=max_context) as engine:
+        engine.warm_up()
+        assert engine.stats().finished_total == 1
+    for group in first_requests(CARD, max_context, 4, 64):
+        for request in group:
+            assert len(request.prompt_token_ids or ()) + request.max_tokens <= max_context
+
+
 def test_a_larger_step_never_counts_as_faster(loaded: LoadedModel) -> None:
     """However busy the machine was while the smaller one was measured."""
     seconds = measure_steps(loaded.model, loaded.cache(16), 20)
