@@ -80,9 +80,17 @@ class NibbleWeight:
     @property
     def _zeros(self) -> Bytes:
         """[rows, groups]"""
-        words = _numbers(self.folder, self.tensors[1], np.uint32)
+        info, config = self.tensors[1], self.config
+        words = _numbers(self.folder, info, np.uint32)
+        stored = _nibbles(words, self._places)[:, : self.info.shape[0]].T
+        # GPTQModel 5 stores 8 under the name of the first format, which stored 7. Kernels for
+        # symmetric weights read neither.
+        if config.symmetric is not False and ((stored == 7).all() or (stored == 8).all()):
+            return np.full(stored.shape, 8, np.uint8)
+        if config.symmetric:
+            raise _unusable(self.folder, info, "sym is true and its zero points are not all 7 or 8")
         # Whole words, as GPTQModel lowers them: a zero of 0 borrows from its neighbour.
-        words = words + _ONE_EACH if self.config.lowered_zeros else words
+        words = words + _ONE_EACH if config.lowered_zeros else words
         return np.ascontiguousarray(_nibbles(words, self._places).T)
 
     @property

@@ -24,6 +24,7 @@ _METHODS: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "gptq": {
         "bits": (4,),
         **dict.fromkeys(("format", "checkpoint_format"), ("gptq", "gptq_v2")),
+        "sym": (True, False),
         "is_marlin_format": (False,),
         "pack_dtype": ("int32",),
     },
@@ -55,6 +56,8 @@ class QuantizationConfig:
     """Columns that share a scale, in types of 4 bits; -1 for all."""
     lowered_zeros: bool = False
     """Zero points are stored minus 1, as GPTQ's first format does."""
+    symmetric: bool | None = False
+    """Zero points are 8, whichever format they are stored in; None where the file does not say."""
     reordered: bool = False
     """A tensor says to which group each column belongs."""
     blocks: frozenset[tuple[int, int]] = frozenset()
@@ -80,13 +83,20 @@ def _four_bits(path: Path, method: str, given: Mapping[str, Any]) -> Quantizatio
     group = given.get("group_size", given.get("q_group_size", 128))
     if not isinstance(group, int) or (group != -1 and group < 1):
         raise _refused(path, "group_size", group, (-1, 32, 64, 128))
+    symmetric = given.get("sym")
     rules: dict[str, tuple[object, ...]] = {"bits": (4,), "group_size": (group,)}
+    if symmetric is not None:
+        rules["sym"] = (symmetric,)
     for key, module in _object(path, "dynamic", given.get("dynamic") or {}).items():
         _check(path, f"dynamic.{key}.", _object(path, f"dynamic.{key}", module), rules)
     if method == "awq":
         return QuantizationConfig(method, group)
-    second_format = "gptq_v2" in (given.get("checkpoint_format"), given.get("format"))
-    return QuantizationConfig(method, group, not second_format, bool(given.get("desc_act")))
+    formats = {str(given[key]).lower() for key in ("checkpoint_format", "format") if given.get(key)}
+    if len(formats) > 1:
+        raise _refused(path, "format", given["format"], (given["checkpoint_format"],))
+    return QuantizationConfig(
+        method, group, formats != {"gptq_v2"}, symmetric, bool(given.get("desc_act"))
+    )
 
 
 def _compressed(path: Path, given: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

@@ -86,7 +86,11 @@ def awq(group: int) -> tuple[dict[str, Any], Any]:
     return config | {"zero_point": True, "modules_to_not_convert": ["lm_head"]}, quantise
 
 
-def gptq(group: int, symmetric: bool, act_order: bool, version: int = 1) -> tuple[Any, Any]:
+def gptq(
+    group: int, symmetric: bool, act_order: bool, version: int = 1, named: int | None = None
+) -> tuple[Any, Any]:
+    """``version``: of the zero points; ``named``: what the configuration says it is."""
+
     def quantise(matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         groups = _groups(matrix.shape[1], group)
         if act_order:
@@ -103,7 +107,8 @@ def gptq(group: int, symmetric: bool, act_order: bool, version: int = 1) -> tupl
 
     config = {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": symmetric}
     config |= {"desc_act": act_order, "damp_percent": 0.1, "dynamic": {"-:.*lm_head": {}}}
-    return config | {"checkpoint_format": "gptq" if version == 1 else "gptq_v2"}, quantise
+    formats = {1: "gptq", 2: "gptq_v2"}
+    return config | {"checkpoint_format": formats[named or version]}, quantise
 
 
 def _scaled(matrix: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,6 +171,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq-asymmetric": gptq(32, False, False),
     "gptq-v2": gptq(64, False, False, 2),
     "gptq-v2-symmetric": gptq(-1, True, False, 2),
+    "gptq-8-named-first": gptq(128, True, False, 2, named=1),
+    "gptq-7-named-second": gptq(128, True, False, 1, named=2),
     "gptq-act-order": gptq(32, True, True),
     "gptq-small-groups": gptq(16, False, False),
     "fp8-tensor": (compressed("tensor", False), fp8_tensor),

@@ -23,7 +23,8 @@ from llorch_worker.weights.quantised_linear import QuantisedLinears
 from tests.model.quantised_folder_of import LAYOUTS, write_quantised
 from tests.model.test_families import CPU, make_reference, random_ids
 
-FORMS = {"gptq": "Q4_0", "gptq-v2-symmetric": "Q4_0"} | dict.fromkeys(
+SYMMETRIC = ("gptq", "gptq-v2-symmetric", "gptq-8-named-first", "gptq-7-named-second")
+FORMS = dict.fromkeys(SYMMETRIC, "Q4_0") | dict.fromkeys(
     ("awq-32", "awq-64", "awq-128", "awq-row", "gptq-asymmetric", "gptq-v2"), "Q5_0"
 )
 """What each layout is kept as; the others become dense."""
@@ -143,6 +144,7 @@ def put(name: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Callable[...
         ("awq-32", put("qzeros", lambda each: each.float()), "tensor {}qzeros is F32"),
         ("awq-32", put("scales", lambda each: each * torch.inf), "tensor {}scales has weights"),
         ("awq-32", lambda tensors: tensors.update({AT + "g_idx": torch.ones(1)}), "{}g_idx"),
+        ("gptq", put("qzeros", lambda each: each + 1), "tensor {}qzeros .* but sym is true"),
         ("gptq-act-order", lambda tensors: tensors.pop(AT + "g_idx"), "has no tensor {}g_idx"),
         ("gptq-act-order", put("g_idx", lambda each: each - 1), "tensor {}g_idx has weights"),
         ("gptq-act-order", put("bias", lambda each: each + 1), "has a tensor {}bias"),
@@ -169,6 +171,17 @@ def test_a_tensor_that_is_missing_renamed_or_misshapen_is_named(
         open_driver(path)
     assert str(path) in raised.value.message
     assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq-8-named-first", "gptq-asymmetric"])
+def test_zero_points_are_read_where_the_file_does_not_say_sym(tmp_path: Path, layout: str) -> None:
+    reference = write("llama", layout, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["sym"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    name = AT + "weight"
+    assert torch.equal(checkpoint.load(name, torch.float32), reference.state_dict()[name])
 
 
 def test_a_truncated_tensor_is_named_and_a_changed_one_changes_the_fingerprint(
@@ -199,6 +212,9 @@ def test_a_truncated_tensor_is_named_and_a_changed_one_changes_the_fingerprint(
         ("gptq", {"bits": 8}, "bits .* 8"),
         ("gptq", {"checkpoint_format": "marlin"}, 'checkpoint_format .* "marlin"'),
         ("gptq", {"dynamic": {"+:.*down": {"bits": 8}}}, r"dynamic.\+:.\*down.bits .* 8"),
+        ("gptq", {"dynamic": {"+:.*down": {"sym": False}}}, r"dynamic.\+:.\*down.sym .* false"),
+        ("gptq", {"sym": "yes"}, 'sym in quantization_config is "yes"'),
+        ("gptq", {"format": "gptq_v2"}, 'format .* "gptq_v2", but only "gptq"'),
         ("gptq", {"dynamic": [1]}, "dynamic .* but only {}"),
         ("fp8-blocks", {"fmt": "e5m2"}, 'fmt .* "e5m2"'),
         ("fp8-blocks", {"weight_block_size": [128]}, "size of blocks .* .128."),
