@@ -23,6 +23,7 @@ LLAMA_2_7B = ModelConfig(
     rms_norm_eps=1e-5,
     ropes=(Rope(1e4),),
     max_context=4096,
+    longest_context=4096,
     tie_word_embeddings=False,
 )
 

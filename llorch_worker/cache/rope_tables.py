@@ -24,6 +24,8 @@ class RopeScaling:
     kind: Literal["linear", "llama3", "yarn", "factors", "longrope"]
     factor: float = 1.0
     original_max_context: int = 0
+    extended_context: int = 0
+    """``factor`` times the original context, where a file with ``yarn`` names that."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

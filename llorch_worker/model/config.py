@@ -58,7 +58,10 @@ class ModelConfig:
     ropes: tuple[Rope, ...]
     """The kinds of rotation; most models have one."""
     max_context: int
-    """Tokens that the model was trained for."""
+    """Tokens that the model was trained for, or that YaRN extends it to."""
+    longest_context: int
+    """Tokens that it may be asked to hold: more than ``max_context`` where the file does not say
+    whether that includes its RoPE scaling."""
     tie_word_embeddings: bool
     interleaved: bool = False
     """The file stores RoPE's pairs as neighbours."""

@@ -9,7 +9,7 @@ from llorch_worker.model.config import Graph, ModelConfig
 from llorch_worker.model.families import BY_GGUF, BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from llorch_worker.model.families.family import sliding_layers
 from llorch_worker.model.reader import Reader
-from llorch_worker.model.ropes import gguf_rope, hugging_face_rope
+from llorch_worker.model.ropes import contexts, gguf_rope, hugging_face_rope
 from llorch_worker.model.weight_table import EMBEDDING, OUTPUT, check_tensors
 from llorch_worker.weights import Checkpoint
 
@@ -56,9 +56,10 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     head_dim = read.integer("attention.key_length", max(1, hidden // heads))
     read.refuse_unless("attention.value_length", (head_dim,), "keys and values must have one size")
     layers = _layers(read, "block_count", checkpoint)
-    context = read.integer("context_length")
+    rope = gguf_rope(checkpoint, read, head_dim)
+    context, longest = contexts(read.integer("context_length"), rope.scaling)
     graph = family.from_gguf(read)
-    graph = _windowed(read, graph, layers, context, "attention.sliding_window")
+    graph = _windowed(read, graph, layers, longest, "attention.sliding_window")
     return ModelConfig(
         # From the embedding: some files give a vocabulary size without its padding.
         vocab_size=checkpoint.tensors[EMBEDDING].shape[0],
@@ -69,8 +70,9 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
         num_kv_heads=read.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("attention.layer_norm_rms_epsilon"),
-        ropes=(gguf_rope(checkpoint, read, head_dim), *graph.other_ropes),
+        ropes=(rope, *graph.other_ropes),
         max_context=context,
+        longest_context=longest,
         tie_word_embeddings=OUTPUT not in checkpoint.tensors,
         interleaved=family.interleaved,
         family=family.name,
@@ -97,9 +99,10 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
     hidden = read.integer("hidden_size")
     head_dim = read.integer("head_dim", max(1, hidden // heads))
     layers = _layers(read, "num_hidden_layers", checkpoint)
-    context = read.integer("max_position_embeddings")
+    rope = hugging_face_rope(read, head_dim, family.theta)
+    context, longest = contexts(read.integer("max_position_embeddings"), rope.scaling)
     graph = family.from_hugging_face(read)
-    graph = _windowed(read, graph, layers, context, "sliding_window")
+    graph = _windowed(read, graph, layers, longest, "sliding_window")
     for key in ("hidden_act", "hidden_activation"):
         allowed = _ACTIVATIONS[graph.activation]
         read.refuse_unless(key, allowed, f"{family.name}'s is {allowed[0]}")
@@ -112,8 +115,9 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
         num_kv_heads=read.integer("num_key_value_heads", heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        ropes=(hugging_face_rope(read, head_dim, family.theta), *graph.other_ropes),
+        ropes=(rope, *graph.other_ropes),
         max_context=context,
+        longest_context=longest,
         tie_word_embeddings=bool(read.value("tie_word_embeddings")),
         norm_offset=family.norm_offset,
         family=family.name,

@@ -56,12 +56,13 @@ def _gguf_yarn(read: Reader, factor: float) -> RopeScaling:
     attention_factor = _strength(factor)
     if read.value("rope.scaling.yarn_log_multiplier"):
         attention_factor /= _strength(factor, read.number("rope.scaling.yarn_log_multiplier"))
+    key = "rope.scaling.original_context_length"
+    original = read.integer(key, read.integer("context_length"))
     return RopeScaling(
         "yarn",
         factor=factor,
-        original_max_context=read.integer(
-            "rope.scaling.original_context_length", read.integer("context_length")
-        ),
+        original_max_context=original,
+        extended_context=0 if read.value(key) is None else int(factor * original),
         beta_fast=read.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=read.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=attention_factor * read.number("rope.scaling.attn_factor", 1.0),
@@ -112,7 +113,8 @@ def _hugging_face_scaling(read: Reader, rope: Reader, dim: int) -> RopeScaling |
             factor=rope.number("factor"),
             low_freq_factor=rope.number("low_freq_factor"),
             high_freq_factor=rope.number("high_freq_factor"),
-            original_max_context=rope.integer("original_max_position_embeddings"),
+            original_max_context=_original_context(read, rope)
+            or rope.integer("original_max_position_embeddings"),
         )
         if scaling.low_freq_factor >= scaling.high_freq_factor:
             raise read.refused(
@@ -129,11 +131,33 @@ def _hugging_face_scaling(read: Reader, rope: Reader, dim: int) -> RopeScaling |
     )
 
 
+def _original_context(read: Reader, rope: Reader) -> int | None:
+    """What the model was trained for before it was extended, beside the scaling or in it."""
+    key = "original_max_position_embeddings"
+    values = [each.integer(key) for each in (rope, read) if each.value(key) is not None]
+    if len({*values}) > 1:
+        raise read.contradiction(f"it has two values of {key}, {sorted(values)}")
+    return values[0] if values else None
+
+
+def contexts(stated: int, scaling: RopeScaling | None) -> tuple[int, int]:
+    """How many tokens a model takes: by default, and where more are asked for.
+
+    ``stated``: what the file gives as its context. YaRN's original context times its factor counts
+    by default, because cards of models tell their users to add the scaling and leave the rest.
+    Files of other scalings differ in whether the stated context includes the factor.
+    """
+    if scaling is None or scaling.kind not in ("linear", "yarn"):
+        return stated, stated
+    default = max(stated, scaling.extended_context)
+    return default, max(default, 0 if scaling.extended_context else int(scaling.factor * stated))
+
+
 def _yarn(read: Reader, rope: Reader) -> RopeScaling:
-    trained = rope.integer(
-        "original_max_position_embeddings", read.integer("max_position_embeddings")
-    )
-    factor = rope.number("factor", read.integer("max_position_embeddings") / trained)
+    context = read.integer("max_position_embeddings")
+    named = _original_context(read, rope)
+    original = context if named is None else named
+    factor = rope.number("factor", context / original)
     attention_factor = _strength(factor)
     if rope.value("mscale") and rope.value("mscale_all_dim"):
         attention_factor = _strength(factor, rope.number("mscale"))
@@ -141,7 +165,8 @@ def _yarn(read: Reader, rope: Reader) -> RopeScaling:
     return RopeScaling(
         "yarn",
         factor=factor,
-        original_max_context=trained,
+        original_max_context=original,
+        extended_context=0 if named is None else int(factor * named),
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         attention_factor=rope.number("attention_factor", attention_factor),
@@ -156,10 +181,7 @@ def _strength(factor: float, scale: float = 1.0) -> float:
 
 def _longrope(read: Reader, rope: Reader, dim: int) -> RopeScaling:
     context = read.integer("max_position_embeddings")
-    original = rope.integer(
-        "original_max_position_embeddings",
-        read.integer("original_max_position_embeddings", context),
-    )
+    original = _original_context(read, rope) or context
     factor = rope.number("factor", context / original)
     strength = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return RopeScaling(

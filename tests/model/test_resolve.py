@@ -20,6 +20,7 @@ from llorch_worker.model.weight_table import EMBEDDING
 from llorch_worker.weights import open_checkpoint
 
 WriteGguf = Callable[..., Path]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
@@ -58,6 +59,7 @@ def test_both_formats_of_one_model_resolve_to_the_same_config(trained_model: Pat
         rms_norm_eps=1e-5,
         ropes=(Rope(10000.0, dim=32),),
         max_context=512,
+        longest_context=512,
         tie_word_embeddings=False,
     )
     for file in trained_model.glob("*.gguf"):
@@ -229,6 +231,10 @@ def test_rope_factors_that_make_no_frequency_are_refused(
             {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "rope_theta": 5e5},
             "two values of rope_theta",
         ),
+        (
+            {"rope_scaling": YARN, "original_max_position_embeddings": 128},
+            r"two values of original_max_position_embeddings, \[128, 256\]",
+        ),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
         (
             {
@@ -293,6 +299,64 @@ def test_a_missing_window_and_context_are_those_of_the_model_type_in_transformer
     config = resolve(path)
     assert config.max_context == reference.max_position_embeddings
     assert config.window(0) == reference.sliding_window
+
+
+LINEAR_4 = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "default", "longest"),
+    [
+        # As Qwen 2.5's card has it, and with the context that Qwen 3's configuration states.
+        ({"rope_scaling": YARN}, 1024, 1024),
+        ({"rope_scaling": YARN, "max_position_embeddings": 320}, 1024, 1024),
+        ({"rope_scaling": YARN, "max_position_embeddings": 1024}, 1024, 1024),
+        ({"rope_scaling": YARN, "max_position_embeddings": 5000}, 5000, 5000),
+        ({"rope_parameters": YARN}, 1024, 1024),
+        (
+            {
+                "rope_scaling": YARN | {"original_max_position_embeddings": None},
+                "original_max_position_embeddings": 128,
+            },
+            512,
+            512,
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 256, 1024),
+        # Vicuna states its context before the scaling, DeepSeek Coder after it.
+        ({"rope_scaling": LINEAR_4}, 256, 1024),
+        ({"rope_scaling": LINEAR_4 | {"rope_type": "dynamic"}}, 256, 256),
+        ({}, 256, 256),
+    ],
+)
+def test_yarn_extends_the_context_that_the_file_states(
+    tmp_path: Path, random_llama: Path, changes: dict[str, Any], default: int, longest: int
+) -> None:
+    config = resolve(edited(random_llama, tmp_path / "m", **changes))
+    assert (config.max_context, config.longest_context) == (default, longest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "original", "default", "longest"),
+    [("yarn", 16, 128, 128), ("yarn", None, 64, 512), ("linear", None, 64, 512)],
+)
+def test_a_gguf_file_extends_its_context_alike(
+    tmp_path: Path,
+    write_gguf: WriteGguf,
+    kind: str,
+    original: int | None,
+    default: int,
+    longest: int,
+) -> None:
+    metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 8.0}
+    metadata |= {"llama.rope.scaling.original_context_length": original, "llama.context_length": 64}
+    config = resolve(write_gguf(tmp_path / "m.gguf", metadata=metadata))
+    assert (config.max_context, config.longest_context) == (default, longest)
+
+
+def test_a_window_below_the_extended_context_holds(tmp_path: Path, random_llama: Path) -> None:
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    path = edited(random_llama, tmp_path / "m", rope_scaling=YARN, sliding_window=512, **mistral)
+    assert resolve(path).window(0) == 512
 
 
 def tied(folder: Path, target: Path, output: torch.Tensor) -> Path:

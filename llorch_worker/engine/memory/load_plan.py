@@ -287,10 +287,11 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         options.dtype, place, parameters=parameter_count(config), kernels=kernels
     )
     max_context = config.max_context if options.max_context is None else options.max_context
-    if not 1 <= max_context <= config.max_context:
+    longest = config.longest_context
+    if not 1 <= max_context <= longest:
         raise InvalidLoadOption(
-            f"max_context must be at most {config.max_context}, the model's own context, and at "
-            f"least 1 (got {max_context})"
+            f"max_context must be at most {longest}, the model's own context, and at least 1 "
+            f"(got {max_context})"
         )
     batch_invariant = options.batch_invariant
     if batch_invariant is None:

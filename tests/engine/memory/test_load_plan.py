@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.contract.errors import DraftModelRefused
+from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
 from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
@@ -134,6 +134,28 @@ def test_layers_with_a_window_are_planned_with_the_blocks_of_their_windows(
         assert plan.with_kv_cache(kv_bytes).num_blocks == asked + 1
     if not full:
         assert plan.with_kv_cache(plan.kv_bytes(1000)).num_blocks == blocks + 2
+
+
+@pytest.mark.parametrize(
+    ("scaling", "default", "longest"),
+    [
+        ({"rope_type": "yarn", "original_max_position_embeddings": 256}, 1024, 1024),
+        ({"rope_type": "linear"}, 256, 1024),
+        ({"rope_type": "dynamic"}, 256, 256),
+    ],
+)
+def test_a_context_may_be_as_long_as_the_scaling_of_rope_reaches(
+    tmp_path: Path, scaling: dict[str, Any], default: int, longest: int
+) -> None:
+    rope = {"factor": 4.0, "rope_theta": 1e4, **scaling}
+    make_reference(
+        "qwen2", max_position_embeddings=256, rope_parameters=rope, use_sliding_window=False
+    ).save_pretrained(tmp_path)
+    options = EngineOptions(device="cpu", dtype="float32", max_sequences=1)
+    for asked, planned in ((None, default), (longest, longest)):
+        assert plan_load(tmp_path, replace(options, max_context=asked)).shape.max_context == planned
+    with pytest.raises(InvalidLoadOption, match=f"max_context must be at most {longest}"):
+        plan_load(tmp_path, replace(options, max_context=longest + 1))
 
 
 @pytest.fixture
