@@ -49,7 +49,9 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.files = tuple(path / name for name in _weight_files(path))
+        weight_map = _weight_map(path)
+        names = sorted(set(weight_map.values())) if weight_map else [_SINGLE]
+        self.files = tuple(path / name for name in names)
         if not (path / "config.json").exists():
             raise ModelLoadFailed(
                 f"{path} has no config.json; "
@@ -63,9 +65,16 @@ class HuggingFaceCheckpoint(Checkpoint):
         self._stored: dict[str, _StoredTensor] = {}
         self.tensors: dict[str, TensorInfo] = {}
         for file in self.files:
-            self._index(ModelFile(file))
+            self._index(ModelFile(file), weight_map)
+        for name, file_name in weight_map.items():
+            if name not in self._stored:
+                raise ModelLoadFailed(
+                    f"{path / file_name} lacks tensor {name}, which {_INDEX} says it holds; "
+                    "download the model again."
+                )
 
-    def _index(self, file: ModelFile) -> None:
+    def _index(self, file: ModelFile, weight_map: Mapping[str, str]) -> None:
+        """``weight_map``: the file of each tensor, for those that files of one model share."""
         header_bytes = int.from_bytes(file.read(0, 8), "little")
         if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
             raise _damaged(file, f"its header announces {header_bytes} bytes")
@@ -76,8 +85,14 @@ class HuggingFaceCheckpoint(Checkpoint):
         if not isinstance(header, dict):
             raise _damaged(file, "its header is not a JSON object")
         for name, entry in header.items():
-            if name == "__metadata__":
+            # A shard may hold another version of a tensor, which was replaced in a later one.
+            if name == "__metadata__" or weight_map.get(name, file.path.name) != file.path.name:
                 continue
+            if name in self._stored:
+                raise ModelLoadFailed(
+                    f"{file.path} has tensor {name}, and so has {self._stored[name].file.path.name}"
+                    f"; name one of them in {_INDEX}."
+                )
             try:
                 shape = tuple(int(size) for size in entry["shape"])
                 begin, end = (int(offset) for offset in entry["data_offsets"])
@@ -154,22 +169,27 @@ class HuggingFaceCheckpoint(Checkpoint):
         return not differences
 
 
-def _weight_files(path: Path) -> list[str]:
-    """Names of the folder's safetensors files, in a stable order."""
+def _weight_map(path: Path) -> dict[str, str]:
+    """The file of each tensor, as the index has it; empty if all are in one file."""
     if (path / _INDEX).exists():
         weight_map = _read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelLoadFailed(f"{path / _INDEX} has no weight_map; download the model again.")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
+        weight_map = {name: str(file) for name, file in weight_map.items()}
+        for name in sorted({*weight_map.values()}):
             # The index must not name files outside the folder.
             if Path(name).name != name or not (path / name).exists():
                 raise ModelLoadFailed(
                     f"{path} lacks {name}, which is in its index; download the model again."
                 )
-        return names
+        if (path / _SINGLE).exists() and _SINGLE not in weight_map.values():
+            raise ModelLoadFailed(
+                f"{path} holds both {_SINGLE} and {_INDEX}, which does not name it; "
+                "remove the one that is not meant."
+            )
+        return weight_map
     if (path / _SINGLE).exists():
-        return [_SINGLE]
+        return {}
     found = {file.suffix for file in path.iterdir()}
     if ".gguf" in found:
         raise ModelLoadFailed(

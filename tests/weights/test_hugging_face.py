@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights import open_checkpoint
@@ -44,8 +44,6 @@ def shard(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_each_float_dtype_loads_into_each_compute_dtype(folder: Path) -> None:
-    from safetensors.torch import load_file
-
     checkpoint = open_checkpoint(folder)
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name == "mask":
@@ -58,8 +56,6 @@ def test_each_float_dtype_loads_into_each_compute_dtype(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e39])
 def test_weights_that_are_no_finite_numbers_are_refused(folder: Path, value: float) -> None:
-    from safetensors.torch import load_file
-
     tensors = load_file(folder / "model.safetensors")
     tensors["double"][1, 2] = value
     tensors["brain"][1199, 3] = value
@@ -79,6 +75,19 @@ def test_a_sharded_folder_loads_whole(folder: Path) -> None:
     tensors = shard(folder)
     checkpoint = open_checkpoint(folder)
     assert set(checkpoint.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.load(name, torch.float32), tensor)
+
+
+def test_a_tensor_comes_from_the_file_that_the_index_gives_it(folder: Path) -> None:
+    """Whichever shard is read last, and whatever else a shard holds."""
+    tensors = shard(folder)
+    for number, extra in ((1, {"t1": torch.zeros(9)}), (2, {"t0": torch.zeros(9)})):
+        path = folder / f"model-0000{number}-of-00002.safetensors"
+        of_both = load_file(path) | extra | {f"only-in-{number}": torch.ones(1)}
+        save_file(of_both, path)
+    checkpoint = open_checkpoint(folder)
+    assert set(checkpoint.tensors) == {*tensors, "only-in-1", "only-in-2"}
     for name, tensor in tensors.items():
         assert torch.equal(checkpoint.load(name, torch.float32), tensor)
 
@@ -112,6 +121,14 @@ def rewrite_header(path: Path, pattern: str, replacement: str) -> None:
 
 
 INDEX = "model.safetensors.index.json"
+
+
+def reindex(config: Path, **files: str) -> None:
+    """Changes the files that the index gives tensors to."""
+    index = config.with_name(INDEX)
+    weight_map = json.loads(index.read_text())["weight_map"]
+    weight_map |= {name: f"{file}-of-00002.safetensors" for name, file in files.items()}
+    index.write_text(json.dumps({"weight_map": weight_map}))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +171,28 @@ INDEX = "model.safetensors.index.json"
                 '{"weight_map": {"a": "../elsewhere.safetensors"}}'
             ),
             "lacks ../elsewhere",
+        ),
+        (
+            lambda config, _: (shard(config.parent), reindex(config, t0="model-00002")),
+            "model-00002-of-00002.safetensors lacks tensor t0, which .* says it holds",
+        ),
+        (
+            lambda config, _: (shard(config.parent), reindex(config, t9="model-00001")),
+            "model-00001-of-00002.safetensors lacks tensor t9",
+        ),
+        (
+            lambda config, file: (shard(config.parent), save_file({"a": torch.ones(1)}, file)),
+            "holds both model.safetensors and model.safetensors.index.json",
+        ),
+        (
+            lambda config, _: (
+                shard(config.parent),
+                [
+                    save_file(load_file(path) | {"twice": torch.ones(1)}, path)
+                    for path in config.parent.glob("*-of-*.safetensors")
+                ],
+            ),
+            "model-00002-of-00002.safetensors has tensor twice, and so has model-00001-of-00002",
         ),
     ],
 )
