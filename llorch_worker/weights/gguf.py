@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,6 +66,7 @@ class GgufCheckpoint(Checkpoint):
         files = [ModelFile(part) for part in _parts(path)]
         self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
+        self._check_parts(headers)
         kinds = frozenset(
             entry.name.split(".")[2]
             for header in headers
@@ -79,12 +80,23 @@ class GgufCheckpoint(Checkpoint):
         self._headers = [
             (file, header.data_start) for file, header in zip(files, headers, strict=True)
         ]
-        parts = self.metadata.get("split.count", 1) or 1
-        if parts != len(files):
+        total = self.metadata.get("split.tensors.count")
+        if total is not None and total != len(self.tensors):
             raise ModelLoadFailed(
-                f"{path} is one of {parts} parts but is not named like one; "
-                "restore the parts' names (…-00001-of-000NN.gguf) or merge them."
+                f"{self.path}: its parts hold {len(self.tensors)} tensors, but {total} were split; "
+                "take all parts from one download."
             )
+
+    def _check_parts(self, headers: Sequence[GgufHeader]) -> None:
+        """Raises ModelLoadFailed unless each file says that it is the part that its name says."""
+        names = "restore the parts' names (…-00001-of-000NN.gguf) or merge them."
+        for number, (file, header) in enumerate(zip(self.files, headers, strict=True)):
+            count, at = (header.metadata.get(key) for key in ("split.count", "split.no"))
+            if (count or 1) != len(headers):
+                said = f"is one of {count} parts" if count else "is a whole model"
+                raise ModelLoadFailed(f"{file} {said} but is not named like one; {names}")
+            if count and at != number:
+                raise ModelLoadFailed(f"{file} is part {at} of its model, counted from 0; {names}")
 
     def stored_name(self, name: str) -> str:
         layer = re.match(r"model\.layers\.(\d+)\.", name)

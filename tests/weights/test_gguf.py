@@ -99,13 +99,14 @@ def test_a_token_that_is_not_utf8_survives(tmp_path: Path, write_gguf: WriteGguf
     assert tokens[1].encode("utf-8", "surrogateescape") == b"\xff\xfe\x80\xe2"
 
 
-def write_split(folder: Path, count: int) -> list[Path]:
+def write_split(folder: Path, count: int, tensors: int | None = None) -> list[Path]:
     paths = []
     for part in range(count):
         path = folder / f"m-{part + 1:05}-of-{count:05}.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_uint16("split.no", part)
         writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", count if tensors is None else tensors)
         writer.add_tensor(f"blk.{part}.ffn_up.weight", np.full((4, 32), part, np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -134,6 +135,23 @@ def test_a_renamed_part_is_refused(tmp_path: Path) -> None:
     path = write_split(tmp_path, 2)[0].rename(tmp_path / "m.gguf")
     with pytest.raises(ModelLoadFailed, match="is one of 2 parts"):
         open_checkpoint(path)
+
+
+def test_parts_that_are_not_what_their_names_say_are_refused(
+    tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
+    first, second, third = write_split(tmp_path, 3)
+    second.rename(tmp_path / "other")
+    third.rename(second)
+    (tmp_path / "other").rename(third)
+    with pytest.raises(ModelLoadFailed, match=r"00002-of-00003.gguf is part 2 of its model"):
+        open_checkpoint(first)
+    write_gguf(second)
+    with pytest.raises(ModelLoadFailed, match=r"00002-of-00003.gguf is a whole model but"):
+        open_checkpoint(first)
+    paths = write_split(tmp_path, 2, tensors=3)
+    with pytest.raises(ModelLoadFailed, match=r"its parts hold 2 tensors, but 3 were split"):
+        open_checkpoint(paths[1])
 
 
 def test_a_wrong_count_in_a_large_file_does_not_fill_the_memory(tmp_path: Path) -> None:
