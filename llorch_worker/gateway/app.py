@@ -90,7 +90,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         title="llorch gateway",
         version=__version__,
         lifespan=running,
-        telemetry=REQUEST_SPANS,
+        telemetry=REQUEST_SPANS | {"tracing": is_traced()},
         docs_url=None,
         redoc_url=None,
     )

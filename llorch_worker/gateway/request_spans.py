@@ -15,7 +15,6 @@ def _is_polled(scope: Any) -> bool:
 
 
 REQUEST_SPANS: Any = {
-    "tracing": True,
     "operation_spans": False,
     # They would hold the messages of exceptions, which may quote a text.
     "logs": False,

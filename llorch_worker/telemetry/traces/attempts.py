@@ -20,6 +20,7 @@ from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import normal_queue_of
 from llorch_worker.contract import TASK_NAME, GenerationResult, LlorchError, Timings
 from llorch_worker.contract.request import without_boundless
+from llorch_worker.telemetry.traces.faults import guarded, refusal
 from llorch_worker.telemetry.traces.publishing import SCOPE, carried, message_attributes
 
 _REQUEST_ATTRIBUTES = {
@@ -73,6 +74,11 @@ class AttemptSpans:
             headers.setdefault(name, value)
 
     def _begin(self, task: Task, **_: Any) -> None:
+        if refusal() is None:
+            with guarded():
+                self._start(task)
+
+    def _start(self, task: Task) -> None:
         request = task.request
         claim = HELD_CLAIMS.get((request.properties or {}).get("delivery_tag", ""))
         if claim is None:
@@ -120,12 +126,13 @@ class AttemptSpans:
             return
         if attempt.token is not None:
             context.detach(attempt.token)
-        if attempt.span.is_recording():
-            if task.name == TASK_NAME:
-                self._record(attempt, state, retval, kwargs)
-            elif state == states.FAILURE:
-                _fail(attempt.span, type(retval).__name__)
-        attempt.span.end()
+        with guarded():
+            if attempt.span.is_recording():
+                if task.name == TASK_NAME:
+                    self._record(attempt, state, retval, kwargs)
+                elif state == states.FAILURE:
+                    _fail(attempt.span, type(retval).__name__)
+            attempt.span.end()
 
     def _record(
         self, attempt: _Attempt, state: str | None, end: Any, fields: Mapping[str, Any]

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from llorch_worker import __version__
+from llorch_worker.telemetry.traces.publishing import SCOPE
 
 logger = get_logger(__name__)
 
@@ -29,8 +30,13 @@ class Provider(TracerProvider):
         }
         resource = Resource.create({**named, **OTELResourceDetector().detect().attributes})
         super().__init__(resource=resource, shutdown_on_exit=False)
+        # While nobody receives it: some limits are read with the first span.
+        self.get_tracer(SCOPE, __version__).start_span("first").end()
         self._outage = _Outage()
         self.add_span_processor(BatchSpanProcessor(_Exporter(self._outage)))
+
+    def install(self) -> None:
+        """Makes it the process' own."""
         # Its warnings come again and again while the collector is away, and quote headers that
         # producers have written.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)

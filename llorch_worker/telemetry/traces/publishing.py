@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from llorch_worker import __version__
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.contract import LlorchError
+from llorch_worker.telemetry.traces.faults import guarded, refusal
 
 SCOPE = "llorch_worker"
 
@@ -20,39 +21,51 @@ def publishing(model: str, job_id: str) -> Iterator[dict[str, str]]:
     The span goes to the tracer provider of the caller's process, if it has one. Without
     OpenTelemetry there are no headers.
     """
-    if "opentelemetry.trace" not in sys.modules:
+    if not _is_usable():
         yield {}
         return
-    from opentelemetry import trace
+    from opentelemetry import context, trace
 
     queue = normal_queue(model)
-    tracer = trace.get_tracer(SCOPE, __version__)
-    with tracer.start_as_current_span(
-        f"publish {queue}",
-        kind=trace.SpanKind.PRODUCER,
-        attributes=message_attributes("publish", "send", queue, job_id),
-        # An error's message belongs to the caller.
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        try:
-            yield carried()
-        except Exception as error:
-            code = error.code if isinstance(error, LlorchError) else type(error).__name__
+    span: trace.Span = trace.INVALID_SPAN
+    token = None
+    with guarded():
+        span = trace.get_tracer(SCOPE, __version__).start_span(
+            f"publish {queue}",
+            kind=trace.SpanKind.PRODUCER,
+            attributes=message_attributes("publish", "send", queue, job_id),
+        )
+        token = context.attach(trace.set_span_in_context(span))
+    try:
+        yield carried()
+    except Exception as error:
+        # Without a message, which belongs to the caller.
+        code = error.code if isinstance(error, LlorchError) else type(error).__name__
+        with guarded():
             span.set_attribute("error.type", code)
             span.set_status(trace.StatusCode.ERROR)
-            raise
+        raise
+    finally:
+        if token is not None:
+            context.detach(token)
+        with guarded():
+            span.end()
 
 
 def carried() -> dict[str, str]:
     """The headers that carry the current trace on: ``traceparent`` and ``tracestate``, unless
     ``OTEL_PROPAGATORS`` names others. Empty without OpenTelemetry."""
     headers: dict[str, str] = {}
-    if "opentelemetry.trace" in sys.modules:
-        from opentelemetry import propagate
+    if _is_usable():
+        with guarded():
+            from opentelemetry import propagate
 
-        propagate.inject(headers)
+            propagate.inject(headers)
     return headers
+
+
+def _is_usable() -> bool:
+    return "opentelemetry.trace" in sys.modules and refusal() is None
 
 
 def message_attributes(name: str, kind: str, queue: str, job_id: str) -> dict[str, str]:

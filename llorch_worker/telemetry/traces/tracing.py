@@ -7,14 +7,12 @@ import sys
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from kombu.log import get_logger
-
+from llorch_worker.contract import shown
 from llorch_worker.contract.installing import install_command
+from llorch_worker.telemetry.traces import api, faults
 
 if TYPE_CHECKING:
     from llorch_worker.telemetry.traces.collector import Provider
-
-logger = get_logger(__name__)
 
 FLUSH_S = 3.0
 """How long a process that ends waits for its last spans to leave."""
@@ -43,28 +41,43 @@ def start_tracing(service: str, instance: str) -> Tracing:
     ``OTEL_RESOURCE_ATTRIBUTES`` do. If something else has already set up OpenTelemetry here, as
     ``opentelemetry-instrument`` does, spans go where that sends them.
     """
-    if is_traced() or not (asked := _asked()):
-        return Tracing()
-    refusal = _refusal()
-    if refusal is not None:
-        logger.warning("no traces: %s", refusal)
-        return Tracing()
-    try:
+    asked = _asked()
+    if asked is not None:
+        api.load()
+    if (refusal := faults.refusal()) is not None:
+        faults.refuse(refusal)
+    elif asked is not None and not is_traced():
+        try:
+            return Tracing(_provider(service, instance))
+        except ModuleNotFoundError:
+            missing = f"{asked} is set, but the extra is missing: {install_command('otel')}"
+            faults.refuse(missing)
+        except faults.Refused as error:
+            faults.refuse(str(error))
+    return Tracing()
+
+
+def _provider(service: str, instance: str) -> Provider:
+    if (refusal := _refusal()) is not None:
+        raise faults.Refused(refusal)
+    faults.check_values()
+    with faults.checking():
         from llorch_worker.telemetry.traces.collector import Provider
-    except ModuleNotFoundError:
-        logger.warning(
-            "no traces: %s is set, but the extra is missing: %s", asked, install_command("otel")
-        )
-        return Tracing()
-    return Tracing(Provider(service, instance))
+
+        provider = Provider(service, instance)
+    provider.install()
+    return provider
 
 
 def is_traced() -> bool:
     """Whether spans of this process go anywhere."""
     trace = sys.modules.get("opentelemetry.trace")
-    return trace is not None and not isinstance(
-        trace.get_tracer_provider(), trace.ProxyTracerProvider
-    )
+    if trace is None or faults.refusal() is not None:
+        return False
+    found: object = None
+    with faults.guarded():
+        found = trace.get_tracer_provider()
+    return found is not None and not isinstance(found, trace.ProxyTracerProvider)
 
 
 def _asked() -> str | None:
@@ -78,12 +91,12 @@ def _asked() -> str | None:
 def _refusal() -> str | None:
     exporter = _value("OTEL_TRACES_EXPORTER") or "otlp"
     if exporter != "otlp":
-        return f"OTEL_TRACES_EXPORTER={exporter} is not supported; allowed: otlp, none"
-    protocol = next(filter(None, map(_value, _PROTOCOLS)), "http/protobuf")
-    if protocol != "http/protobuf":
+        return f"OTEL_TRACES_EXPORTER={shown(exporter)} is not supported; allowed: otlp, none"
+    name = next(filter(_value, _PROTOCOLS), None)
+    if name is not None and _value(name) != "http/protobuf":
         return (
-            f"the protocol {protocol} is not supported: give the collector's port for OTLP over "
-            "HTTP, often 4318, and unset OTEL_EXPORTER_OTLP_PROTOCOL"
+            f"{name}={shown(_value(name))} is not supported: give the collector's port for OTLP "
+            "over HTTP, often 4318, and unset the variable"
         )
     return None
 
