@@ -67,6 +67,15 @@ _ENGINE = EngineOptions()
 _WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
 
 
+def _locks_folder() -> Path:
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        # No folder takes files. Only a worker on a GPU needs one, and says so.
+        folder = "/tmp"
+    return Path(folder, "llorch-devices")
+
+
 class Settings(BaseSettings):
     """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
 
@@ -105,7 +114,7 @@ class Settings(BaseSettings):
     ] = None
     """Processors of a worker's threads, such as ``0-7,16``; by default all that the
     process may use. ``llorch up`` divides them among its CPU workers."""
-    device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
+    device_locks: Path = Field(default_factory=_locks_folder)
     """Folder of the locks that give each GPU one worker. Containers of a host must share it."""
     dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""

@@ -46,7 +46,10 @@ def gateway(
     try:
         own = GatewaySettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        faults = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        faults = "; ".join(
+            f"LLORCH_GATEWAY_{str(each['loc'][0]).upper()}: {each['msg']}"
+            for each in error.errors()
+        )
         raise usage_error(faults) from None
     if own.keys is None and not is_loopback(own.host):
         raise CommandError(

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llorch_worker.contract import Priority
-from llorch_worker.contract.command_errors import USAGE, CommandError
+from llorch_worker.contract import Priority, shown
+from llorch_worker.contract.command_errors import USAGE, CommandError, usage_error
 from llorch_worker.gateway.webhook_secret import WebhookSecret, new_secret
 
 logger = logging.getLogger(__name__)
 
 KEY_PREFIX = "llorch-"
 _KEY_BYTES = 32
+_MOST_NAME_CHARS = 100
 WINDOWS_MS = {"minute": 60_000, "day": 86_400_000}
 MOST_A_WINDOW = 10**12
 
@@ -60,7 +61,7 @@ class Caller:
 class _Key(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(min_length=1, max_length=_MOST_NAME_CHARS, pattern=r"^[A-Za-z0-9._-]+$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_jobs: int | None = Field(None, ge=1)
     requests_per_minute: int | None = Field(None, ge=1, le=MOST_A_WINDOW)
@@ -149,21 +150,33 @@ def digest_of(key: str) -> str:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key, and its entry for the file, with a secret for its webhooks."""
+    """A new key, and its entry for the file, with a secret for its webhooks.
+
+    Raises ``CommandError`` for a name that the file may not hold.
+    """
     key = f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
     entry = {"name": name, "sha256": digest_of(key), "webhook_secret": new_secret()}
+    try:
+        _Key.model_validate(entry)
+    except ValidationError:
+        raise usage_error(
+            f"a key's name must be 1 to {_MOST_NAME_CHARS} of A-Za-z0-9._-, not '{shown(name)}'"
+        ) from None
     lines = [f'{field} = "{value}"\n' for field, value in entry.items()]
     return key, "".join(["[[keys]]\n", *lines])
 
 
 def _read(path: Path) -> tuple[_Key, ...]:
     try:
-        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).keys
+        # Editors of Windows begin a file with a byte order mark.
+        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig"))).keys
     except (OSError, ValueError) as error:
         if isinstance(error, ValidationError):
             reason = "; ".join(
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
             )
+        elif isinstance(error, UnicodeDecodeError):
+            reason = "is not UTF-8; save it as UTF-8"
         else:
             reason = (isinstance(error, OSError) and error.strerror) or str(error)
         message = f"the file of keys {path}: {reason}"

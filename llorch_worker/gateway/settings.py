@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from llorch_worker.contract import shown
 from llorch_worker.gateway.webhook_secret import WebhookSecret
 from llorch_worker.settings import Bytes
+
+
+def _files_folder(given: Any) -> Any:
+    if given:
+        return given
+    try:
+        return str(Path.home() / ".llorch" / "files")
+    except RuntimeError:
+        raise PydanticCustomError(
+            "files", "this user has no home folder; set LLORCH_GATEWAY_FILES to a folder"
+        ) from None
 
 
 class GatewaySettings(BaseSettings):
@@ -50,7 +65,7 @@ class GatewaySettings(BaseSettings):
     """How long a connection stays open after an answer: longer than those of a proxy in front."""
     waiting_connections: int = Field(1000, ge=1)
     """Most connections of one address without a request; one more closes the oldest of them."""
-    files: str = str(Path.home() / ".llorch" / "files")
+    files: Annotated[str, BeforeValidator(_files_folder)] = Field("", validate_default=True)
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
     response_ttl_s: int = Field(24 * 3600, ge=1)
     """How long responses, and the files that batches wrote, are kept. A response also needs its
@@ -71,4 +86,26 @@ class GatewaySettings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return tuple(origin.strip() for origin in value.split(",") if origin.strip())
+        return tuple(_origin(origin.strip()) for origin in value.split(",") if origin.strip())
+
+
+def _origin(given: str) -> str:
+    """As browsers send it: in small letters, without a final slash or the scheme's own port."""
+    if given in ("*", "null"):
+        return given
+    try:
+        parts = urlsplit(given)
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError:
+        host, port = "", None
+    more = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if more or not parts.scheme or not re.fullmatch(r"[\w.:-]+", host):
+        raise PydanticCustomError(
+            "origin",
+            "'{given}' is no origin; write it as browsers send it, such as https://app.example or "
+            "http://localhost:3000, without a path, or * for all",
+            {"given": shown(given)},
+        )
+    host = f"[{host}]" if ":" in host else host
+    is_usual = port in (None, {"http": 80, "https": 443}.get(parts.scheme))
+    return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{port}"

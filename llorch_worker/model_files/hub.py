@@ -72,6 +72,7 @@ def _cached(text: str, download: bool) -> Path:
     name = HubName.parse(text)
     from huggingface_hub import snapshot_download
 
+    _require_home()
     with _one_sentence(text):
         sizes = _listed(name) if download else None
         at_hand = sizes is None
@@ -93,6 +94,16 @@ def _cached(text: str, download: bool) -> Path:
         )
     first = wanted[0]
     return Path(folder, first) if first.endswith(".gguf") else Path(folder)
+
+
+def _require_home() -> None:
+    """The cache is in the home folder, unless HF_HOME or HF_HUB_CACHE names another place."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if HF_HUB_CACHE.startswith("~"):
+        raise ModelLoadFailed(
+            "There is no home folder to keep models in; set HF_HOME to a folder, or give a file."
+        )
 
 
 def _listed(name: HubName) -> dict[str, int] | None:

@@ -30,6 +30,40 @@ def test_a_missing_model(command: list[str]) -> None:
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
 
 
+NO_HOME = """
+import os, pwd, tempfile
+
+def nobody(uid):
+    raise KeyError(uid)
+
+def nowhere():
+    raise FileNotFoundError("No usable temporary directory found")
+
+pwd.getpwuid = nobody
+tempfile._get_default_tempdir = nowhere
+os.environ.pop("HOME", None)
+"""
+"""What Python finds with a uid that no file of users names, as in some containers, on a root file
+system that is read only."""
+
+
+def test_without_a_home_folder_only_what_keeps_files_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_HOME)
+    said = sentence(run("gateway", "--redis", NOBODY, site=tmp_path), 2)
+    assert said == (
+        "LLORCH_GATEWAY_FILES: this user has no home folder; set LLORCH_GATEWAY_FILES to a folder"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        folder = {"LLORCH_GATEWAY_FILES": str(tmp_path)}
+        said = sentence(run("gateway", "--port", port, site=tmp_path, **folder), 1)
+    assert said.startswith("cannot listen"), "it has come that far"
+    said = sentence(run("inspect", "hf:a/b", site=tmp_path), 1)
+    assert said == (
+        "There is no home folder to keep models in; set HF_HOME to a folder, or give a file."
+    )
+
+
 def test_a_gateways_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -117,7 +151,10 @@ def test_a_wrong_setting_ends_every_command_that_reads_it_with_2(
         ({"LLORCH_GATEWAY_HOST": "0.0.0.0"}, "set LLORCH_GATEWAY_KEYS"),
         ({"LLORCH_GATEWAY_KEYS": "/nowhere/keys"}, "the file of keys /nowhere/keys"),
         ({"LLORCH_GATEWAY_FILES": "nowhere://files"}, "LLORCH_GATEWAY_FILES"),
-        ({"LLORCH_GATEWAY_MAX_BODY_BYTES": "big"}, "max_body_bytes: must be a number of bytes"),
+        (
+            {"LLORCH_GATEWAY_MAX_BODY_BYTES": "big"},
+            "LLORCH_GATEWAY_MAX_BODY_BYTES: must be a number of bytes",
+        ),
     ],
 )
 def test_a_gateways_wrong_setting_ends_it_with_2(setting: dict[str, str], said: str) -> None:

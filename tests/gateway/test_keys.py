@@ -18,6 +18,7 @@ from llorch_worker.broker.queues import route, tenants_list
 from llorch_worker.client import Client
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.keys import KeyRing, new_key
+from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhook_secret import check_secret
 from tests.cli.command import run
 from tests.gateways import GatewayProcess, running_gateway
@@ -201,6 +202,48 @@ def test_a_new_key_brings_a_secret_for_its_webhooks(tmp_path: Path) -> None:
     assert secret is not None
     assert check_secret(secret) == secret
     assert KeyRing(file).webhook_secret("two") is None
+
+
+@pytest.mark.parametrize("name", ['al"ice', "a\noperator = true", "", "a b", "é", "a" * 101])
+def test_a_name_that_the_file_cannot_hold_gets_no_key(name: str) -> None:
+    ran = run("gateway-key", name)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: a key's name must be 1 to 100 of A-Za-z0-9._-")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_byte_order_mark_in_the_file_is_read_over(tmp_path: Path) -> None:
+    key, entry = new_key("one")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry, encoding="utf-8-sig")
+    assert KeyRing(file).caller(key) is not None
+    file.write_text(entry, encoding="utf-16")
+    with pytest.raises(CommandError, match="UTF-8"):
+        KeyRing(file)
+
+
+@pytest.mark.parametrize(
+    ("written", "origin"),
+    [
+        ("https://app/", "https://app"),
+        ("https://App.Example:443", "https://app.example"),
+        ("http://[::1]:3000/", "http://[::1]:3000"),
+        ("https://bücher.example", "https://xn--bcher-kva.example"),
+        ("null", "null"),
+        ("*", "*"),
+    ],
+)
+def test_an_origin_is_kept_as_browsers_send_it(written: str, origin: str) -> None:
+    assert GatewaySettings(cors_origins=written).cors_origins == (origin,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "written", ["app.example", "https://app/page", "https://*.app", "https://a b", "https://a?b=c"]
+)
+def test_what_no_browser_sends_as_an_origin_is_refused_with_what_to_write(written: str) -> None:
+    ran = run("gateway", LLORCH_GATEWAY_CORS_ORIGINS=f"https://app, {written}")
+    assert ran.code == 2
+    assert f"LLORCH_GATEWAY_CORS_ORIGINS: '{written}' is no origin; write it as" in ran.err
 
 
 @pytest.mark.parametrize("wrong", ["", "secret", "whsec_", "whsec_!!", "whsec_c2hvcnQ="])
