@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 ROOT = Path("/")
@@ -72,17 +72,23 @@ def shares(workers: int, root: Path = ROOT) -> tuple[str, ...]:
     )
 
 
-def bind(listed: str) -> None:
+def bind(listed: str) -> bool:
     """Keeps the calling thread, and those that it starts later, on the processors of a list such as
-    ``0-7,16``. Linux then takes memory from their socket. Raises ``ValueError`` if none is usable.
+    ``0-7,16``. Linux then takes memory from their socket. Returns whether all of them are usable;
+    raises ``ValueError`` if none is.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("this system cannot bind a process to processors")
-    asked = set(_numbers(listed))
-    if not asked & set(_affinity()):
-        usable = ",".join(map(str, sorted(_affinity())))
-        raise ValueError(f"no usable processor in {listed!r}; usable: {usable}")
-    os.sched_setaffinity(0, asked & set(_affinity()))
+    usable, asked = set(_affinity()), list(_ranges(listed))
+    bound = {number for number in usable if any(number in numbers for numbers in asked)}
+    if not bound:
+        known = ",".join(map(str, sorted(usable)))
+        raise ValueError(f"no usable processor in {listed!r}; usable: {known}")
+    os.sched_setaffinity(0, bound)
+    return all(
+        sum(number in numbers for number in bound) == max(0, numbers.stop - numbers.start)
+        for numbers in asked
+    )
 
 
 def _affinity() -> Iterable[int]:
@@ -102,9 +108,13 @@ def _processor(number: int, root: Path) -> Processor:
 
 
 def _numbers(listed: str) -> Iterator[int]:
+    return chain.from_iterable(_ranges(listed))
+
+
+def _ranges(listed: str) -> Iterator[range]:
     for part in listed.strip().split(","):
         first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        yield range(int(first), int(last or first) + 1)
 
 
 def _limits(root: Path) -> Iterator[float]:

@@ -105,9 +105,10 @@ def test_a_bound_process_stays_on_its_processors() -> None:
     before = os.sched_getaffinity(0)
     one = min(before)
     try:
-        processors.bind(f"{one}-{one},100000")
+        assert not processors.bind(f"{one}-{one},100000-{10**30}")
         assert os.sched_getaffinity(0) == {one}
         assert processors.thread_count() == 1
+        assert processors.bind(f"{one}-{one},{one}")
     finally:
         os.sched_setaffinity(0, before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import threading
 import time
@@ -77,6 +78,14 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _give_up(refusal, USAGE)
         for sentence in warnings(Settings):
             logger.warning(sentence)
+        most = worker.app.settings
+        if most.max_deaths < most.max_attempts:
+            logger.warning(
+                "LLORCH_MAX_DEATHS=%d ends jobs before LLORCH_MAX_ATTEMPTS=%d can; raise it, or "
+                "lower the other",
+                most.max_deaths,
+                most.max_attempts,
+            )
         for handler in logging.getLogger().handlers:
             handler.addFilter(_OneLine())
         self._residency: Residency | None = None
@@ -111,8 +120,13 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._trace(worker.hostname)
         settings = worker.app.settings
         try:
-            if settings.processors is not None:
-                bind(settings.processors)
+            if settings.processors is not None and not bind(settings.processors):
+                usable = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+                logger.warning(
+                    "LLORCH_PROCESSORS=%s: of these, only %s can be used here",
+                    settings.processors,
+                    usable,
+                )
         except ValueError as error:
             _give_up(f"LLORCH_PROCESSORS: {error}", USAGE)
         redis = RedisAtStart(worker.app, self._signs.loading)

@@ -151,13 +151,18 @@ except ValidationError as error:
     assert run_python(source, "redis://localhost:1/0", max_sequences=0) == 1
 
 
-def test_a_misspelt_setting_is_named_in_the_workers_log(
+def test_settings_without_effect_are_named_in_the_workers_log(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    said = "LLORCH_MAX_SEQUENCE is no setting and has no effect; did you mean LLORCH_MAX_SEQUENCES?"
+    said = (
+        "LLORCH_MAX_SEQUENCE is no setting and has no effect; did you mean LLORCH_MAX_SEQUENCES?",
+        "LLORCH_MAX_DEATHS=2 ends jobs before LLORCH_MAX_ATTEMPTS=3 can",
+        "LLORCH_PROCESSORS=0-4000: of these, only ",
+    )
     options: dict[str, Any] = {"name": "misspelt", "model_name": "toy", "max_sequence": 3}
+    options |= {"max_deaths": 2, "processors": "0-4000"}
     with running_worker(redis_server.url, tmp_path, **options) as worker:
-        wait_until(lambda: said in worker.text())
+        wait_until(lambda: all(sentence in worker.text() for sentence in said))
 
 
 def test_a_celery_worker_with_a_setting_that_cannot_hold_here_ends_with_2(
