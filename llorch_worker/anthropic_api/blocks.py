@@ -108,12 +108,13 @@ def turns_of(system: Sequence[TextBlock], turns: Sequence[Turn]) -> Iterator[tup
     """
     if system:
         yield "system", {"role": "system", "content": _joined(system)}
-    place, open_turn = "", None
+    place = ""
+    open_turn: _OpenTurn | None = None
     for index, turn in enumerate(turns):
         blocks = sorted(turn.content, key=lambda block: not isinstance(block, ToolResultBlock))
         results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-        if open_turn is not None and (results or open_turn["role"] != turn.role):
-            yield place, open_turn
+        if open_turn is not None and (results or open_turn.role != turn.role):
+            yield place, open_turn.fields()
             open_turn = None
         for block in results:
             yield (
@@ -123,10 +124,10 @@ def turns_of(system: Sequence[TextBlock], turns: Sequence[Turn]) -> Iterator[tup
         if len(results) == len(blocks) and results:
             continue
         if open_turn is None:
-            place, open_turn = f"messages.{index}", {"role": turn.role, "content": None}
-        _add(open_turn, blocks)
+            place, open_turn = f"messages.{index}", _OpenTurn(turn.role)
+        open_turn.add(blocks)
     if open_turn is not None:
-        yield place, open_turn
+        yield place, open_turn.fields()
 
 
 def elsewhere(turns: Sequence[Turn]) -> Iterator[str]:
@@ -137,20 +138,38 @@ def elsewhere(turns: Sequence[Turn]) -> Iterator[str]:
                 yield block.type
 
 
-def _add(turn: dict[str, Any], blocks: Sequence[Block]) -> None:
-    for block in blocks:
-        match block:
-            case TextBlock(text=text):
-                before = turn["content"]
-                turn["content"] = text if before is None else f"{before}\n{text}"
-            case ThinkingBlock(thinking=thought):
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": json.dumps(block.input)}
-                call = {"id": block.id, "type": "function", "function": function}
-                turn.setdefault("tool_calls", []).append(call)
-    if turn["content"] is None and "tool_calls" not in turn:
-        turn["content"] = ""
+class _OpenTurn:
+    """A turn to which the next one of its role is added. Texts are joined once, at the end."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            match block:
+                case TextBlock(text=text):
+                    self._texts.append(text)
+                case ThinkingBlock(thinking=thought):
+                    self._thoughts.append(thought)
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": json.dumps(block.input)}
+                    call = {"id": block.id, "type": "function", "function": function}
+                    self._calls.append(call)
+        if not self._texts and not self._calls:
+            self._texts.append("")
+
+    def fields(self) -> dict[str, Any]:
+        """Those of the contract's message."""
+        content = "\n".join(self._texts) if self._texts else None
+        turn: dict[str, Any] = {"role": self.role, "content": content}
+        if self._thoughts:
+            turn["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            turn["tool_calls"] = self._calls
+        return turn
 
 
 def _joined(texts: Sequence[TextBlock]) -> str:

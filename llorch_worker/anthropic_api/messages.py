@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, SkipValidation
+from pydantic import ConfigDict, Field, SkipValidation
 
 from llorch_worker.anthropic_api.answer import Message, MessageEvents, message
 from llorch_worker.anthropic_api.blocks import Loose, Texts, Turn, elsewhere, turns_of
@@ -18,7 +18,13 @@ from llorch_worker.openai_api.chat_answer import chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.errors import body_of, status_of
 from llorch_worker.openai_api.sampling import StreamOptions
-from llorch_worker.openai_api.shape import Unsupported, generation_request, with_effort
+from llorch_worker.openai_api.shape import (
+    MOST_OFFERED,
+    MOST_TURNS,
+    Unsupported,
+    generation_request,
+    with_effort,
+)
 
 _TURN = re.compile(r"messages\.(\d+)")
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
@@ -78,10 +84,10 @@ class CountTokensRequest(Body):
 
     done = b""
 
-    messages: list[Turn]
+    messages: Annotated[list[Turn], Field(max_length=MOST_TURNS)]
     system: Texts | None = None
     stop_sequences: SkipValidation[list[str] | None] = None
-    tools: list[OfferedTool] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MOST_OFFERED)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     """Without it the template is asked for no thoughts, and none are shown."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from llorch_worker.batches.lines import Call, Endpoint
 from llorch_worker.contract import (
@@ -22,7 +22,7 @@ from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.responses import new_record, response_of
 from llorch_worker.openai_api.responses_items import ItemReference
 from llorch_worker.openai_api.responses_request import ResponseRequest
-from llorch_worker.openai_api.shape import WholeBody, faults_of
+from llorch_worker.openai_api.shape import WholeBody, read_as
 
 AnyBody = TypeVar("AnyBody", bound=WholeBody)
 
@@ -80,10 +80,7 @@ def _refuse_unlike(body: BaseModel, **allowed: tuple[object, ...]) -> None:
 
 def _endpoint(kind: type[AnyBody], call: Callable[[AnyBody], Call]) -> Endpoint:
     def understand(body: dict[str, Any], refuse_unknown: bool) -> Call:
-        try:
-            read = kind.model_validate(body)
-        except ValidationError as error:
-            raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+        read = read_as(kind, body)
         if refuse_unknown:
             read.refuse_unknown()
         return call(read)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from llorch_worker.batches.raw_lines import MOST_LINE_BYTES, RawLine
 from llorch_worker.contract import (
@@ -19,8 +19,9 @@ from llorch_worker.contract import (
     LlorchError,
     describe,
 )
+from llorch_worker.contract.values import UnreadableJson, read_json
 from llorch_worker.openai_api.errors import body_of, status_of
-from llorch_worker.openai_api.shape import Shape, faults_of
+from llorch_worker.openai_api.shape import Shape, read_as
 
 End = Sequence[GenerationResult] | LlorchError
 """How a line ended: the results of its requests, or why there are none."""
@@ -132,10 +133,7 @@ class OpenAIRules:
 
     def call(self, number: int, fields: dict[str, Any]) -> Call:
         """Raises ``InvalidRequest``."""
-        try:
-            line = _Fields.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+        line = read_as(_Fields, fields)
         if number in self._repeated:
             raise _fault("custom_id", "an earlier line has it", line.custom_id)
         endpoint = self._endpoints.get(line.url)
@@ -168,12 +166,9 @@ def fields_of(raw: RawLine) -> dict[str, Any] | InvalidRequest:
     if len(raw.content) > MOST_LINE_BYTES:
         return _fault(f"line {raw.number}", f"must be at most {MOST_LINE_BYTES} bytes", "more")
     try:
-        # Given bytes, json would also read UTF-16.
-        fields = json.loads(raw.content.decode())
-    except (ValueError, RecursionError) as error:
-        # The decoder's own reason; that of a wrong encoding quotes the text.
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        return _fault(f"line {raw.number}", f"must be JSON ({reason})", raw.content.decode("latin"))
+        fields = read_json(raw.content)
+    except UnreadableJson as error:
+        return _fault(f"line {raw.number}", str(error), raw.content.decode("latin"))
     if not isinstance(fields, dict):
         return _fault(f"line {raw.number}", "must be one JSON object", fields)
     return fields

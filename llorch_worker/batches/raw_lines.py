@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
+
+from llorch_worker.contract.values import UnreadableJson, read_json
 
 BLOCK_BYTES = 2**18
 MOST_LINE_BYTES = 8 * 2**20
@@ -92,8 +93,8 @@ def survey(file: BinaryIO) -> Survey:
 
 
 def _fields(line: RawLine) -> dict[str, Any] | None:
-    with suppress(ValueError, RecursionError):
-        fields = json.loads(line.content.decode())
+    with suppress(UnreadableJson):
+        fields = read_json(line.content)
         if isinstance(fields, dict):
             return fields
     return None

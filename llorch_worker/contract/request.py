@@ -35,7 +35,7 @@ from llorch_worker.contract.shown import describe
 from llorch_worker.contract.template_fields import TemplateKwargs, template_faults
 from llorch_worker.contract.token_ids import MAX_COUNT, LogitBias, PromptTokenIds, TokenId
 from llorch_worker.contract.tools import NamedToolChoice, ToolChoice, Tools
-from llorch_worker.contract.values import few_values, small_json
+from llorch_worker.contract.values import broken_rules, few_values, small_json
 
 LONGEST_DEADLINE_S = 7 * 24 * 3600
 MAX_MESSAGES = 1_000
@@ -154,7 +154,7 @@ class GenerationRequest(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidRequest.from_faults(map(fault_of, error.errors())) from None
+            raise InvalidRequest.from_faults(map(fault_of, broken_rules(error))) from None
 
     @field_validator("metadata")
     @classmethod

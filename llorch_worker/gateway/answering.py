@@ -67,16 +67,28 @@ def say_ignored(answer: Response, names: Iterable[str]) -> None:
         answer.headers[IGNORED] = ", ".join(shown_names)
 
 
+async def answer_to(request: Request, gateway: Gateway, caller: Caller, body: Body) -> Response:
+    """Raises like :meth:`Answering.respond`."""
+    gateway.check(body)
+    requests = await gateway.bodies.after(request, body.to_requests)
+    return await Answering(request, gateway, caller, body, requests).respond()
+
+
 class Answering:
     """One body and its jobs. Nobody else knows the jobs."""
 
-    def __init__(self, request: Request, gateway: Gateway, caller: Caller, body: Body) -> None:
-        """Raises ``InvalidRequest``."""
+    def __init__(
+        self,
+        request: Request,
+        gateway: Gateway,
+        caller: Caller,
+        body: Body,
+        requests: Sequence[GenerationRequest],
+    ) -> None:
         self._request, self._gateway = request, gateway
         self._path = request.url.path
         self._body = body
-        gateway.check(body)
-        self._requests = body.to_requests()
+        self._requests = requests
         comes_back = body.idempotency_key is not None
         self._waiting = Waiting(gateway, caller, comes_back=comes_back)
         self._jobs = self._waiting.jobs

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from llorch_worker.anthropic_api.errors import error_document
 from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, QueueFull
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.gateway.bodies import BodyRefused
 from llorch_worker.openai_api.errors import (
     ERROR_TYPES,
     ErrorBody,
@@ -124,13 +125,15 @@ def install(app: FastAPI) -> None:
         # FastAPI puts where a value stands ("body", "query", ...) before its path.
         errors = [{**each, "loc": each["loc"][1:]} for each in error.errors()]
         for each in errors:
-            if each["type"] == "json_invalid":
-                each.update(loc=(), msg="must be JSON", input=None)
-            elif isinstance(each["input"], bytes):
+            if isinstance(each["input"], bytes):
                 # FastAPI leaves a body alone that another type announces, as curl's -d does.
                 rule = "must be JSON, sent with Content-Type: application/json"
                 each.update(msg=rule, input=None)
         return _answer(400, body_of(InvalidRequest.from_faults(faults_of(errors))))
+
+    @app.exception_handler(BodyRefused)
+    def refused(_: Request, error: BodyRefused) -> JSONResponse:
+        return error_answer(error.reason)
 
     @app.exception_handler(HttpError)
     def http_error(_: Request, error: HttpError) -> JSONResponse:

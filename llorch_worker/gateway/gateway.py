@@ -26,6 +26,7 @@ from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
+from llorch_worker.gateway.bodies import Bodies
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
@@ -62,6 +63,7 @@ class Gateway:
         self.files = FileRecords(self.redis, settings.redis_url, "file", FileRecord)
         self.batches = BatchStore(self.redis, settings.redis_url, "batch", BatchRecord)
         self._refuse_unknown = own.unknown_fields == "refuse"
+        self.bodies = Bodies()
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._limits = Limits(self.redis)
         events: dict[str, EventOf] = {

@@ -10,11 +10,12 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from starlette.websockets import WebSocketState
 
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
+from llorch_worker.gateway.bodies import document_of
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.responding import Creation
@@ -22,7 +23,7 @@ from llorch_worker.openai_api.responses import ResponseRecord
 from llorch_worker.openai_api.responses_events import ResponseEvents
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
-from llorch_worker.openai_api.shape import faults_of
+from llorch_worker.openai_api.shape import read_as
 from llorch_worker.telemetry.metrics.gateway_metrics import SOCKET, Answer, GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -98,9 +99,10 @@ class ResponseSocket:
     async def _respond(self, message: str | bytes) -> None:
         # The key may have been revoked since.
         caller = self._gateway.caller(self._socket.headers)
-        document = _read(message)
-        creation = Creation(self._gateway, caller, _request(document), self._recent)
-        if document.get("generate") is False:
+        bodies = self._gateway.bodies
+        asked, body = await bodies.work(len(message), lambda: _read(message))
+        creation = Creation(self._gateway, caller, body, self._recent)
+        if asked.get("generate") is False:
             record = await creation.warmed()
             events = ResponseEvents(record)
             for event in (*events.begin(), events.nothing()):
@@ -132,27 +134,16 @@ class ResponseSocket:
         await self._socket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
-def _read(message: str | bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(message)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise _refusal("body", "must be a JSON object", f"{len(message)} characters")
+def _read(message: str | bytes) -> tuple[dict[str, Any], ResponseRequest]:
+    """What is not said to a response, and what is."""
+    document = document_of(message if isinstance(message, bytes) else message.encode())
     if document.get("type") != _ASK:
         raise _refusal("type", f"must be {_ASK}", describe(document.get("type")))
-    return document
-
-
-def _request(document: Mapping[str, Any]) -> ResponseRequest:
     fields = {name: value for name, value in document.items() if name not in _OF_HTTP}
-    try:
-        request = ResponseRequest.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+    request = read_as(ResponseRequest, fields)
     if request.background:
         raise _refusal("background", "not on a WebSocket", "True")
-    return request
+    return document, request
 
 
 def _refusal(field: str, rule: str, got: str) -> InvalidRequest:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 
 from llorch_worker.contract import (
     Fault,
@@ -16,6 +16,7 @@ from llorch_worker.contract import (
     ToolChoice,
     describe,
 )
+from llorch_worker.contract.request import MAX_MESSAGES
 from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
@@ -29,7 +30,7 @@ TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_fi
 class ChatRequest(OpenAIBody):
     """OpenAI's request, with our own fields beside it."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: SkipValidation[int | None] = None
     """By default, and at most, what the context holds beside the prompt."""
     max_tokens: SkipValidation[int | None] = None

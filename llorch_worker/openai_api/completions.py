@@ -45,7 +45,7 @@ def _prompts(value: Any) -> list[Prompt]:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
 class CompletionRequest(OpenAIBody):

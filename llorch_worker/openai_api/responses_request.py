@@ -26,6 +26,8 @@ from llorch_worker.openai_api.responses_items import (
 )
 from llorch_worker.openai_api.sampling import Sampling
 from llorch_worker.openai_api.shape import (
+    MOST_OFFERED,
+    MOST_TURNS,
     CallbackUrl,
     Label,
     Metadata,
@@ -156,7 +158,9 @@ class ResponseRequest(Sampling):
     """OpenAI's request, with our own fields beside it."""
 
     input: Annotated[
-        list[InputItem], BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem])
+        list[InputItem],
+        Field(max_length=MOST_TURNS),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
     ] = Field(default_factory=list)
     """A text is a user's message."""
     instructions: SkipValidation[str | None] = None
@@ -172,7 +176,7 @@ class ResponseRequest(Sampling):
     max_output_tokens: SkipValidation[int | None] = None
     """By default, and at most, what the context holds beside the prompt."""
     text: TextConfig | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_OFFERED)] | None = None
     """Functions. Other tools are passed over, because nobody here runs them."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: SkipValidation[bool | None] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -12,14 +12,17 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
 from llorch_worker.contract.token_ids import MAX_COUNT
-from llorch_worker.contract.values import few_values
+from llorch_worker.contract.values import broken_rules, few_values
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
+
+AnyDocument = TypeVar("AnyDocument", bound=BaseModel)
 
 
 class Shape(BaseModel):
@@ -95,6 +98,13 @@ Unsupported = Annotated[None, BeforeValidator(_refuse)]
 CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 
+MOST_FIELDS = 1_000
+MOST_TURNS = 4_000
+"""Of a client's conversation, whose neighbours may make one of the contract's messages."""
+MOST_OFFERED = 1_000
+"""Tools, with those that are no functions."""
+
+
 class WholeBody(Shape):
     """What is not only a part of a document. A field that is not declared changes nothing, unless
     :data:`KNOWN_FIELDS` says that it would."""
@@ -104,6 +114,9 @@ class WholeBody(Shape):
     @model_validator(mode="before")
     @classmethod
     def _has_few_values(cls, document: Any) -> Any:
+        if isinstance(document, dict) and len(document) > MOST_FIELDS:
+            rule = "must have at most {limit} fields"
+            raise PydanticCustomError("values", rule, {"limit": MOST_FIELDS})
         return few_values(document)
 
     @property
@@ -159,6 +172,14 @@ def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
 def _renamed(field: str, names: Mapping[str, str]) -> str:
     first, dot, rest = field.partition(".")
     return f"{names.get(first, first)}{dot}{rest}"
+
+
+def read_as(kind: type[AnyDocument], fields: Any) -> AnyDocument:
+    """A client's document. Raises ``InvalidRequest``."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest.from_faults(faults_of(broken_rules(error))) from None
 
 
 def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]:

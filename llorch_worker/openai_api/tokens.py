@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
+from llorch_worker.contract.request import MAX_MESSAGES
 from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
 from llorch_worker.openai_api.chat import TEMPLATE_FIELDS
@@ -26,7 +27,7 @@ class TokenizeRequest(WholeBody):
 
     model: ModelName | None = None
     prompt: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: SkipValidation[list[Tool] | None] = None
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
@@ -75,7 +76,8 @@ class DetokenizeRequest(WholeBody):
     tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
 
     def question(self) -> Detokenize:
-        return Detokenize(tokens=tuple(self.tokens))
+        # Checked already.
+        return Detokenize.model_construct(tokens=tuple(self.tokens))
 
 
 def _refusal(field: str, rule: str, got: str) -> InvalidRequest:

@@ -18,7 +18,7 @@ from llorch_worker.batches.lines import (
     OpenAIRules,
     fields_of,
 )
-from llorch_worker.batches.raw_lines import Survey, raw_lines, read_blocks, survey
+from llorch_worker.batches.raw_lines import RawLine, Survey, raw_lines, read_blocks, survey
 from llorch_worker.client import AsyncClient, BrokerUnavailable
 from llorch_worker.contract.errors import MOST_FAULTS
 from llorch_worker.gateway.batches.parts import PartWriter, joined, remove_parts
@@ -175,8 +175,9 @@ class BatchRun:
         try:
             some = raw_lines(read_blocks(file))
             while (lines := await asyncio.to_thread(next, some, None)) is not None:
-                for raw in lines[skip:]:
-                    yield OpenAILine(raw, fields_of(raw), rules)
+                # A large line would stop the event loop.
+                for line in await asyncio.to_thread(_read, lines[skip:], rules):
+                    yield line
                 skip = max(0, skip - len(lines))
         finally:
             file.close()
@@ -238,6 +239,10 @@ class BatchRun:
             failed=max(counts.failed, self._shown.failed),
         )
         self._batch.request_counts = self._shown
+
+
+def _read(lines: Iterable[RawLine], rules: OpenAIRules) -> list[Line]:
+    return [OpenAILine(raw, fields_of(raw), rules) for raw in lines]
 
 
 def _faults(found: Survey) -> Iterator[BatchFault]:

@@ -8,7 +8,7 @@ import time
 from itertools import islice
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel, Field
 from redis import Redis
 from redis.exceptions import RedisError
@@ -17,6 +17,7 @@ from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.ended_jobs import ended_jobs
 from llorch_worker.broker.fleet import FleetReader
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.console.documents import (
     EndedJobs,
     FleetDocument,
@@ -26,6 +27,7 @@ from llorch_worker.gateway.console.documents import (
 )
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
+from llorch_worker.openai_api.shape import WholeBody
 
 LISTED_JOBS = 50
 LISTED_LETTERS = 100
@@ -68,7 +70,7 @@ class Console:
         self.redis.close()
 
 
-class ChosenLetters(BaseModel):
+class ChosenLetters(WholeBody):
     """A body, and so JSON: a page of another origin cannot send it without asking first."""
 
     ids: list[str] = Field(min_length=1, max_length=LISTED_LETTERS)
@@ -102,10 +104,8 @@ async def not_stored(response: Response) -> None:
 
 
 TheConsole = Annotated[Console, Depends(_console)]
-router = APIRouter(
-    prefix="/console/api", include_in_schema=False, dependencies=[Depends(not_stored)]
-)
-operators = APIRouter(dependencies=[Depends(operator)])
+router = Router(prefix="/console/api", include_in_schema=False, dependencies=[Depends(not_stored)])
+operators = Router(dependencies=[Depends(operator)])
 
 
 @router.get("/session")

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel
 
 from llorch_worker.batches.endpoints import ENDPOINTS
@@ -15,11 +15,12 @@ from llorch_worker.client import BrokerUnavailable
 from llorch_worker.contract import Fault, InvalidRequest, describe
 from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.openai_api.shape import CallbackUrl, Label, Metadata, WholeBody
 
-router = APIRouter(tags=["batches"], responses=ERRORS)
+router = Router(tags=["batches"], responses=ERRORS)
 
 LONGEST_WINDOW_S = 7 * 24 * 3600
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})(h|d)")

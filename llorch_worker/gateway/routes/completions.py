@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
-from llorch_worker.gateway.answering import Answering, IdempotencyKey, answers
+from llorch_worker.gateway.answering import IdempotencyKey, answer_to, answers
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.openai_api.completion_answer import Completion
 from llorch_worker.openai_api.completions import CompletionRequest
 
-router = APIRouter(tags=["completions"])
+router = Router(tags=["completions"])
 
 
 @router.post("/v1/completions", responses=answers(Completion))
@@ -22,4 +23,4 @@ async def create_completion(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Complete prompts, each as a job of its own."""
-    return await Answering(request, gateway, caller, body.keyed(idempotency_key)).respond()
+    return await answer_to(request, gateway, caller, body.keyed(idempotency_key))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from celery.utils import uuid
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     describe,
     encode_event,
 )
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
@@ -29,7 +30,7 @@ from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_docu
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(tags=["jobs"], responses=ERRORS, dependencies=[Depends(known_caller)])
+router = Router(tags=["jobs"], responses=ERRORS, dependencies=[Depends(known_caller)])
 
 PATIENCE_S = 60.0
 """How long Redis may be away before open streams end. Their readers come back by themselves."""

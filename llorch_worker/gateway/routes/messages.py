@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from typing_extensions import TypedDict
 
 from llorch_worker.anthropic_api.answer import Message
 from llorch_worker.anthropic_api.messages import CountTokensRequest, MessagesRequest
-from llorch_worker.gateway.answering import Answering, IdempotencyKey, answers, say_ignored
+from llorch_worker.gateway.answering import IdempotencyKey, answer_to, answers, say_ignored
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 
-router = APIRouter(tags=["messages"])
+router = Router(tags=["messages"])
 
 
 class InputTokens(TypedDict):
@@ -40,16 +41,20 @@ async def create_message(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Answer a chat in Anthropic's shape."""
-    return await Answering(request, gateway, caller, body.keyed(idempotency_key)).respond()
+    return await answer_to(request, gateway, caller, body.keyed(idempotency_key))
 
 
 @router.post("/v1/messages/count_tokens", responses=_ERRORS)
 async def count_tokens(
-    body: CountTokensRequest, gateway: TheGateway, _: TheCaller, answer: Response
+    body: CountTokensRequest,
+    request: Request,
+    gateway: TheGateway,
+    _: TheCaller,
+    answer: Response,
 ) -> InputTokens:
     """The length of the prompt that a message would get."""
     gateway.check(body)
     say_ignored(answer, body.ignored)
-    question = body.question()
+    question = await gateway.bodies.after(request, body.question)
     card = await gateway.client.model_card(body.model)
     return {"input_tokens": len((await gateway.ask(card, question))["tokens"])}

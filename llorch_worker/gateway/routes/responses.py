@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, WebSocket
+from fastapi import Depends, Query, Request, WebSocket
 from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey, say_ignored
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import encoded, event_source
@@ -26,7 +27,7 @@ from llorch_worker.openai_api.responses_compaction import Compacted, summarising
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
-router = APIRouter(tags=["responses"], responses=ERRORS)
+router = Router(tags=["responses"], responses=ERRORS)
 
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the end of a running job, which comes within an engine step unless

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.contract.token_questions import DescribeTokenizer
 from llorch_worker.gateway.answering import say_ignored
+from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheGateway, known_caller
 from llorch_worker.openai_api.tokens import DetokenizeRequest, ModelName, TokenizeRequest
 
-router = APIRouter(tags=["tokens"], responses=ERRORS, dependencies=[Depends(known_caller)])
+router = Router(tags=["tokens"], responses=ERRORS, dependencies=[Depends(known_caller)])
 
 
 class Tokenized(BaseModel):
@@ -37,29 +38,27 @@ class TokenizerInfo(BaseModel):
 
 
 @router.post("/tokenize", response_model=Tokenized)
-async def tokenize(request: TokenizeRequest, gateway: TheGateway) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request, gateway: TheGateway) -> Response:
     """The ids that a job with this prompt or these messages would get."""
-    gateway.check(request)
-    question = request.question()
-    card = await gateway.client.model_card(request.model)
+    gateway.check(body)
+    question = await gateway.bodies.after(request, body.question)
+    card = await gateway.client.model_card(body.model)
     answer = await gateway.ask(card, question)
     count = len(answer["tokens"])
     document = Tokenized.model_construct(count=count, max_model_len=card.max_context, **answer)
     # FastAPI's encoder would stop the event loop for a second, for a million ids.
     whole = Response(document.model_dump_json(), media_type="application/json")
-    say_ignored(whole, request.unknown)
+    say_ignored(whole, body.unknown)
     return whole
 
 
 @router.post("/detokenize")
-async def detokenize(
-    request: DetokenizeRequest, gateway: TheGateway, whole: Response
-) -> Detokenized:
+async def detokenize(body: DetokenizeRequest, gateway: TheGateway, whole: Response) -> Detokenized:
     """The text of ids, with the spellings of control tokens."""
-    gateway.check(request)
-    say_ignored(whole, request.unknown)
-    card = await gateway.client.model_card(request.model)
-    return Detokenized(**await gateway.ask(card, request.question()))
+    gateway.check(body)
+    say_ignored(whole, body.unknown)
+    card = await gateway.client.model_card(body.model)
+    return Detokenized(**await gateway.ask(card, body.question()))
 
 
 @router.get("/tokenizer_info")

@@ -1,0 +1,112 @@
+"""Bodies of requests become documents, of which large ones do not stop the event loop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from llorch_worker.contract import Fault, InvalidRequest, describe, shown
+from llorch_worker.contract.values import UnreadableJson, read_json
+from llorch_worker.openai_api.shape import AnyDocument, read_as
+
+SMALL_BYTES = 2**16
+"""A body that can hold the event loop up for a few milliseconds at most."""
+
+_CHARSET = re.compile(r'charset="?([^\s;"]+)', re.IGNORECASE)
+
+Result = TypeVar("Result")
+
+
+class Bodies:
+    """Does what costs as much as a body has bytes: in a thread, if they are many.
+
+    One at a time. Python's threads share a lock, and the event loop would wait for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._one = CapacityLimiter(1)
+
+    async def work(self, size_bytes: int, do: Callable[[], Result]) -> Result:
+        """What ``do`` returns, or raises."""
+        if size_bytes <= SMALL_BYTES:
+            return do()
+        return await to_thread.run_sync(do, limiter=self._one)
+
+    async def after(self, request: Request, do: Callable[[], Result]) -> Result:
+        """The same, for work with what came of the body of ``request``."""
+        return await self.work(len(await request.body()), do)
+
+    async def read(self, content: bytes, kind: type[AnyDocument]) -> AnyDocument:
+        """Raises ``InvalidRequest``."""
+        return await self.work(len(content), lambda: read_as(kind, document_of(content)))
+
+
+def document_of(content: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Raises ``InvalidRequest``."""
+    try:
+        document = read_json(content)
+    except UnreadableJson as error:
+        raise _refusal(str(error), f"{len(content)} bytes") from None
+    if not isinstance(document, dict):
+        raise _refusal("must be a JSON object", describe(document))
+    return document
+
+
+def _refusal(rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field="body", rule=rule, got=got)])
+
+
+class BodyRefused(HTTPException):
+    """A body that breaks rules: FastAPI lets no other exception pass while it reads."""
+
+    def __init__(self, reason: InvalidRequest) -> None:
+        super().__init__(400)
+        self.reason = reason
+
+
+class _Request(Request):
+    kind: type[BaseModel]
+
+    async def json(self) -> BaseModel:
+        """The document, which FastAPI would make of JSON by itself, on the event loop."""
+        bodies: Bodies = self.app.state.gateway.bodies
+        content = await self.body()
+        charset = _CHARSET.search(self.headers.get("content-type", ""))
+        try:
+            if charset and charset[1].lower() not in ("utf-8", "utf8") and not content.isascii():
+                raise _refusal("must be JSON in UTF-8", f"charset {shown(charset[1])}")
+            return await bodies.read(content, self.kind)
+        except InvalidRequest as error:
+            raise BodyRefused(error) from None
+
+
+class BodyRoute(APIRoute):
+    """A route that reads its body as :class:`Bodies` do."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        kind = self.body_field.field_info.annotation
+
+        async def reading(request: Request) -> Response:
+            own = _Request(request.scope, request.receive)
+            own.kind = kind
+            return await handle(own)
+
+        return reading
+
+
+class Router(APIRouter):
+    """Whose routes read bodies in this way."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, route_class=BodyRoute)

@@ -1,0 +1,112 @@
+"""A body costs what its bytes cost, on every route."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies
+from tests.gateways import GatewayProcess
+
+LARGE = 8 * 2**20
+CONSOLE = ("/console/api/dead-letters/retry", "/console/api/dead-letters/drop")
+
+
+def filled(before: str, item: str, after: str, size: int) -> bytes:
+    """A body of at most ``size`` bytes, with as many items as it has room for."""
+    count = (size - len(before) - len(after)) // (len(item) + 1)
+    return f"{before}{','.join([item] * count)}{after}".encode()
+
+
+def refusal(answer: httpx.Response) -> str:
+    assert answer.status_code == 400, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+def test_every_route_counts_what_a_body_holds(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    routes = [
+        path
+        for path, methods in paths.items()
+        if "application/json" in methods.get("post", {}).get("requestBody", {}).get("content", {})
+    ]
+    assert len(routes) >= 11
+    body = filled('{"metadata": [', "[]", "]}", LARGE // 8)
+    for route in (*routes, *CONSOLE):
+        answer = http.post(route, content=body, headers={"Content-Type": "application/json"})
+        assert "at most 100000 objects and lists" in refusal(answer), route
+
+
+CHAT = '{"messages": [{"role": "user", "content": "Hi"}], '
+TOOL = '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ['
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        (filled(CHAT + '"metadata": [', "[]", "]}", LARGE), "objects and lists"),
+        (filled(CHAT + TOOL, "1", "]}}}]}", LARGE), "at most 1100000 values"),
+        (
+            filled(CHAT + '"chat_template_kwargs": {"a": [', "1", "]}}", LARGE),
+            "at most 1100000 values",
+        ),
+        (
+            filled(CHAT + TOOL, "1", "]}}}]}", LARGE // 4),
+            "parameters: must be at most 262144 bytes as JSON",
+        ),
+        (
+            json.dumps({f"f{n}": 1 for n in range(600_000)}).encode(),
+            "at most 200000 names and texts",
+        ),
+        (json.dumps({f"f{n}": 1 for n in range(1_001)}).encode(), "at most 1000 fields"),
+        (
+            filled(CHAT + '"stop_token_ids": [', '"a"', "]}", LARGE // 64),
+            "must break at most 1000 rules",
+        ),
+        (
+            filled('{"messages": [', "{}", "]}", LARGE // 64),
+            "messages: List should have at most 1000",
+        ),
+    ],
+)
+def test_a_body_that_holds_too_much_is_refused_with_its_bound(
+    http: httpx.Client, body: bytes, rule: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert rule in refusal(http.post("/v1/chat/completions", content=body, headers=headers))
+
+
+def test_a_message_of_a_socket_is_counted_too(gateway: GatewayProcess) -> None:
+    body = filled('{"type": "response.create", "metadata": [', "[]", "]}", LARGE // 8)
+    with connect(f"{gateway.url.replace('http', 'ws')}/v1/responses") as socket:
+        socket.send(body.decode())
+        error = json.loads(socket.recv(timeout=30))
+    assert (error["status"], error["type"]) == (400, "error")
+    assert "at most 100000 objects and lists" in error["error"]["message"]
+
+
+def test_large_bodies_are_read_beside_the_event_loop_one_at_a_time() -> None:
+    bodies, threads, open_now = Bodies(), set[int](), 0
+
+    def work() -> None:
+        nonlocal open_now
+        open_now += 1
+        threads.add(threading.get_ident())
+        time.sleep(0.002)  # long enough for another thread to begin
+        assert open_now == 1
+        open_now -= 1
+
+    async def many(size_bytes: int) -> None:
+        await asyncio.gather(*(bodies.work(size_bytes, work) for _ in range(20)))
+
+    asyncio.run(many(SMALL_BYTES + 1))
+    assert threading.get_ident() not in threads
+    asyncio.run(many(SMALL_BYTES))
+    assert threading.get_ident() in threads
