@@ -42,7 +42,7 @@ GATEWAY_KEY = "/run/llorch/gateway-key"
 METRICS = dict(
     re.findall(
         r"^\| `(llorch_\w+)` \| (\w+)",
-        (REPOSITORY / "docs" / "METRICS.md").read_text(),
+        (REPOSITORY / "docs" / "MONITORING.md").read_text(),
         re.MULTILINE,
     )
 )

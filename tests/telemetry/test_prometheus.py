@@ -266,7 +266,7 @@ def test_a_queue_that_no_worker_knows_is_shown_with_its_jobs(stage: Stage) -> No
 
 
 def test_every_documented_metric_is_there_and_moved(stage: Stage) -> None:
-    text = (REPOSITORY / "docs" / "METRICS.md").read_text()
+    text = (REPOSITORY / "docs" / "MONITORING.md").read_text()
     documented = dict(re.findall(r"^\| `(llorch_\w+)` \| (\w+)", text, re.MULTILINE))
     assert len(documented) > 30
     prometheus = stage.prometheus

@@ -1,0 +1,81 @@
+"""README and docs/: links lead somewhere, and commands exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+
+from llorch_worker.cli.app import app
+from llorch_worker.client import AsyncClient, AsyncJob, Client, Job, JobStatus
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")]
+MOST_BYTES = 135_000
+"""Of all pages together: who has to know more than that reads nothing."""
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name after ``#``, as GitHub makes it of the headings."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_pages_stay_short() -> None:
+    assert sum(len(page.read_bytes()) for page in PAGES) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in links:
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_scripts_exist(page: Path) -> None:
+    text = page.read_text()
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, second in re.findall(r"(?<!-n )\bllorch ([a-z][a-z-]*)(?: ([a-z]+))?", code_of(text)):
+        assert name in commands, f"llorch {name}"
+        group = getattr(commands[name], "commands", None)
+        assert group is None or not second or second in group, f"llorch {name} {second}"
+    for module in re.findall(r"python -m\s+((?:benches|tests|llorch_worker)[\w.]*)", text):
+        assert find_spec(module) is not None, module
+    for script in re.findall(r"\b(?:benches|tools|tests)/[\w/]+\.py\b", text):
+        assert (REPOSITORY / script).is_file(), script
+
+
+def code_of(text: str) -> str:
+    """What stands in blocks of code and in backticks, line breaks within it aside."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return "\n".join([*blocks, *(" ".join(span.split()) for span in spans)])
+
+
+def test_the_clients_page_names_all_that_is_public_and_nothing_else() -> None:
+    page = (REPOSITORY / "docs" / "CLIENT.md").read_text()
+    named = {match[1] for match in re.finditer(r"^\| `(\w+)\((?:[^)`]*)\)` ", page, re.MULTILINE)}
+    public = {
+        name
+        for kind in (Client, Job)
+        for name, _ in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert named == public
+    for ours, theirs in ((Client, AsyncClient), (Job, AsyncJob)):
+        for name in named & set(vars(ours)):
+            assert hasattr(theirs, name), name
+    (fields,) = re.findall(r"`JobStatus` has (.*?):", page, re.DOTALL)
+    listed = set(re.findall(r"`(\w+)`", fields))
+    assert listed | {"forgotten"} == {*JobStatus.__dataclass_fields__, "ended"}
