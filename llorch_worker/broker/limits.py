@@ -204,6 +204,15 @@ class AsyncLimited:
             await self.disconnect(nowait=True)
             raise asyncio.CancelledError
 
+    async def disconnect(self: Any, *args: Any, **options: Any) -> None:
+        # The peer need not answer: a connection whose end it does not confirm in time is cut.
+        writer = self._writer
+        try:
+            await super().disconnect(*args, **options)  # type: ignore[misc]
+        except NoReply:
+            if writer is not None:
+                writer.transport.abort()
+
 
 class AsyncLimitedConnection(AsyncLimited, redis.asyncio.connection.Connection):
     pass

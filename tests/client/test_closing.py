@@ -113,3 +113,17 @@ def test_a_closed_client_sends_nothing(own_server: RedisServer, observer: redis.
         with pytest.raises(RuntimeError, match="the client was closed"):
             use()
     wait_until(lambda: is_alone(observer))
+
+
+def test_closing_raises_nothing_if_redis_reads_nothing(own_server: RedisServer) -> None:
+    async def close() -> None:
+        client = AsyncClient(own_server.url)
+        connection = await client.redis.connection_pool.get_connection()
+        connection.socket_connect_timeout = 0.1
+        with own_server.paused():
+            # More than the sockets hold: a connection that closes sends what is left first.
+            connection._writer.write(b"x" * 2**24)
+            await client.close()
+            assert connection._writer is None
+
+    asyncio.run(close())
