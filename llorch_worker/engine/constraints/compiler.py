@@ -27,6 +27,11 @@ PATIENCE_S = 5.0
 """On a free core the limits below let no grammar that we know compile for longer than 2 s."""
 MOST_COMPILING: Final = 8
 """How many compile at once, also of requests that were refused meanwhile: 10 to 160 MiB each."""
+_STACK_BYTES: Final = 128 * 2**20
+"""llguidance compiles each rule within the one that uses it first. A chain of 3,000 rules or
+``$ref`` overflows the usual 8 MiB, which ends the process; the longest that a request may have
+needs less than this. Only what is used takes memory."""
+_stack_size = threading.Lock()
 LARGE_VOCABULARY: Final = 65_536
 """From this many tokens on, a worker prepares for grammars before its first job."""
 _STEP_ITEMS: Final = 10_000
@@ -91,7 +96,13 @@ class Compiler:
                 future.set_exception(result)
 
         # A thread of its own: it cannot be stopped, and no other request may wait behind it.
-        threading.Thread(target=run, name="llorch-compile-grammar", daemon=True).start()
+        thread = threading.Thread(target=run, name="llorch-compile-grammar", daemon=True)
+        with _stack_size:
+            usual = threading.stack_size(_STACK_BYTES)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(usual)
         try:
             return future.result(self._patience_s)
         except TimeoutError:

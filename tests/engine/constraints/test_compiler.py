@@ -15,6 +15,8 @@ from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from tests.forks import printed_by
 from tests.text.made_up import made_up_tokenizer
 
+CHAIN = "\n".join(f"r{i}: (r{i + 1})" for i in range(3500))
+REFERENCES = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)} | {"d5000": {}}
 # Hundreds of milliseconds of work.
 LARGE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
 
@@ -151,6 +153,8 @@ def test_a_grammar_that_takes_too_long_is_refused(bytes_too: ConstraintVocabular
         {"grammar": 'start: (("a"|"b"){1,300}){1,300}'},
         {"grammar": 'start: e\ne: e e | "a" | "b" e | e "c" |  '},
         {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+        {"grammar": f'start: r0\n{CHAIN}\nr3500: "a"'},
+        {"json": {"$ref": "#/$defs/d0", "$defs": REFERENCES}},
     ],
     ids=lambda outputs: str(outputs)[:40],
 )
