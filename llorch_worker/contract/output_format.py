@@ -120,7 +120,7 @@ class StructuredOutputs(_Part):
         BeforeValidator(as_tuple),
     ] = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
-    """In llguidance's dialect of Lark, or in GBNF."""
+    """In llguidance's dialect of Lark, or in GBNF if a line begins with ``name ::=``."""
     strict: bool = False
     """Whether a schema is refused of which a grammar cannot hold all."""
 

@@ -71,6 +71,16 @@ def test_the_text_fits(
         assert temperature == 0, "a greedy model may repeat itself until the length ends it"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_ends_where_white_space_might_go_on(engine: Engine, seed: int) -> None:
+    grammar = 'root ::= num "\\n"\nnum ::= [0-9] ws\nws ::= [ \\n]*'
+    end = dict.fromkeys(engine.tokenizer.eos_token_ids, 8)
+    fields = {"structured_outputs": {"grammar": grammar}, "logit_bias": end, "seed": seed}
+    ((_, text, reason),) = answer(engine, **fields)
+    assert reason == "stop"
+    assert re.fullmatch(r"[0-9][ \n]*\n", text)
+
+
 def test_a_json_object_is_one(engine: Engine) -> None:
     # A model that never saw JSON seldom ends a string.
     ends = engine.tokenizer.encode('"}]', add_special_tokens=False)

@@ -17,7 +17,7 @@ from llorch_worker.contract import (
     describe,
     shown,
 )
-from llorch_worker.engine.constraints.gbnf import as_lark
+from llorch_worker.engine.constraints.gbnf import ControlTokens, as_lark, is_gbnf
 from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
 from llorch_worker.text.dialects import Dialect
 from llorch_worker.text.spellings import any_of
@@ -40,7 +40,7 @@ class Grammar:
 
     field: str
     source: Any
-    kind: Literal["json_schema", "regex", "lark", "several"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf", "several"]
     rules: Any
     checks: Checks | None = None
     """What of the source the rules do not hold."""
@@ -56,13 +56,13 @@ class Grammar:
                 return LLMatcher.grammar_from_json_schema(self.rules)
             case "regex":
                 return LLMatcher.grammar_from_regex(self.rules)
-            case "lark":
+            case "lark" | "gbnf":
                 return LLMatcher.grammar_from_lark(self.rules)
             case "several":
                 return json.dumps({"grammars": self.rules})
 
 
-class CallsForm(Protocol):
+class CallsForm(ControlTokens, Protocol):
     """How the model writes calls, and which ``control_ids`` the dialect's marks have."""
 
     @property
@@ -76,13 +76,13 @@ def grammar_of(request: GenerationRequest, form: CallsForm) -> Grammar | None:
     """The grammar of a request's text, or None if any text will do."""
     if request.forces_a_call:
         return _with_calls(request, form)
-    shape = _shape(request)
+    shape = _shape(request, form)
     if shape is None or not request.may_call:
         return shape
     return _with_calls(request, form, otherwise=shape)
 
 
-def _shape(request: GenerationRequest) -> Grammar | None:
+def _shape(request: GenerationRequest, tokens: ControlTokens) -> Grammar | None:
     if (wanted := request.response_format) is not None:
         if wanted.json_schema is not None:
             schema = wanted.json_schema.schema_
@@ -99,7 +99,10 @@ def _shape(request: GenerationRequest) -> Grammar | None:
             return Grammar("structured_outputs.choice", given.choice, "lark", texts)
         field, source = "structured_outputs.grammar", given.grammar
         assert source is not None
-        return Grammar(field, source, "lark", as_lark(field, source), is_users_own=True)
+        if is_gbnf(source):
+            lark = as_lark(field, source, tokens)
+            return Grammar(field, source, "gbnf", lark, is_users_own=True)
+        return Grammar(field, source, "lark", source, is_users_own=True)
     return None
 
 
@@ -187,7 +190,7 @@ def _with_calls(
         checks = _checks("tools", source, text=text, arguments=arguments)
     if otherwise is None:
         return Grammar("tools", source, "several", grammars, checks)
-    if otherwise.kind == "lark":
+    if otherwise.kind in ("lark", "gbnf"):
         grammars.append({"name": "otherwise", "lark_grammar": otherwise.rules})
     else:
         (whole,) = json.loads(otherwise.build())["grammars"]

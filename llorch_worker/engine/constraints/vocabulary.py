@@ -36,7 +36,8 @@ class ConstraintVocabulary:
         self.eos_ids = eos_ids
         self._tokenizer = tokenizer
         control = tokenizer.decoding_table.control
-        self.special_token_ids = [*(i for i in control if i < vocab_size), self.end_id]
+        self.control = {i: spelling for i, spelling in control.items() if i < vocab_size}
+        self.special_token_ids = [*self.control, self.end_id]
 
     @property
     def dialect(self) -> Dialect:
@@ -62,8 +63,8 @@ class ConstraintVocabulary:
         table = self._tokenizer.decoding_table
         tokens = [*table.token_bytes[: self.end_id]]
         tokens += [b""] * (self.end_id - len(tokens)) + [_SPECIAL + b"<end>"]
-        for token_id in self.special_token_ids[:-1]:
-            tokens[token_id] = _SPECIAL + table.control[token_id].encode(errors="replace")
+        for token_id, spelling in self.control.items():
+            tokens[token_id] = _SPECIAL + spelling.encode(errors="replace")
         return tokens
 
     def __call__(self, text: bytes | str) -> list[int]:

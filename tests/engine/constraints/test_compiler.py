@@ -154,6 +154,7 @@ def test_a_grammar_that_takes_too_long_is_refused(bytes_too: ConstraintVocabular
         {"grammar": 'start: e\ne: e e | "a" | "b" e | e "c" |  '},
         {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
         {"grammar": f'start: r0\n{CHAIN}\nr3500: "a"'},
+        {"grammar": f'root ::= r0\n{CHAIN.replace(":", "::=")}\nr3500 ::= "a"'},
         {"json": {"$ref": "#/$defs/d0", "$defs": REFERENCES}},
     ],
     ids=lambda outputs: str(outputs)[:40],
