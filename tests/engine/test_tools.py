@@ -225,6 +225,28 @@ def test_an_answer_with_a_shape_is_a_call_or_has_the_shape(
     assert [call.function.name for call in choice.tool_calls or ()] == ["weather"]
 
 
+NUMBERED = {"type": "object", "properties": {"name": {"type": "integer"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": NUMBERED}},
+        {"structured_outputs": {"grammar": 'root ::= "{" [^}]+ "}"'}},
+    ],
+    ids=["object", "json", "gbnf"],
+)
+def test_an_answer_with_a_shape_may_begin_like_a_call(
+    says: Callable[..., GenerationResult], shape: dict[str, Any]
+) -> None:
+    for text in ('{"name": 5}', '{"name": 7, "parameters": "Bern"}'):
+        (choice,) = says(text, **shape).choices
+        assert (choice.text, choice.tool_calls, choice.finish_reason) == (text, None, "stop")
+    (choice,) = says(CALL, **shape).choices
+    assert [call.function.name for call in choice.tool_calls or ()] == ["weather"]
+
+
 @pytest.mark.parametrize(
     ("text", "fields"),
     [

@@ -34,6 +34,11 @@ with ``\\u`` or ``\\/``, a key could pass for another than the one that it spell
 ``x-guidance`` replaces it."""
 
 
+_TERMINALS = {"gbnf": ".", "json_schema": r'"[^"]*"|[:,] |.'}
+"""How the text around calls is cut where an answer may also be of this kind: as that is. Of two
+terminals that begin alike the longer one wins, so that the other text could not be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """``field`` of the request, the user's ``source`` in it, and the ``rules`` made of it."""
@@ -152,9 +157,12 @@ def _with_calls(
 
     def spelt(text: str) -> str:
         """``text`` in Lark, its control tokens by their ids."""
+        terminal = _TERMINALS.get(otherwise.kind, ".+") if otherwise else ".+"
         parts = re.split(f"({any_of(control_ids)})", text) if control_ids else [text]
         return " ".join(
-            f"<[{control_ids[part]}]>" if part in control_ids else json.dumps(part)
+            f"<[{control_ids[part]}]>"
+            if part in control_ids
+            else " ".join(map(json.dumps, re.findall(terminal, part, re.DOTALL)))
             for part in parts
             if part
         )
