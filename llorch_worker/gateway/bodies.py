@@ -95,7 +95,7 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        kind = self.body_field.field_info.annotation
+        kind: Any = self.body_field.field_info.annotation
 
         async def reading(request: Request) -> Response:
             own = _Request(request.scope, request.receive)
