@@ -112,6 +112,8 @@ WEBHOOKS = f"{PREFIX}gateway:webhooks"
 """Sorted set: webhook that is to be delivered -> when to try next."""
 BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
 """Sorted set: batch that has not ended -> when its gateway's lease ends."""
+FILES_DUE = f"{PREFIX}gateway:files_due"
+"""Sorted set: file that expires -> when, as Unix time."""
 key_jobs = Key("gateway:key:{}:jobs")
 """By name of a gateway's key. Sorted set: job that it has in flight -> since when."""
 key_rates = Key("gateway:key:{}:rates")

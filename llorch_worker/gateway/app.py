@@ -18,6 +18,7 @@ from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
+from llorch_worker.gateway.files.expiry import removing_expired
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.limits import saying_limits
 from llorch_worker.gateway.loopback import LoopbackOnly
@@ -75,8 +76,9 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         driving = runner.running(gateway.batches, gateway.new_run)
+        removing = removing_expired(gateway.files, gateway.file_store)
         with ending_overdue(settings):
-            async with gateway.webhooks.running(), driving:
+            async with gateway.webhooks.running(), driving, removing:
                 yield
         await requests.ended()
         await gateway.close()

@@ -151,6 +151,7 @@ def test_a_wrong_setting_ends_every_command_that_reads_it_with_2(
         ({"LLORCH_GATEWAY_HOST": "0.0.0.0"}, "set LLORCH_GATEWAY_KEYS"),
         ({"LLORCH_GATEWAY_KEYS": "/nowhere/keys"}, "the file of keys /nowhere/keys"),
         ({"LLORCH_GATEWAY_FILES": "nowhere://files"}, "LLORCH_GATEWAY_FILES"),
+        ({"LLORCH_GATEWAY_FILES": "/dev/null/files"}, "name a folder where the gateway may write"),
         (
             {"LLORCH_GATEWAY_MAX_BODY_BYTES": "big"},
             "LLORCH_GATEWAY_MAX_BODY_BYTES: must be a number of bytes",

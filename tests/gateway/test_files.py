@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -12,8 +13,12 @@ import httpx
 import openai
 import psutil
 import pytest
+import redis
+import redis.asyncio
 
+from llorch_worker.broker import keys
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer
@@ -85,6 +90,83 @@ def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path
                 digest.update(block)
         assert digest.digest() == hashlib.sha256(content).digest()
         assert process.memory_info().rss - before < size / 4
+
+
+def test_a_file_goes_when_it_expires(
+    api: openai.OpenAI, gateway: GatewayProcess, redis_server: RedisServer
+) -> None:
+    kept = api.files.create(file=("a", b"x"), purpose="user_data")
+    assert kept.expires_at is None
+    file = api.files.create(
+        file=("b", b"x"),
+        purpose="user_data",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    assert file.expires_at == file.created_at + 3600
+    assert api.files.retrieve(file.id) == file
+    assert file in api.files.list(limit=2).data
+
+    async def remove_expired(at_s: float) -> None:
+        async with redis.asyncio.from_url(redis_server.url, decode_responses=True) as client:
+            records = FileRecords(client, redis_server.url, "file", FileRecord)
+            await records.remove_expired(FileStore(str(gateway.log.parent / "files")), at_s)
+
+    asyncio.run(remove_expired(file.expires_at - 1))
+    assert api.files.content(file.id).read() == b"x"
+    asyncio.run(remove_expired(file.expires_at))
+    with pytest.raises(openai.NotFoundError):
+        api.files.retrieve(file.id)
+    assert not (gateway.log.parent / "files" / "uploads" / file.id).exists()
+    assert api.files.content(kept.id).read() == b"x"
+
+
+def test_nobody_sees_a_file_that_has_expired_but_is_not_removed_yet(
+    api: openai.OpenAI, redis_server: RedisServer
+) -> None:
+    after = {"anchor": "created_at", "seconds": 3600}
+    file = api.files.create(file=("b", b"x"), purpose="user_data", expires_after=after)  # type: ignore[arg-type]
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        document = str(client.hget(keys.gateway_document(file.id), "document"))
+        record = FileRecord.model_validate_json(document).model_copy(update={"expires_at": 1})
+        client.hset(keys.gateway_document(file.id), "document", record.model_dump_json())
+    for gone in (api.files.retrieve, api.files.content, api.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(file.id)
+    assert file.id not in [each.id for each in api.files.list(limit=100)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+        ({"expires_after[seconds]": "3600"}, "expires_after[anchor]"),
+        (
+            {"expires_after[anchor]": "now", "expires_after[seconds]": "3600"},
+            "expires_after[anchor]",
+        ),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3599"},
+            "expires_after[seconds]",
+        ),
+    ],
+)
+def test_an_expiry_that_cannot_be_kept_is_refused(
+    http: httpx.Client, fields: dict[str, str], param: str
+) -> None:
+    upload = {"purpose": "batch", **fields}
+    answer = http.post("/v1/files", data=upload, files={"file": ("x", b"x")})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_other_fields_of_an_upload_are_named(
+    http: httpx.Client, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    upload = {"purpose": "batch", "chunking": "auto"}
+    answer = http.post("/v1/files", data=upload, files={"file": ("x", b"x")})
+    assert (answer.status_code, answer.headers["x-llorch-ignored"]) == (200, "chunking")
+    with running_gateway(redis_server.url, tmp_path, unknown_fields="refuse") as strict:
+        answer = httpx.post(f"{strict.url}/v1/files", data=upload, files={"file": ("x", b"x")})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chunking")
 
 
 def test_an_unknown_kind_of_store_is_named() -> None:

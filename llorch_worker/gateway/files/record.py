@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
-from typing import Literal
+from typing import Any, Literal
 
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import broker_errors
 from llorch_worker.gateway.documents import Documents, Record
+from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.files.store import FileStore
+from llorch_worker.gateway.keys import Caller
 
 Purpose = Literal["batch", "user_data", "batch_output"]
 
@@ -17,10 +24,44 @@ class FileRecord(Record):
     purpose: Purpose
     bytes: int
     path: str
+    expires_at: int | None = None
+
+    def has_expired(self, now_s: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now_s
 
 
 class FileRecords(Documents[FileRecord]):
     _prefix = "file-"
+
+    def _also(self, pipe: Any, record: FileRecord) -> None:
+        if record.expires_at is not None:
+            pipe.zadd(keys.FILES_DUE, {record.id: record.expires_at})
+
+    async def get(self, caller: Caller, record_id: str) -> FileRecord:
+        record = await super().get(caller, record_id)
+        if record.has_expired(time.time()):
+            raise HttpError(404, "NOT_FOUND", "this file has expired", param="id")
+        return record
+
+    async def remove(self, record: FileRecord) -> bool:
+        removed = await super().remove(record)
+        with broker_errors(self._url):
+            await self._redis.zrem(keys.FILES_DUE, record.id)
+        return removed
+
+    async def remove_expired(self, store: FileStore, now_s: float) -> None:
+        """Removes the bytes and the records of what has expired by ``now_s``. All gateways may do
+        so at once. Raises ``OSError`` if the store does not answer."""
+        with broker_errors(self._url):
+            due = await self._redis.zrangebyscore(keys.FILES_DUE, 0, now_s)
+        for file_id, record in zip(due, await self._read(due), strict=True):
+            if record is not None:
+                # First: a gateway that dies in between leaves a record, by which another goes on.
+                await asyncio.to_thread(store.remove, record.path)
+                await self.remove(record)
+            else:
+                with broker_errors(self._url):
+                    await self._redis.zrem(keys.FILES_DUE, file_id)
 
 
 def new_file_id() -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
+from llorch_worker.contract import shown
 from llorch_worker.contract.command_errors import USAGE, CommandError
 from llorch_worker.gateway.errors import HttpError, no_space
 
@@ -23,12 +27,28 @@ class FileStore:
     """
 
     def __init__(self, url: str) -> None:
-        """Raises ``CommandError`` if there is no such kind of store, or its package is missing."""
+        """Raises ``CommandError`` if there is no such kind of store, if its package is missing, or
+        if nothing can be written to a folder."""
         try:
             # Other gateways write there too.
             self._files, self._root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             message = f"LLORCH_GATEWAY_FILES: {error}"
+            raise CommandError("INVALID_SETTINGS", message, USAGE) from None
+        if isinstance(self._files, LocalFileSystem):
+            self._check_folder()
+
+    def _check_folder(self) -> None:
+        """Raises ``CommandError`` if nothing can be written there."""
+        try:
+            os.makedirs(self._root, exist_ok=True)
+            with TemporaryFile(dir=self._root):
+                pass
+        except OSError as error:
+            message = (
+                f"LLORCH_GATEWAY_FILES: no file can be written to {shown(self._root, 300)} "
+                f"({error.strerror}); name a folder where the gateway may write"
+            )
             raise CommandError("INVALID_SETTINGS", message, USAGE) from None
 
     @contextmanager

@@ -4,26 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Response, UploadFile
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from llorch_worker.contract import Fault, InvalidRequest, describe, shown
+from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.files.record import FileRecord, Purpose, new_file_id
 from llorch_worker.gateway.files.store import blocks_of, storage_errors
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
+from llorch_worker.openai_api.known_fields import UNKNOWN
 
 router = APIRouter(tags=["files"], responses=ERRORS)
 
 
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+LEAST_KEPT_S, MOST_KEPT_S = 3_600, 30 * 24 * 3_600
+
+
 class FileUpload(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     file: UploadFile
     purpose: Literal["batch", "user_data"]
+    anchor: Literal["created_at"] | None = Field(None, alias=ANCHOR)
+    """From when on the seconds count. Both or none are given."""
+    seconds: int | None = Field(None, alias=SECONDS, ge=LEAST_KEPT_S, le=MOST_KEPT_S)
+    """The file is deleted then. Without it, it is kept until somebody deletes it."""
+
+    @property
+    def unknown(self) -> list[str]:
+        return list(self.model_extra or {})
+
+    def faults(self, *, refuse_unknown: bool) -> Iterator[Fault]:
+        if (self.anchor is None) != (self.seconds is None):
+            missing, given = (ANCHOR, SECONDS) if self.anchor is None else (SECONDS, ANCHOR)
+            yield Fault(field=missing, rule=f"must be given with {given}", got="null")
+        if refuse_unknown:
+            for name, value in (self.model_extra or {}).items():
+                yield Fault(field=shown(name), rule=UNKNOWN.rule, got=describe(value))
 
 
 class FileObject(BaseModel):
@@ -34,6 +58,7 @@ class FileObject(BaseModel):
     filename: str
     purpose: Purpose
     status: Literal["processed"] = "processed"
+    expires_at: int | None = None
 
 
 class FileList(BaseModel):
@@ -52,9 +77,16 @@ class FileDeleted(BaseModel):
 
 @router.post("/v1/files")
 async def upload_file(
-    gateway: TheGateway, caller: TheCaller, upload: Annotated[FileUpload, Form()]
+    gateway: TheGateway,
+    caller: TheCaller,
+    upload: Annotated[FileUpload, Form()],
+    answer: Response,
 ) -> FileObject:
-    """Keeps a file, until it is deleted."""
+    """Keeps a file, until it expires or is deleted."""
+    refuse_unknown = gateway.own.unknown_fields == "refuse"
+    if faults := list(upload.faults(refuse_unknown=refuse_unknown)):
+        raise InvalidRequest.from_faults(faults)
+    say_ignored(answer, upload.unknown)
     now_s = time.time()
     file_id = new_file_id()
     path = f"uploads/{file_id}"
@@ -68,6 +100,7 @@ async def upload_file(
         purpose=upload.purpose,
         bytes=size,
         path=path,
+        expires_at=None if upload.seconds is None else int(now_s) + upload.seconds,
     )
     await gateway.files.add(record, now_s)
     return _shown(record)
@@ -83,12 +116,13 @@ async def list_files(
     purpose: str | None = None,
 ) -> FileList:
     """The files of this key, by the time of their creation."""
+    now_s = time.time()
     records, more = await gateway.files.page(
         caller.name,
         after=after,
         limit=limit,
         order=order,
-        wanted=lambda record: purpose in (None, record.purpose),
+        wanted=lambda record: purpose in (None, record.purpose) and not record.has_expired(now_s),
     )
     ids = [record.id for record in records]
     return FileList(
