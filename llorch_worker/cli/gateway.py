@@ -63,6 +63,7 @@ def gateway(
     for sentence in warnings(Settings, GatewaySettings):
         logging.getLogger(__name__).warning(sentence)
     logging.getLogger("uvicorn.access").addFilter(_without_query)
+    logging.getLogger("uvicorn.error").addFilter(_without_refused_sockets)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
     raise_file_limit()
@@ -109,6 +110,11 @@ def _without_message(record: logging.LogRecord) -> bool:
         defect = InternalError(f"a defect: {type(record.exc_info[1]).__name__}")
         record.exc_info = (InternalError, defect, record.exc_info[2])
     return True
+
+
+def _without_refused_sockets(record: logging.LogRecord) -> bool:
+    """uvicorn calls it an error when an app refuses a WebSocket with an answer of its own."""
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def _without_query(record: logging.LogRecord) -> bool:

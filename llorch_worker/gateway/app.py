@@ -24,7 +24,7 @@ from llorch_worker.gateway.limits import saying_limits
 from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
-from llorch_worker.gateway.plain_http import answering_head, naming_requests
+from llorch_worker.gateway.plain_http import answering_head, naming_requests, one_spelling
 from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
 from llorch_worker.gateway.routes import (
     batches,
@@ -95,6 +95,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         telemetry=REQUEST_SPANS | {"tracing": is_traced()},
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.gateway = gateway
     app.state.console = console
@@ -129,7 +130,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     _document_400_for_422(app)
     # Around everything: Starlette answers defects outside of all middleware.
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: naming_requests(build())  # type: ignore[method-assign]
+    app.build_middleware_stack = lambda: naming_requests(one_spelling(build()))  # type: ignore[method-assign]
     return app
 
 

@@ -1,5 +1,5 @@
-"""Refuses bodies that are too large, come from unknown callers, or do not arrive, before they are
-read whole."""
+"""Refuses bodies that are too large or compressed, come from unknown callers, or do not arrive,
+before they are read whole."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from llorch_worker.gateway.errors import HttpError, plain_answer
 
 _CLOSE = {"Connection": "close"}
 """What the client still sends is not read."""
+_PLAIN = ("", "identity")
 SLOWEST_BYTES_S = 16 * 2**10
 """A body that comes more slowly, on average, may take no longer than ``timeout_s``."""
 
@@ -45,6 +46,10 @@ class BodyLimit:
             # A proxy in front may take the other for the body's end, and the rest for a request.
             both = "send Content-Length or Transfer-Encoding, not both"
             answer = plain_answer(400, "INVALID_REQUEST", both, headers=_CLOSE)
+            return await answer(scope, receive, send)
+        if Headers(scope=scope).get("content-encoding", "").strip().lower() not in _PLAIN:
+            plain = "send the body as it is, without Content-Encoding: none is decoded here"
+            answer = plain_answer(415, "UNSUPPORTED_MEDIA_TYPE", plain, headers=_CLOSE)
             return await answer(scope, receive, send)
         limit = self._limit_of(scope["path"])
         too_large = f"the body must be at most {limit} bytes"

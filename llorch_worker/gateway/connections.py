@@ -14,6 +14,11 @@ Waiting = dict[str, dict["_Connection", None]]
 """The connections of each address without a request, the longest waiting first."""
 
 
+FIRST_PROBE_S = 0.05
+LONGEST_PROBE_S = 15.0
+"""Pauses between looks at a client that has closed its sending half."""
+
+
 def connections(header_timeout_s: float, most_waiting: int) -> type[asyncio.Protocol]:
     """uvicorn's connection, with two limits.
 
@@ -37,6 +42,8 @@ class _Connection(H11Protocol):
 
     _header_due: asyncio.TimerHandle | None = None
     _address = ""
+    _half_closed = False
+    _next_probe: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,9 +67,33 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         if self._is_answering():  # the next request had come already
             self._stop_waiting()
+        elif self._half_closed:
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client may close its half of the connection, and wait for the answer to what it sent.
+
+        One that has hung up looks the same until something is sent to it. An interim response
+        changes nothing for the first, and ends the connection to the second.
+        """
+        waits = self._is_answering() and not self.cycle.more_body
+        if not waits or self.cycle.response_started or self.scope["http_version"] == "1.0":
+            return False
+        self._half_closed = True
+        self._probe(FIRST_PROBE_S)
+        return True
+
+    def _probe(self, next_s: float) -> None:
+        if self._is_answering() and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            self._next_probe = self.loop.call_later(
+                next_s, self._probe, min(2 * next_s, LONGEST_PROBE_S)
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._next_probe is not None:
+            self._next_probe.cancel()
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:

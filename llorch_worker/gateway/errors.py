@@ -60,6 +60,7 @@ _CODES = {
     405: "METHOD_NOT_ALLOWED",
     408: "REQUEST_TIMEOUT",
     413: "TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
 }
 
 _UNROUTED = {
@@ -77,6 +78,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "The body did not arrive in time.",
         409: "The job or document is not in a state for this.",
         413: "The body is too large.",
+        415: "The body is compressed.",
         429: "The queue, or this key's share of it, is full.",
         500: "The job failed, or a defect.",
         503: "No worker serves the model, or Redis does not answer.",

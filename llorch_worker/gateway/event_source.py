@@ -80,9 +80,18 @@ async def _given_up(first: asyncio.Future[bytes]) -> None:
     await asyncio.wait((first,))
 
 
+_BREAKS = str.maketrans({each: f"\\u{ord(each):04x}" for each in "\u0085\u2028\u2029"})
+
+
+def on_one_line(text: str) -> str:
+    """JSON without the characters at which some clients break lines, as Python's ``splitlines``
+    does. An event has one line of data."""
+    return text.translate(_BREAKS) if not text.isascii() else text
+
+
 def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
     """One event, with its type if it has one."""
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    text = on_one_line(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
     head = "" if event is None else f"event: {event}\n"
     return f"{head}data: {text}\n\n".encode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from tests.gateways import GatewayProcess, running_gateway
-from tests.services import RedisServer
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess
 
 MOST_WAITING = 20
 SLOW_HEADER = b"GET /health HTTP/1.1\r\nX: "
@@ -76,6 +78,33 @@ def test_a_second_request_has_the_same_time_for_its_header(gateway: GatewayProce
         assert slow.recv(1) == b""
         # One that says nothing after an answer is kept alive.
         ask(kept)
+
+
+def completion(prompt: str) -> bytes:
+    body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
+
+
+def test_a_client_that_closes_its_sending_half_gets_its_answers(
+    gateway: GatewayProcess, toy_worker: WorkerProcess
+) -> None:
+    with connect(gateway) as raw:
+        raw.sendall(completion("One") + completion("Two"))
+        raw.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert answers.count(b'"finish_reason":"length"') == 2
+
+
+def test_a_client_that_hangs_up_then_cancels_all_the_same(
+    gateway: GatewayProcess, toy_worker: WorkerProcess, latch: Latch
+) -> None:
+    with connect(gateway) as raw:
+        raw.sendall(completion(latch.prompt()))
+        raw.shutdown(socket.SHUT_WR)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 102 ")
+    latch.wait_ended(1)
 
 
 def test_a_gateway_may_open_as_many_files_as_the_system_lets_it(

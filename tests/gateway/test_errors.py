@@ -94,6 +94,37 @@ def test_two_lengths_of_one_body_are_refused_and_the_connection_closed(
     assert (status, body["error"]["llorch_code"]) == (400, "INVALID_REQUEST")
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "gzip, identity"])
+def test_a_compressed_body_is_a_415(strict: GatewayProcess, encoding: str) -> None:
+    for path in ("/v1/jobs", "/v1/files"):
+        answer = httpx.post(
+            f"{strict.url}{path}", content=b"x", headers={"Content-Encoding": encoding}
+        )
+        assert answer.status_code == 415
+        assert answer.json()["error"]["llorch_code"] == "UNSUPPORTED_MEDIA_TYPE"
+    same = httpx.post(f"{strict.url}/v1/jobs", json={}, headers={"Content-Encoding": "identity"})
+    assert same.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("content", "charset"),
+    [
+        ('{"prompt": "é"}'.encode("latin-1"), ""),
+        ('{"prompt": "é"}'.encode("latin-1"), "; charset=latin-1"),
+        ('{"prompt": "é"}'.encode(), '; charset="ISO-8859-1"'),
+        ('{"prompt": "é"}'.encode("utf-16"), "; charset=utf-16"),
+        ('{"prompt": "x"}'.encode("utf-16-be"), ""),
+    ],
+)
+def test_a_body_in_another_encoding_hears_of_utf_8(
+    strict: GatewayProcess, content: bytes, charset: str
+) -> None:
+    headers = {"Content-Type": f"application/json{charset}"}
+    answer = httpx.post(f"{strict.url}/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert "UTF-8" in answer.json()["error"]["message"]
+
+
 def test_a_body_that_drips_is_a_408(strict: GatewayProcess) -> None:
     with connect(strict) as raw:
         raw.sendall(head("Content-Length: 900"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
@@ -10,14 +11,28 @@ import pytest
 from fastapi import Request
 from starlette.types import Message, Scope
 
+from llorch_worker.client.stream import Position
+from llorch_worker.contract import Tokens
 from llorch_worker.gateway.errors import HttpError
-from llorch_worker.gateway.event_source import begun_event_source
+from llorch_worker.gateway.event_source import begun_event_source, encoded
+from llorch_worker.gateway.routes.jobs import sent_event
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
 def failure(error: Exception) -> bytes:
     return f"event: error\ndata: {error}\n\n".encode()
+
+
+def test_no_text_breaks_the_line_of_an_event() -> None:
+    """Also for clients that know more ends of lines than events have, as ``splitlines`` does."""
+    text = "a\u0085b\u2028c\u2029d\r\n\v\f\x1c\x1d\x1ee"
+    of_job = sent_event(Tokens(index=0, text=text, ids=(1,)), Position()).encode()
+    for event in (encoded({"text": text}), of_job):
+        lines = event.decode().splitlines()
+        data = [line for line in lines if line.startswith("data: ")]
+        assert [json.loads(line.removeprefix("data: "))["text"] for line in data] == [text]
+        assert len(lines) == event.count(b"\n")
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -183,6 +183,8 @@ def test_a_connection_is_refused_as_a_request_is(
             assert json.loads(line.recv(30))["error"]["param"] == "type"
             file.write_text("")
             wait_until(lambda: _revoked(line))
+    for process in (gateway, guarded):
+        assert "ERROR" not in process.log.read_text()
 
 
 def _revoked(line: ClientConnection) -> bool:

@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from llorch_worker.client import AsyncJob, BrokerUnavailable
 from llorch_worker.client.stream import Position
 from llorch_worker.contract import (
+    Event,
     Failed,
     Fault,
     InvalidRequest,
@@ -24,7 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
+from llorch_worker.gateway.event_source import SEND_TIMEOUT_S, on_one_line
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
 from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_document
 
@@ -149,13 +150,16 @@ async def job_events(
 async def _events(job: AsyncJob, position: Position) -> AsyncIterator[ServerSentEvent]:
     try:
         async for _, event in job.stream(position, patience_s=PATIENCE_S):
-            yield ServerSentEvent(encode_event(event), event=event.type, id=str(position))
+            yield sent_event(event, position)
     except JobLost as lost:
-        last = Failed(error=lost.document())
-        yield ServerSentEvent(encode_event(last), event=last.type, id=str(position))
+        yield sent_event(Failed(error=lost.document()), position)
     except BrokerUnavailable as error:
         # Without a last event: the reader comes back with Last-Event-ID.
         logger.warning("a stream of job %s ends early: %s", job.id, error)
+
+
+def sent_event(event: Event, position: Position) -> ServerSentEvent:
+    return ServerSentEvent(on_one_line(encode_event(event)), event=event.type, id=str(position))
 
 
 def _position(last_event_id: str | None) -> Position:
