@@ -16,6 +16,7 @@ from llorch_worker.contract import (
     LlorchError,
     ModelNotServed,
     QueueFull,
+    digest_of,
 )
 from llorch_worker.contract.errors import BrokerRefused
 
@@ -116,9 +117,10 @@ class Driver:
     async def _end(self, line: Line, *, known: bool) -> End:
         if isinstance(line.requests, LlorchError):
             return line.requests
+        digest = digest_of(line.requests)
         ends = await asyncio.gather(
             *(
-                self._job_end(request, self.job_id(line, part), known=known)
+                self._job_end(request, self.job_id(line, part), digest, known=known)
                 for part, request in enumerate(line.requests)
             )
         )
@@ -129,7 +131,7 @@ class Driver:
         return results
 
     async def _job_end(
-        self, request: GenerationRequest, job_id: str, *, known: bool
+        self, request: GenerationRequest, job_id: str, digest: str, *, known: bool
     ) -> GenerationResult | LlorchError:
         if "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": "low"})
@@ -141,7 +143,9 @@ class Driver:
                             break
                         adapted = await self._adapt(request, job_id)
                         known = True
-                        job = await self._client.submit(adapted, job_id=job_id, owner=self._owner)
+                        job = await self._client.submit(
+                            adapted, job_id=job_id, owner=self._owner, digest=digest
+                        )
                     self._served.add(request.model)
                     return await self._result(job)
                 except TimeoutError:

@@ -20,7 +20,12 @@ from llorch_worker.broker.queues import (
 )
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import GenerationRequest, QueueFull
+from llorch_worker.contract import (
+    GenerationRequest,
+    IdempotencyKeyReused,
+    QueueFull,
+    digest_of,
+)
 
 LONGEST_WAIT_S = 30 * 24 * 3600
 """How long a job that waits is known by its id, its idempotency key and a cancel. A message can
@@ -39,6 +44,7 @@ def enqueue(
     headers: Mapping[str, str] | None = None,
     owner: str = "",
     watched_s: int = 0,
+    digest: str | None = None,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
@@ -47,9 +53,11 @@ def enqueue(
     count against the limit too. ``places``: where it might be placed instead, the best first, see
     :mod:`.placement`. ``headers`` go beside the message's own. ``owner``: the
     gateway's key that sends the job. ``watched_s``: for how long a client counts as reading its
-    stream, without having said so.
+    stream, without having said so. ``digest``: what requests with the same key must share; by
+    default that of this request.
 
     Raises:
+        IdempotencyKeyReused: the first job with the key was sent with another request.
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
             Nothing is left behind.
     """
@@ -77,6 +85,7 @@ def enqueue(
                 model.queue_limit,
                 LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
+                digest or digest_of([request]),
                 tenant,
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,
@@ -92,6 +101,8 @@ def enqueue(
             "Redis is at its maxmemory and accepts no more jobs; "
             "submit again when jobs have ended, or raise maxmemory"
         ) from error
+    if outcome == "other":
+        raise IdempotencyKeyReused.by(value)
     if outcome == "full":
         raise QueueFull(
             f"{value} jobs for {model.name!r} wait; the limit is {model.queue_limit}; "

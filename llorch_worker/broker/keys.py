@@ -56,9 +56,9 @@ job = Key("job:{}")
 """By job. Hash, the job's record.
 
 From our client: ``sent``, the Unix time at which it enqueued the job, ``line``, the list
-that it pushed to, ``tenant``, or empty, ``idempotency``, its key, and ``owner``, the gateway's key
-that sent it. From a gateway before that ``reserved``: the key's name and how many tokens of its
-rates are reserved, or empty.
+that it pushed to, ``tenant``, or empty, ``idempotency``, its key, with ``request``, a digest of
+what was sent with the key, and ``owner``, the gateway's key that sent it. From a gateway before
+that ``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
@@ -77,7 +77,8 @@ reply is lost. Expires with the results."""
 watchers = Key("job:{}:watchers")
 """By job. Exists while a client reads the stream, or is about to; readers renew it."""
 idempotency = Key("idempotency:{}:{}")
-"""By model and idempotency key. The id of the first job that was sent with it."""
+"""By model and idempotency key. The id of the first job that was sent with it. Which ends of that
+job leave the key free, ``lua/parts/first_job.lua`` says."""
 result = Key("celery-task-meta-{}", prefix="")
 """By job. Key and pub/sub channel of Celery's Redis backend. All databases share the channel."""
 cancel_channel = Key("/{}." + PREFIX + "cancel", prefix="")

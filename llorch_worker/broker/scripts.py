@@ -27,7 +27,8 @@ _PARTS = {
     "claim": (
         "lists", "bells", "tenants", "lines", "message", "take", "turns", "placing",
     ),
-    "enqueue": ("lists", "bells", "tenants", "placing"),
+    "enqueue": ("lists", "bells", "tenants", "placing", "first_job"),
+    **dict.fromkeys(("earlier", "reserve_key"), ("first_job",)),
     "ring": ("lists", "bells", "scheduled", "placing"),
     "purge": ("tenants",),
     "heads": ("tenants", "head"),

@@ -51,6 +51,7 @@ class AsyncClient:
         job_id: str | None = None,
         owner: str = "",
         stream: bool = False,
+        digest: str | None = None,
         **fields: Any,
     ) -> AsyncJob:
         """See :meth:`Client.submit`."""
@@ -61,6 +62,7 @@ class AsyncClient:
             job_id=job_id,
             owner=owner,
             stream=stream,
+            digest=digest,
             **fields,
         )
         return AsyncJob(self, job)

@@ -75,6 +75,7 @@ class Client:
         job_id: str | None = None,
         owner: str = "",
         stream: bool = False,
+        digest: str | None = None,
         **fields: Any,
     ) -> Job:
         """Enqueues one job, given as a request or as the fields of one.
@@ -91,10 +92,12 @@ class Client:
         token from the first on; otherwise those that no one reads yet are written together.
 
         If this model already has a job with the same ``idempotency_key``, nothing is enqueued and
-        that job is returned.
+        that job is returned. The key is free again once that job has ended with a retriable error.
+        ``digest`` stands for the request there, if it is only a part of what has the key.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded: nothing was enqueued.
+            InvalidRequest, ContextLengthExceeded: nothing was enqueued. IdempotencyKeyReused if
+                the first request with the key was another one.
             ModelNotServed: nothing was enqueued; no such ``worker`` serves the model.
             QueueFull: nothing was enqueued; the model's queue is full, or Redis is out of memory.
                 Try again later.
@@ -126,6 +129,7 @@ class Client:
                     headers=headers,
                     owner=owner,
                     watched_s=WATCH_TTL_S if stream else 0,
+                    digest=digest,
                 )
         job = self.job(enqueued, known=True)
         if stream and enqueued == job_id:

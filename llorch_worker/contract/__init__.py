@@ -8,6 +8,7 @@ from llorch_worker.contract.errors import (
     DeadlineExceeded,
     ErrorDocument,
     Fault,
+    IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
     JobLost,
@@ -33,7 +34,7 @@ from llorch_worker.contract.events import (
 from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
 from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
-from llorch_worker.contract.request import GenerationRequest, Priority, summarise
+from llorch_worker.contract.request import GenerationRequest, Priority, digest_of, summarise
 from llorch_worker.contract.result import (
     Choice,
     FinishReason,
@@ -77,6 +78,7 @@ __all__ = [
     "FunctionCall",
     "GenerationRequest",
     "GenerationResult",
+    "IdempotencyKeyReused",
     "InternalError",
     "InvalidRequest",
     "JobLost",
@@ -106,6 +108,7 @@ __all__ = [
     "Usage",
     "decode_event",
     "describe",
+    "digest_of",
     "encode_event",
     "printable",
     "read_journal",

@@ -99,6 +99,17 @@ class InvalidRequest(LlorchError):
         return cls("; ".join(map(str, reported)) + more, faults=reported)
 
 
+class IdempotencyKeyReused(InvalidRequest):
+    """The first request with this idempotency key was another one."""
+
+    @classmethod
+    def by(cls, job_id: str) -> IdempotencyKeyReused:
+        """``job_id``: the first request's."""
+        rule = f"was sent with another request, job {job_id}; a new request needs a new key"
+        fault = Fault(field="idempotency_key", rule=rule, got="the same key again")
+        return cls(str(fault), faults=[fault])
+
+
 class ContextLengthExceeded(InvalidRequest):
     """The prompt and the requested tokens do not fit into the model's context."""
 

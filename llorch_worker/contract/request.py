@@ -5,8 +5,10 @@ Names, ranges and defaults follow vLLM's ``SamplingParams``.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -298,6 +300,26 @@ class GenerationRequest(BaseModel):
     def summary(self) -> str:
         """The request without the user's text, for logs and events."""
         return summarise(self.wire())
+
+
+def digest_of(requests: Sequence[GenerationRequest]) -> str:
+    """A digest of what ``requests`` name, which repetitions under one idempotency key must share;
+    "" if they have no key.
+
+    The order of fields does not matter, and the key itself is left out.
+    """
+    if all(request.idempotency_key is None for request in requests):
+        return ""
+    named = [
+        request.model_dump(
+            mode="json",
+            include=request.model_fields_set - {"idempotency_key"},
+            exclude_none=True,
+            by_alias=True,
+        )
+        for request in requests
+    ]
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]
 
 
 _MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")

@@ -23,6 +23,7 @@ from llorch_worker.contract import (
     GenerationResult,
     Started,
     Tokens,
+    digest_of,
     shown,
 )
 from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, TokenQuestion
@@ -97,8 +98,9 @@ class Answering:
 
     async def respond(self) -> Response:
         """Raises ``LlorchError`` and ``BrokerUnavailable`` until the answer has begun."""
+        digest = digest_of(self._requests)
         for request in self._requests:
-            await self._waiting.submit(request, stream=self._body.stream)
+            await self._waiting.submit(request, stream=self._body.stream, digest=digest)
         if not self._body.stream:
             work = self._waiting.answer(self._request, self._document())
             answer: Response = JSONResponse(await work)

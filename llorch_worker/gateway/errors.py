@@ -166,7 +166,9 @@ def install(app: FastAPI) -> None:
 
 def error_answer(error: LlorchError) -> JSONResponse:
     after_s = error.retry_after_s if isinstance(error, RateLimited) else RETRY_AFTER_S
-    return _answer(status_of(error), body_of(error), after_s=after_s)
+    # OpenAI's and Anthropic's clients send again what a 409 answers.
+    headers = {"x-should-retry": "false"} if status_of(error) == 409 else None
+    return _answer(status_of(error), body_of(error), headers, after_s=after_s)
 
 
 def plain_answer(

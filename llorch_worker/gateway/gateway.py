@@ -20,7 +20,12 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.client import AsyncClient, AsyncJob
-from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.contract import (
+    GenerationRequest,
+    IdempotencyKeyReused,
+    LlorchError,
+    digest_of,
+)
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
@@ -156,19 +161,23 @@ class Gateway:
         job_id: str | None = None,
         private: bool = False,
         stream: bool = False,
+        digest: str | None = None,
     ) -> AsyncJob:
         """Enqueues a job of ``caller``, or finds the first with the same idempotency key.
 
         ``waits``: a client waits for the answer, so a live worker must serve the model;
-        ``private``: nobody else is to read it; ``stream``: see :meth:`Client.submit`.
+        ``private``: nobody else is to read it; ``stream`` and ``digest``: see
+        :meth:`Client.submit`.
 
         Raises:
             LlorchError: see :meth:`Client.submit`; also NoWorker, TooManyJobs and RateLimited.
         """
+        # Of what the client sent: our settings and its key's may change until it comes back.
+        digest = digest or digest_of([request])
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
         request = owned(self._bounded(request), caller.name)
-        earlier = await self._earlier(request)
+        earlier = await self._earlier(request, digest)
         if earlier is not None:
             return earlier
         if waits:
@@ -179,21 +188,32 @@ class Gateway:
         enqueued = None
         try:
             owner = NOBODY if private else caller.name
-            enqueued = await self.client.submit(request, job_id=job_id, owner=owner, stream=stream)
+            enqueued = await self.client.submit(
+                request, job_id=job_id, owner=owner, stream=stream, digest=digest
+            )
             return enqueued
         finally:
             # It failed, or an earlier job has the same idempotency key.
             if enqueued is None or enqueued.id != job_id:
                 await self._leave(caller, job_id, self._limits.withdraw)
 
-    async def _earlier(self, request: GenerationRequest) -> AsyncJob | None:
-        """The job with this request's idempotency key: its answer is due whatever else holds."""
+    async def _earlier(self, request: GenerationRequest, digest: str) -> AsyncJob | None:
+        """The job with this request's idempotency key: its answer is due whatever else holds.
+
+        Raises ``IdempotencyKeyReused``.
+        """
         if request.idempotency_key is None:
             return None
         model = request.model or (await self.client.model_card()).name
+        key = keys.idempotency(model, request.idempotency_key)
         with broker_errors(self.settings.redis_url):
-            found: Any = await self.redis.get(keys.idempotency(model, request.idempotency_key))
-        return None if found is None else self.client.job(found, known=True)
+            found = await run_script_async(self.redis, "earlier", [digest], [key])
+        if not found:
+            return None
+        outcome, job_id = found
+        if outcome == "other":
+            raise IdempotencyKeyReused.by(job_id)
+        return self.client.job(job_id, known=True)
 
     async def owned_job(self, caller: Caller, job_id: str) -> AsyncJob | None:
         """The job with this id, if ``caller`` may see it."""

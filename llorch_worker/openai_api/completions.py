@@ -137,7 +137,8 @@ class CompletionRequest(OpenAIBody):
         if self.echo and self.prompt_logprobs is None:
             fields["prompt_logprobs"] = self._echoed_logprobs()
             names["prompt_logprobs"] = "logprobs"
-        if several and isinstance(self.idempotency_key, str):
+        # The first has the key itself: a body with another number of prompts is another one.
+        if number and isinstance(self.idempotency_key, str):
             fields["idempotency_key"] = f"{self.idempotency_key}#{number}"
         return generation_request(fields, names)
 

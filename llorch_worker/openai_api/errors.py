@@ -9,6 +9,7 @@ from llorch_worker.contract import (
     Cancelled,
     DeadlineExceeded,
     Fault,
+    IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
     JobLost,
@@ -54,6 +55,7 @@ class GatewayStopping(InternalError):
 
 
 _STATUS: tuple[tuple[type[LlorchError], int], ...] = (
+    (IdempotencyKeyReused, 409),
     (InvalidRequest, 400),
     (NoWorker, 503),
     (ModelNotServed, 404),
@@ -73,6 +75,7 @@ ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    409: "invalid_request_error",
     429: "rate_limit_error",
 }
 _OPENAI_CODES = {"MODEL_NOT_SERVED": "model_not_found", "QUEUE_FULL": "rate_limit_exceeded"}

@@ -17,7 +17,12 @@ from llorch_worker.broker.claims import fail
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import AsyncClient
 from llorch_worker.client.admission import MODELS_FRESH_S
-from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.contract import (
+    AttemptsExhausted,
+    IdempotencyKeyReused,
+    InternalError,
+    LlorchError,
+)
 from tests.broker.jobs import TERMS, announce, take
 from tests.services import RedisServer
 
@@ -53,6 +58,32 @@ async def lines_read(prompts: int) -> int:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
     return read
+
+
+def test_lines_share_an_idempotency_key_only_if_they_ask_for_the_same(
+    own_server: RedisServer,
+) -> None:
+    with connect(own_server.url) as store:
+        ends = asyncio.run(asyncio.wait_for(ends_of_one_key(store, own_server.url), GET_S))
+    assert ends == [AttemptsExhausted] * 2 + [IdempotencyKeyReused] * 2
+
+
+async def ends_of_one_key(store: redis.Redis, url: str) -> list[type]:
+    announce(store)
+
+    async def lines() -> AsyncIterator[Line]:
+        for number, changed in enumerate(({}, {}, {"prompt": "y"}, {"max_tokens": 3}), 1):
+            body = {"model": "toy", "prompt": "x", "idempotency_key": "k", **changed}
+            fields = {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions"}
+            yield OpenAILine(RawLine(number, b""), {**fields, "body": body}, RULES)
+            if number == 1:
+                while not (claims := take(store)):
+                    await asyncio.sleep(0.01)
+                assert fail(store, claims[0], AttemptsExhausted("it kills workers"), TERMS)
+
+    async with AsyncClient(url) as client:
+        driver = Driver(client, uuid4(), window=1)
+        return [type(end) async for _, end in driver.ends(lines())]
 
 
 def test_a_batch_waits_for_a_model_that_redis_has_forgotten(own_server: RedisServer) -> None:

@@ -149,6 +149,16 @@ class Snapshot:
     def _scores(self, key: str) -> dict[str, float]:
         return {member: float(score) for member, score in _pairs(self._values.get(key, ()))}
 
+    def may_be_repeated(self, job_id: str) -> bool:
+        """Whether the job has ended with a retriable error."""
+        stored = self.value(keys.result(job_id))
+        result = json.loads(stored)["result"] if stored else None
+        return (
+            isinstance(result, dict)
+            and "exc_message" in result
+            and result["exc_message"][2:3] == [True]
+        )
+
     def record(self, job_id: str) -> dict[str, str]:
         return dict(_pairs(self._values.get(keys.job(job_id), ())))
 

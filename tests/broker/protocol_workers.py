@@ -283,6 +283,8 @@ class Workers(Users):
             return
         owner = run_script(self.store, "reserve_key", [job.id, TERMS.result_ttl_s], [job.key])
         first = next((it for it in self.jobs.values() if it.key == job.key and it.keyed), job)
+        if self.seen.may_be_repeated(first.id):
+            first.keyed, first = False, job
         assert owner == first.id, "two jobs have one key"
         if owner == job.id:
             job.keyed = True

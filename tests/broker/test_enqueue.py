@@ -11,13 +11,33 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker.cancellation import end_waiting
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.client import BrokerUnavailable, Client
-from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
-from tests.broker.jobs import announce, card, load, take
-from tests.store import record_of
+from llorch_worker.broker.message import encode_json
+from llorch_worker.broker.results import SUCCESS, result_meta
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.client import BrokerUnavailable, Client, Job
+from llorch_worker.contract import (
+    TASK_NAME,
+    AttemptsExhausted,
+    Choice,
+    DeadlineExceeded,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    IdempotencyKeyReused,
+    InternalError,
+    InvalidRequest,
+    LlorchError,
+    OutOfMemory,
+    QueueFull,
+    Timings,
+    Usage,
+)
+from tests.broker.jobs import TERMS, announce, card, load, take
+from tests.store import lose, record_of
 
 QUEUE = "llorch.toy"
 
@@ -231,3 +251,116 @@ def test_a_purge_leaves_the_limit_as_it_was(producer: Client) -> None:
     producer.submit(prompt="x")
     with pytest.raises(QueueFull):
         producer.submit(prompt="x")
+
+
+def end_as(producer: Client, job: Job, end: LlorchError | GenerationResult | Exception) -> None:
+    """As the worker that claims the job ends it."""
+    (claim,) = take(producer.redis)
+    assert claim.job_id == job.id
+    if isinstance(end, Exception):
+        assert claims.fail(producer.redis, claim, end, TERMS)
+        return
+    document = encode_json(result_meta(job.id, SUCCESS, end))
+    assert run_script(producer.redis, "finish", [job.id, claim.fence, document, 60, "end", 60, ""])
+
+
+def result_of(job: Job, finish_reason: FinishReason, tokens: int) -> GenerationResult:
+    return GenerationResult(
+        id=job.id,
+        model="toy",
+        choices=(
+            Choice(index=0, text="", token_ids=(1,) * tokens, finish_reason=finish_reason),
+            Choice(index=1, text="", token_ids=(), finish_reason="deadline"),
+        ),
+        usage=Usage(prompt=1, completion=tokens),
+        seed=1,
+        timings=Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0),
+        worker="gpu0@host",
+    )
+
+
+KEYED: dict[str, Any] = {"prompt": "x", "max_tokens": 9, "idempotency_key": "once"}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        InternalError("a defect"),
+        OutOfMemory("the device is full"),
+        ValueError("no error of ours"),
+        ("deadline", 0),
+    ],
+    ids=str,
+)
+def test_a_key_is_free_again_after_an_end_that_a_repetition_may_mend(
+    producer: Client, end: Any
+) -> None:
+    first = producer.submit(**KEYED)
+    end_as(producer, first, result_of(first, *end) if isinstance(end, tuple) else end)
+    second = producer.submit(**KEYED)
+    assert second.id != first.id
+    assert producer.submit(**KEYED).id == second.id, "which waits"
+    # What is known of the first job is left alone.
+    assert first.status().ended
+
+
+def test_a_key_is_free_again_after_a_deadline_that_passed_while_the_job_waited(
+    producer: Client,
+) -> None:
+    first = producer.submit(**KEYED, deadline_s=60)
+    end_waiting(producer.redis, first.id, DeadlineExceeded("too late"), producer.settings)
+    assert producer.submit(**KEYED, deadline_s=60).id != first.id
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        InvalidRequest("it breaks a rule"),
+        AttemptsExhausted("it killed three workers"),
+        ("length", 9),
+        ("deadline", 2),
+        "cancelled",
+    ],
+    ids=str,
+)
+def test_a_key_stays_with_an_end_that_a_repetition_would_only_repeat(
+    producer: Client, end: Any
+) -> None:
+    first = producer.submit(**KEYED)
+    if end == "cancelled":
+        assert first.cancel()
+    else:
+        end_as(producer, first, result_of(first, *end) if isinstance(end, tuple) else end)
+    assert producer.submit(**KEYED).id == first.id
+
+
+def test_a_key_of_a_job_that_redis_has_lost_is_free(producer: Client) -> None:
+    first = producer.submit(**KEYED)
+    lose(producer.redis, first.id)
+    assert producer.submit(**KEYED).id != first.id
+
+
+def test_another_request_with_the_same_key_is_refused_and_leaves_nothing(producer: Client) -> None:
+    first = producer.submit(**KEYED, metadata={"a": 1, "b": [2]})
+    before = stored(producer)
+    assert producer.submit(metadata={"b": [2], "a": 1}, **KEYED).id == first.id
+    for changed in ({"prompt": "y"}, {"max_tokens": 10}, {"seed": 1}, {"metadata": {"a": 2}}):
+        with pytest.raises(IdempotencyKeyReused, match=f"job {first.id}") as caught:
+            producer.submit(**{**KEYED, "metadata": {"a": 1, "b": [2]}, **changed})
+        assert (caught.value.code, caught.value.retriable) == ("INVALID_REQUEST", False)
+        assert caught.value.faults[0].field == "idempotency_key"
+    assert stored(producer) == before
+
+
+def test_a_key_that_is_free_again_gives_one_job_to_all_who_repeat(producer: Client) -> None:
+    end_as(producer, producer.submit(**KEYED), InternalError("a defect"))
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(producer.submit(**KEYED).id)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(found), len(set(found))) == (8, 1)
+    assert producer.redis.llen(QUEUE) == 1

@@ -131,10 +131,45 @@ def test_unknown_jobs_are_not_found(api: httpx.Client, job_id: str) -> None:
 def test_one_idempotency_key_is_one_job(api: httpx.Client) -> None:
     first = submit(api, idempotency_key="k1")
     assert submit(api, idempotency_key="k1")["id"] == first["id"]
-    by_header = api.post("/v1/jobs", json={"prompt": "x"}, headers={"Idempotency-Key": "k1"})
+    body = {"max_tokens": 4, "prompt": "x"}
+    by_header = api.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k1"})
     assert by_header.json()["id"] == first["id"]
     too_long = api.post("/v1/jobs", json={"prompt": "x"}, headers={"Idempotency-Key": "k" * 201})
     assert too_long.status_code == 400
+
+
+def test_an_idempotency_key_is_free_again_after_a_retriable_error(api: httpx.Client) -> None:
+    again = {"prompt": "raise ValueError", "idempotency_key": "k2"}
+    first = submit(api, **again)
+    assert ended(api, first["id"])["error"]["retriable"]
+    second = submit(api, **again)
+    assert second["id"] != first["id"]
+    assert ended(api, second["id"])["error"]["retriable"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "others"),
+    [
+        ("/v1/jobs", {"prompt": "x"}, [{"prompt": "y"}, {"temperature": 0.5}]),
+        ("/v1/completions", {"prompt": "x"}, [{"prompt": ["x", "x"]}, {"max_tokens": 3}]),
+        ("/v1/completions", {"prompt": ["x", "y"]}, [{"prompt": "x"}, {"prompt": ["x", "y", "z"]}]),
+    ],
+)
+def test_another_body_with_the_same_idempotency_key_is_a_conflict(
+    api: httpx.Client, path: str, body: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    body = {**body, "max_tokens": 2}
+    headers = {"Idempotency-Key": path + str(body)}
+    first = api.post(path, json=body, headers=headers)
+    assert first.is_success, first.text
+    for other in others:
+        answer = api.post(path, json={**body, **other}, headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["llorch_code"]) == (409, "INVALID_REQUEST")
+        assert (error["type"], error["param"]) == ("invalid_request_error", "idempotency_key")
+        # OpenAI's clients would send it twice more.
+        assert answer.headers["x-should-retry"] == "false"
+    assert api.post(path, json=body, headers=headers).json()["id"] == first.json()["id"]
 
 
 def test_jobs_of_other_producers_are_read_too(api: httpx.Client, client: Client) -> None:

@@ -136,6 +136,19 @@ def test_a_summary_is_made_anew_and_waited_for(api: OpenAI, wire: httpx.Client) 
     assert unsealed(document["output"][-1]["encrypted_content"]) != earlier
 
 
+def test_another_request_with_the_same_idempotency_key_leaves_no_response(
+    api: OpenAI, wire: httpx.Client, redis_server: RedisServer
+) -> None:
+    key = {"idempotency_key": "one response"}
+    first = api.responses.create(**ASK, extra_body=key)
+    with connect(redis_server.url) as store:
+        kept = store.keys(keys.response("*"))
+        answer = wire.post(PATH, json={**ASK, **key, "input": "Another."})
+        assert answer.status_code == 409
+        assert store.keys(keys.response("*")) == kept
+    assert api.responses.create(**ASK, extra_body=key).id == first.id
+
+
 def test_input_items_come_in_pages(api: OpenAI) -> None:
     turns = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "user")]
     response = api.responses.create(**{**ASK, "input": turns})

@@ -124,3 +124,16 @@ def test_a_reused_idempotency_key_of_a_stock_producer_is_refused(
     error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
     assert first.id in error.faults[0].rule
     assert id_for_key(client.redis, "toy", "order 66") == first.id
+
+
+def test_the_idempotency_key_of_a_stock_producers_job_is_free_again_after_a_retriable_error(
+    stock: Celery, client: Client
+) -> None:
+    kwargs = {"prompt": "raise ValueError", "max_tokens": 1, "idempotency_key": "order 67"}
+    for _ in range(2):
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE)
+        assert failure(sent).retriable
+        assert id_for_key(client.redis, "toy", "order 67") == sent.id
+    ours = client.submit(**kwargs)
+    assert ours.id != sent.id
+    assert id_for_key(client.redis, "toy", "order 67") == ours.id

@@ -5,8 +5,8 @@
 --
 -- KEYS: the list to push to, then, if there is a limit, every list in which jobs of this model wait.
 --
--- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
--- {'full', jobs that wait}.
+-- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, {'other', its id} if it was
+-- sent with another request, or {'full', jobs that wait}.
 
 -- How many messages wait. Nearly all lists are empty: one command rules out many.
 local function count_waiting()
@@ -27,15 +27,18 @@ local before, after = ARGV[2], ARGV[3] -- the message before and after its enque
 local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
 local idempotency = ARGV[6] -- the key, or ''
-local tenant = ARGV[7] -- or '': see tenants.lua
-local deadline_ms = ARGV[8] -- from now, or ''
-local owner = ARGV[9] -- the gateway's key that sends the job, or ''
-local watched_s = ARGV[10] -- for how long a reader counts as there already; 0 for none
-local candidates = {unpack(ARGV, 11)} -- places, the best first; none for a job that is not placed
+local request = ARGV[7] -- with a key, a digest of the request
+local tenant = ARGV[8] -- or '': see tenants.lua
+local deadline_ms = ARGV[9] -- from now, or ''
+local owner = ARGV[10] -- the gateway's key that sends the job, or ''
+local watched_s = ARGV[11] -- for how long a reader counts as there already; 0 for none
+local candidates = {unpack(ARGV, 12)} -- places, the best first; none for a job that is not placed
 
-local first = idempotency ~= '' and redis.call('GET', idempotency)
-if first then
-  return {'known', first}
+if idempotency ~= '' then
+  local first, differs = first_job(idempotency, request)
+  if first then
+    return {differs and first ~= job_id and 'other' or 'known', first}
+  end
 end
 
 local job = job_key(job_id)
@@ -64,7 +67,7 @@ if deadline_ms ~= '' then
 end
 if idempotency ~= '' then
   redis.call('SET', idempotency, job_id, 'EX', keep_s)
-  redis.call('HSET', job, 'idempotency', idempotency)
+  redis.call('HSET', job, 'idempotency', idempotency, 'request', request)
 end
 local place = candidates[1] and choose_place(candidates)
 -- Once all workers are full, the one that the job suits best prefers it to others that wait.

@@ -6,7 +6,7 @@
 
 local job_id, keep_s = ARGV[1], ARGV[2]
 
-local owner = redis.call('GET', KEYS[1])
+local owner = first_job(KEYS[1])
 if owner and owner ~= job_id then
   return owner
 end
