@@ -1,11 +1,13 @@
-"""Variables of the environment that look like settings and are none."""
+"""Names that are misspelt: variables of the environment that look like settings and are none, and
+fields of requests."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 from pydantic_settings import BaseSettings
 
@@ -54,3 +56,37 @@ def warnings(*read: type[BaseSettings]) -> list[str]:
         f"{name} is no setting and has no effect" + (f"; did you mean {right}?" if right else "")
         for name, right in misspelt(*read).items()
     ]
+
+
+SHORTEST = 4
+"""Letters of a name with which others are compared: nearly every shorter name is like another."""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that ``name`` is but for a slip: a letter that is lost, added, wrong or
+    swapped with the next, or another way to part words (``maxTokens``, ``max-tokens``); or ""."""
+    given = _letters(name)
+    found = [right for right in sorted(known) if _is_slip(given, _letters(right))]
+    # A letter more than the words' parting says less: topP is top_p, not top_k.
+    return min(found, key=lambda right: _letters(right) != given, default="")
+
+
+def _letters(name: str) -> str:
+    return re.sub("[_. -]", "", name).lower()
+
+
+def _is_slip(name: str, right: str) -> bool:
+    if name == right:
+        return True
+    if len(right) < SHORTEST or abs(len(name) - len(right)) > 1:
+        return False
+    same = _alike(name, right)
+    name, right = name[same:][::-1], right[same:][::-1]
+    same = _alike(name, right)
+    name, right = name[same:], right[same:]
+    return len(name) <= 1 >= len(right) or (len(name) == 2 and name == right[::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many first letters they share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -25,6 +25,7 @@ from llorch_worker.openai_api.shape import (
     generation_request,
     with_effort,
 )
+from llorch_worker.openai_api.spelling import Spelt
 
 _TURN = re.compile(r"messages\.(\d+)")
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
@@ -55,25 +56,25 @@ class OfferedTool(Loose):
         return {"type": "function", "function": given}
 
 
-class ToolChoice(Loose):
+class ToolChoice(Spelt, Loose):
     type: Literal["auto", "any", "tool", "none"]
     name: SkipValidation[str | None] = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Loose):
+class Thinking(Spelt, Loose):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonFormat(Loose):
+class JsonFormat(Spelt, Loose):
     type: Literal["json_schema"]
     schema_: SkipValidation[dict[str, Any]]
 
     model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
 
 
-class OutputConfig(Loose):
+class OutputConfig(Spelt, Loose):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """For the chat template, as in chats."""
     format: JsonFormat | None = None

@@ -156,7 +156,9 @@ class GenerationRequest(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidRequest.from_faults(map(fault_of, broken_rules(error))) from None
+            known = type(self).model_fields
+            faults = [fault_of(each, known) for each in broken_rules(error)]
+            raise InvalidRequest.from_faults(faults) from None
 
     @field_validator("metadata")
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic_core import ErrorDetails
 
 from llorch_worker.contract.errors import Fault
@@ -17,6 +19,7 @@ from llorch_worker.contract.tools import (
     Tool,
     ToolCall,
 )
+from llorch_worker.misspelt import meant
 
 _PARTS_FIELDS = {
     field.alias or name
@@ -28,8 +31,8 @@ _PARTS_FIELDS = {
 }
 
 
-def fault_of(error: ErrorDetails) -> Fault:
-    """The fault that pydantic found in a request."""
+def fault_of(error: ErrorDetails, fields: Iterable[str]) -> Fault:
+    """The fault that pydantic found in a request with these ``fields``."""
     unknown = error["type"] == "extra_forbidden"
     *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
     parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
@@ -37,7 +40,10 @@ def fault_of(error: ErrorDetails) -> Fault:
         parts.append(shown(str(last)))
     elif not path or _is_ours(last):
         parts.append(str(last))
-    rule = "unknown field" if unknown else error["msg"]
+    rule = error["msg"]
+    if unknown:
+        right = meant(str(last), _PARTS_FIELDS if path else fields)
+        rule = f"unknown field; did you mean {right}?" if right else "unknown field"
     return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
 
 

@@ -27,6 +27,7 @@ from llorch_worker.contract import (
     digest_of,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
@@ -110,10 +111,14 @@ class Gateway:
         return owned(request, owner)
 
     def _bounded(self, request: GenerationRequest) -> GenerationRequest:
-        most = self.own.max_tokens
-        if most is None or not request.cut_max_tokens or request.max_tokens <= most:
+        if not request.cut_max_tokens:
             return request
-        return request.model_copy(update={"max_tokens": most})
+        wanted, most = request.max_tokens, self.own.max_tokens
+        if wanted == MAX_COUNT and "max_tokens" not in request.model_fields_set:
+            wanted = max(self.own.default_max_tokens, request.min_tokens)
+        if most is not None:
+            wanted = min(wanted, most)
+        return request.model_copy(update={"max_tokens": wanted})
 
     def responses(self, caller: Caller) -> ResponseStore:
         """The responses that this caller may see."""

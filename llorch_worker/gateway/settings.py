@@ -51,6 +51,9 @@ class GatewaySettings(BaseSettings):
     """The largest body of a request, files excepted."""
     max_file_bytes: Bytes = 512 * 2**20
     """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
+    default_max_tokens: int = Field(4096, ge=1)
+    """The most tokens of an answer whose request names no maximum, where the endpoint has no
+    default of its own."""
     max_tokens: int | None = Field(None, ge=1)
     """The most tokens of an answer, of which more are cut to it; by default what the context holds.
     Jobs have their own default and are not cut."""

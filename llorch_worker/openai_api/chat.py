@@ -32,7 +32,7 @@ class ChatRequest(OpenAIBody):
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: SkipValidation[int | None] = None
-    """By default, and at most, what the context holds beside the prompt."""
+    """By default that of the gateway; at most what the context holds beside the prompt."""
     max_tokens: SkipValidation[int | None] = None
     """The older name of max_completion_tokens."""
     logprobs: bool | None = None

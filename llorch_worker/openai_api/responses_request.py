@@ -37,6 +37,7 @@ from llorch_worker.openai_api.shape import (
     generation_request,
     with_effort,
 )
+from llorch_worker.openai_api.spelling import Spelt
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -71,7 +72,7 @@ class TextFormat(Shape):
         return self.model_dump(by_alias=True) | {"strict": bool(self.strict)}
 
 
-class _Read(Shape):
+class _Read(Spelt, Shape):
     """What is not declared changes nothing here."""
 
     model_config = ConfigDict(extra="ignore")
@@ -97,8 +98,10 @@ class FunctionTool(_Read):
         return {"type": "function", "function": function}
 
 
-class OtherTool(_Read):
+class OtherTool(Shape):
     """What only another service could run. The model hears nothing of it."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Label
 
@@ -174,7 +177,7 @@ class ResponseRequest(Sampling):
     callback_url: CallbackUrl | None = None
     """With background: an http or https URL that is notified of the end."""
     max_output_tokens: SkipValidation[int | None] = None
-    """By default, and at most, what the context holds beside the prompt."""
+    """By default that of the gateway; at most what the context holds beside the prompt."""
     text: TextConfig | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_OFFERED)] | None = None
     """Functions. Other tools are passed over, because nobody here runs them."""

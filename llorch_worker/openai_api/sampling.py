@@ -11,9 +11,10 @@ from llorch_worker.contract import Fault, GenerationRequest, Priority, Structure
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
 from llorch_worker.openai_api.shape import Label, Shape, WholeBody
+from llorch_worker.openai_api.spelling import Spelt
 
 
-class StreamOptions(Shape):
+class StreamOptions(Spelt, Shape):
     model_config = ConfigDict(extra="ignore")
 
     include_usage: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -20,7 +20,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
 from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.values import broken_rules, few_values
+from llorch_worker.misspelt import meant
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
+from llorch_worker.openai_api.spelling import Spelt
 
 AnyDocument = TypeVar("AnyDocument", bound=BaseModel)
 
@@ -105,9 +107,9 @@ MOST_OFFERED = 1_000
 """Tools, with those that are no functions."""
 
 
-class WholeBody(Shape):
+class WholeBody(Spelt, Shape):
     """What is not only a part of a document. A field that is not declared changes nothing, unless
-    :data:`KNOWN_FIELDS` says that it would."""
+    :data:`KNOWN_FIELDS` says that it would, or it is a known one but for a slip."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -152,13 +154,17 @@ def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> G
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return GenerationRequest(**{"max_tokens": MAX_COUNT, "cut_max_tokens": True, **given})
+        request = GenerationRequest(**{"max_tokens": MAX_COUNT, "cut_max_tokens": True, **given})
     except InvalidRequest as error:
         faults = [
             fault.model_copy(update={"field": _renamed(fault.field, names)})
             for fault in error.faults
         ]
         raise type(error).from_faults(faults) from None
+    if "max_tokens" not in given:
+        # Whoever sends it may have another maximum for those that name none.
+        request.model_fields_set.discard("max_tokens")
+    return request
 
 
 def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
@@ -187,8 +193,14 @@ def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]
     return [
         Fault(
             field=".".join(shown(str(part)) for part in error["loc"]) or "body",
-            rule=UNKNOWN.rule if error["type"] == "extra_forbidden" else error["msg"],
+            rule=_unknown(error["loc"]) if error["type"] == "extra_forbidden" else error["msg"],
             got=describe(error["input"]),
         )
         for error in errors
     ]
+
+
+def _unknown(place: Sequence[int | str]) -> str:
+    # What refuses all that it does not know, and is not nested, is a job.
+    right = meant(str(place[0]), GenerationRequest.model_fields) if len(place) == 1 else ""
+    return f"{UNKNOWN.rule}; did you mean {right}?" if right else UNKNOWN.rule

@@ -144,9 +144,9 @@ def test_what_nobody_knows_is_ignored_and_named_in_a_header(
     toy: httpx.Client, stream: bool
 ) -> None:
     body = {"prompt": "x", "max_tokens": 1, "stream": stream, "user": "u"}
-    answer = toy.post(PATH, json={**body, "temprature": 1, " ü\n,": "x", "none": None})
+    answer = toy.post(PATH, json={**body, "warmth": 1, " ü\n,": "x", "none": None})
     assert answer.status_code == 200
-    assert answer.headers["x-llorch-ignored"] == r'temprature, " \u00fc\\n,"'
+    assert answer.headers["x-llorch-ignored"] == r'warmth, " \u00fc\\n,"'
     assert "x-llorch-ignored" not in toy.post(PATH, json=body).headers
 
 
@@ -174,12 +174,62 @@ def test_a_gateway_may_bound_answers(
         assert tokens(PATH, prompt="x", max_tokens=2) == 2
 
 
+def test_an_answer_without_a_maximum_gets_the_gateways_and_a_given_one_stands(
+    toy: httpx.Client, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with running_gateway(redis_server.url, tmp_path, default_max_tokens=20) as gateway:
+
+        def tokens(path: str, **fields: Any) -> int:
+            body = {"model": "toy", **fields}
+            answer = httpx.post(f"{gateway.url}{path}", json=body).json()
+            usage = answer["usage"]
+            return int(usage.get("completion_tokens") or usage["output_tokens"])
+
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        assert tokens("/v1/chat/completions", **chat) == 20
+        assert tokens("/v1/chat/completions", **chat, max_tokens=None) == 20
+        assert tokens("/v1/chat/completions", **chat, min_tokens=25) == 25
+        assert tokens("/v1/chat/completions", **chat, max_tokens=30) == 30
+        assert tokens("/v1/responses", input="x") == 20
+        assert tokens(PATH, prompt="x") == 16, "OpenAI's"
+        job = httpx.post(f"{gateway.url}/v1/jobs", json={"prompt": "x"}).json()
+        ended = toy.get(f"/v1/jobs/{job['id']}/events").text
+        assert '"completion":256' in ended.replace(" ", ""), "the contract's"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "right"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokns": 3}, "max_tokens"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "temprature": 0},
+            "temperature",
+        ),
+        ("/v1/responses", {"input": "x", "max_output_tokesn": 3}, "max_output_tokens"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "temprature": 0},
+            "temperature",
+        ),
+        ("/v1/jobs", {"prompt": "x", "max_tokns": 3}, "max_tokens"),
+        ("/tokenize", {"prompt": "x", "add_special_token": False}, "add_special_tokens"),
+    ],
+)
+def test_a_slip_is_a_400_that_says_what_was_meant(
+    toy: httpx.Client, path: str, body: dict[str, Any], right: str
+) -> None:
+    answer = toy.post(path, json={"model": "toy", **body})
+    assert answer.status_code == 400
+    assert f"did you mean {right}?" in answer.json()["error"]["message"]
+
+
 def test_a_gateway_may_refuse_what_nobody_knows(
     toy: httpx.Client, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with running_gateway(redis_server.url, tmp_path, unknown_fields="refuse") as gateway:
-        answer = httpx.post(f"{gateway.url}{PATH}", json={"prompt": "x", "temprature": 1})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temprature")
+        answer = httpx.post(f"{gateway.url}{PATH}", json={"prompt": "x", "warmth": 1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "warmth")
         body = {"prompt": "x", "max_tokens": 1, "user": "u"}
         assert httpx.post(f"{gateway.url}{PATH}", json=body).status_code == 200
 

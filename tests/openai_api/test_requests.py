@@ -204,13 +204,13 @@ def test_options_of_a_stream_that_nobody_knows_are_ignored() -> None:
 
 def test_what_nobody_knows_is_named_and_refused_where_that_is_asked_for() -> None:
     body = ChatRequest.model_validate(
-        {"messages": [USER], "user": "u", "temprature": 1, "nothing": None}
+        {"messages": [USER], "user": "u", "warmth": 1, "nothing": None}
     )
     body.to_requests()
-    assert body.ignored == ["temprature"]
+    assert body.ignored == ["warmth"]
     with pytest.raises(InvalidRequest) as caught:
         body.refuse_unknown()
-    assert [fault.field for fault in caught.value.faults] == ["temprature"]
+    assert [fault.field for fault in caught.value.faults] == ["warmth"]
 
 
 def test_the_pages_about_requests_and_http_name_every_field() -> None:
