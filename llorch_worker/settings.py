@@ -127,6 +127,10 @@ class Settings(BaseSettings):
     """Record decode steps as CUDA graphs and replay them."""
     batch_invariant: bool | None = None
     """Give a request the same tokens whatever else runs; by default in float32 only."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """``auto``: temperature, top_p, top_k, min_p, repetition_penalty and most tokens that a job
+    does not name are those of the model's files. ``none``: a worker does not announce them, a
+    sender does not take them."""
     speculation: Speculation = _ENGINE.speculation
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
     prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. ``auto``:

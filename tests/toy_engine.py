@@ -2,7 +2,8 @@
 
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
 :func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
-lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. While the file that
+lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. ``TOY_MAKERS_SAMPLING`` is what the model's
+files say about sampling, as JSON. While the file that
 ``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
 Some prompts cause faults:
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import json
 import os
 import threading
 import time
@@ -83,6 +85,7 @@ class ToyEngine:
         self.fingerprint = os.environ.get("TOY_FINGERPRINT", "w")
         self.arithmetic = os.environ.get("TOY_ARITHMETIC", "none")
         self.device = device
+        self.makers_sampling = json.loads(os.environ.get("TOY_MAKERS_SAMPLING", "{}"))
         self.max_sequences = max_sequences
         self.speculation = "off"
         self.max_context = max_context

@@ -15,11 +15,13 @@ from llorch_worker.cli.options import (
     JsonOption,
     settings_from,
 )
+from llorch_worker.cli.request_options import with_sampling
 from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.makers_sampling import MakersSampling
 from llorch_worker.demo_model import DEMO, STORY_MODEL, demo_model
 from llorch_worker.stack.programs import FLOWER, GATEWAY
 
@@ -74,9 +76,11 @@ def demo(
     )
     view = DemoScreen(screen, chats=chats)
     with terminable(), uninterrupted_exit(Stack(plan, lambda _name, _line: None)) as stack:
-        workers = _start(view, stack, [name for name, _ in plan.workers])
+        workers, makers = _start(view, stack, [name for name, _ in plan.workers])
         scenes = show_scenes(view, stack, workers) if chats else {}
-        measured, found = _run(view, stack, demo_jobs(chats=chats))
+        sampled = [with_sampling(job, makers, settings)[0] for job in demo_jobs(chats=chats)]
+        _, sampling = with_sampling(GenerationRequest(prompt="any"), makers, settings)
+        measured, found = _run(view, stack, sampled, sampling)
         if as_json:
             screen.document(scenes | _document(stack, found, measured))
         else:
@@ -103,8 +107,11 @@ def _workers(device: str) -> tuple[tuple[str, str], ...]:
     return worker_devices("cpu", gpus=None, devices=None, workers=2).workers
 
 
-def _start(view: DemoScreen, stack: Stack, names: list[str]) -> dict[str, str]:
-    """Start everything; returns the workers' node names, and their names in the stack."""
+def _start(
+    view: DemoScreen, stack: Stack, names: list[str]
+) -> tuple[dict[str, str], MakersSampling]:
+    """Start everything; returns the workers' node names with their names in the stack, and how the
+    model's makers sample."""
     with view.step("Redis") as done:
         stack.start()
         done(stack.redis_url)
@@ -123,17 +130,18 @@ def _start(view: DemoScreen, stack: Stack, names: list[str]) -> dict[str, str]:
         with view.step(name) as done:
             stack.wait_for_servers(READY_TIMEOUT_S)
             done(url)
-    return {card.hostname: name for card, name in zip(cards, names, strict=True)}
+    hostnames = {card.hostname: name for card, name in zip(cards, names, strict=True)}
+    return hostnames, cards[0].generation_config
 
 
 def _run(
-    view: DemoScreen, stack: Stack, requests: list[GenerationRequest]
+    view: DemoScreen, stack: Stack, requests: list[GenerationRequest], sampling: str
 ) -> tuple[list[Measured], Figures]:
     import asyncio
 
     from llorch_worker.cli.demo_load import follow_jobs
 
-    with view.jobs(requests[0], len(requests)) as (on_event, on_end):
+    with view.jobs(requests[0], len(requests), sampling) as (on_event, on_end):
         return asyncio.run(
             follow_jobs(stack.redis_url, DEMO, requests, on_event=on_event, on_end=on_end)
         )

@@ -103,12 +103,15 @@ class DemoScreen:
         self._part_begins = True
 
     @contextmanager
-    def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
-        """The streamed job's live text, above a progress bar of all jobs."""
+    def jobs(
+        self, streamed: GenerationRequest, total: int, sampling: str
+    ) -> Iterator[tuple[OnEvent, OnEnd]]:
+        """The streamed job's live text, above a progress bar of all jobs. ``sampling``: of those
+        that do not say how."""
         opening = _asked(streamed)
         self._print(
             f"\n[bold]Load[/] [dim]· {total} jobs are in the queue; "
-            "one of them, token by token[/]\n"
+            f"one of them, token by token; {sampling}[/]\n"
         )
         if self._screen.as_json:
             yield lambda _number, _event: None, lambda _number: None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
-from llorch_worker.cli.request_options import request_fields, request_options
+from llorch_worker.cli.request_options import request_fields, request_options, with_sampling
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.interrupts import deaf_from_now_on
 from llorch_worker.cli.terminal.screen import Screen
@@ -41,6 +41,9 @@ def generate(
         progress=screen.loading_bar(f"loading {settings.served_name}"),
         max_sequences=request.n,
     ) as engine:
+        request, sampling = with_sampling(request, engine.makers_sampling, settings)
+        if sampling:
+            screen.note(sampling)
         generation = engine.submit(request)
         story = StoryPrinter(screen, choices=request.n, opening=request.prompt)
         try:

@@ -84,6 +84,8 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
         "rope_scaling": rope.scaling.describe() if rope.scaling else None,
         "tied_embeddings": config.tie_word_embeddings,
         "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
+        "generation_config": plan.makers_sampling,
+        "generation_config_ignored": plan.ignored_sampling,
     }
 
 
@@ -142,6 +144,10 @@ def _show_model(screen: Screen, model: dict[str, Any]) -> None:
         "vocabulary": f"{model['vocab_size']:,} tokens{tied}",
         "tensors": ", ".join(types),
     }
+    if sampling := model["generation_config"]:
+        rows["sampling"] = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+    if model["generation_config_ignored"]:
+        rows["remarks"] = "\n".join(model["generation_config_ignored"])
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from llorch_worker.cli.options import with_options
+from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.contract.makers_sampling import with_makers_sampling
+from llorch_worker.settings import Settings
 
 
 def _option(kind: Any, *names: str, help: str) -> Any:
@@ -22,8 +25,12 @@ def _option(kind: Any, *names: str, help: str) -> Any:
 _OPTIONS: dict[str, Any] = {
     "max_tokens": _option(int, "--max-tokens", help="Tokens to generate [256]."),
     "min_tokens": _option(int, "--min-tokens", help="Tokens before the text may end [0]."),
-    "temperature": _option(float, "--temperature", "-t", help="0 (greedy) to 2 [1.0]."),
-    "top_p": _option(float, "--top-p", help="Probability mass to sample from, up to 1 [1.0]."),
+    "temperature": _option(
+        float, "--temperature", "-t", help="0 (greedy) to 2 [the model's or 0.7]."
+    ),
+    "top_p": _option(
+        float, "--top-p", help="Probability mass to sample from, up to 1 [the model's or 0.95]."
+    ),
     "top_k": _option(int, "--top-k", help="Sample from this many likeliest tokens; 0: all [0]."),
     "min_p": _option(float, "--min-p", help="Lowest probability, relative to the top token's [0]."),
     "presence_penalty": _option(float, "--presence-penalty", help="-2 to 2 [0]."),
@@ -73,3 +80,28 @@ def read_text(path: str) -> str:
             f"{where} is not UTF-8 text (byte {error.start + 1}): convert it, for example with "
             "iconv"
         ) from None
+
+
+_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+"""What the commands take where neither the request nor the model's makers say how to sample: small
+models ramble at 1.0."""
+
+
+def with_sampling(
+    request: GenerationRequest, makers: Mapping[str, int | float], settings: Settings
+) -> tuple[GenerationRequest, str]:
+    """``request`` with all that it does not name about sampling; and what that is, for people."""
+    if settings.generation_config == "none":
+        makers = {}
+    request = with_makers_sampling(request, makers)
+    greedy = "temperature" in request.model_fields_set and request.temperature == 0
+    own = {} if greedy or _SAMPLING.keys() & makers.keys() else _SAMPLING
+    own = {name: value for name, value in own.items() if name not in request.model_fields_set}
+    told = [f"sampling: {_listed(own)}"] if own else []
+    if request.makers:
+        told.append(f"sampling as the model's makers set it: {_listed(request.makers)}")
+    return request.model_copy(update=own) if own else request, "; ".join(told)
+
+
+def _listed(values: Mapping[str, int | float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

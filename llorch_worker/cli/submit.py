@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
-from llorch_worker.cli.request_options import request_fields, request_options
+from llorch_worker.cli.request_options import request_fields, request_options, with_sampling
 from llorch_worker.cli.terminal.interrupts import deaf_from_now_on
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest
@@ -48,6 +48,10 @@ def submit(
     from llorch_worker.client import Client
 
     with Client(settings) as client:
+        card = client.model_card(request.model, worker=worker)
+        request, sampling = with_sampling(request, card.generation_config, settings)
+        if sampling:
+            screen.note(sampling)
         job = client.submit(request, worker=worker, stream=stream and not as_json)
         if stream or wait:
             if not client.workers():

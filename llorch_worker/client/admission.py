@@ -31,18 +31,14 @@ class Admission:
         self._workers: list[WorkerCard] = []
         self._models_read_s = self._workers_read_s = float("-inf")
 
-    def admit(
-        self, request: GenerationRequest, default_model: str | None, worker: str | None = None
-    ) -> ModelCard:
-        """The model's card.
+    def admit(self, request: GenerationRequest, card: ModelCard, worker: str | None = None) -> None:
+        """Refuses a request that the model of this ``card`` cannot answer.
 
         Raises:
-            ModelNotServed: no worker has ever served that model here, or ``worker`` has not served
-                it lately. Jobs for a model whose workers are away are accepted and wait.
-            InvalidRequest: the request names no model and there are several.
+            ModelNotServed: ``worker`` has not served the model lately. Jobs for a model whose
+                workers are away are accepted and wait.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
-        card = self.card(request.model or default_model, worker)
         if worker is not None and not registry.is_remembered(self._redis, card.name, worker):
             raise ModelNotServed(
                 f"no worker {worker!r} serves {card.name!r}; there is {self._workers_of(card.name)}"
@@ -63,12 +59,13 @@ class Admission:
                 got=f"{'at least ' if given is None else ''}{least} + {new}",
             )
             raise ContextLengthExceeded.of(limit, least, new, at_least=given is None, fault=fault)
-        return card
 
     def card(self, name: str | None, worker: str | None = None) -> ModelCard:
         """The card of the model ``name``; if None, of the only one that is served.
 
-        Raises ModelNotServed and InvalidRequest, see :meth:`admit`.
+        Raises:
+            ModelNotServed: no worker has ever served that model here.
+            InvalidRequest: no model is named and there are several.
         """
         name = name or self._only_model(worker)
         fresh = time.monotonic() - self._models_read_s < MODELS_FRESH_S

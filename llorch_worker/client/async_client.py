@@ -75,9 +75,9 @@ class AsyncClient:
         """See :meth:`Client.models`."""
         return await asyncio.to_thread(self._client.models)
 
-    async def model_card(self, name: str | None = None) -> ModelCard:
+    async def model_card(self, name: str | None = None, *, worker: str | None = None) -> ModelCard:
         """See :meth:`Client.model_card`."""
-        return await asyncio.to_thread(self._client.model_card, name)
+        return await asyncio.to_thread(self._client.model_card, name, worker=worker)
 
     async def workers(self) -> list[WorkerCard]:
         """See :meth:`Client.workers`."""
@@ -129,6 +129,7 @@ class AsyncJob:
 
     def __init__(self, client: AsyncClient, job: Job) -> None:
         self.id = job.id
+        self.generation_config = job.generation_config
         self._client = client
         self._sync = job
 

@@ -36,7 +36,8 @@ from llorch_worker.client.stream import (
     StreamCursor,
     StreamEntry,
 )
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, digest_of
+from llorch_worker.contract.makers_sampling import with_makers_sampling
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.publishing import publishing
 
@@ -88,6 +89,9 @@ class Client:
 
         ``owner`` is the name of a gateway's key, which may read and cancel the job over HTTP.
 
+        What the request does not name is as the model's makers set it, if its files say so:
+        ``job.generation_config``, unless ``LLORCH_GENERATION_CONFIG`` is ``none``.
+
         ``stream``: you are going to follow the job at once. Then its events come one for each
         token from the first on; otherwise those that no one reads yet are written together.
 
@@ -111,8 +115,12 @@ class Client:
             )
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
+        digest = digest or digest_of([request])
         with self._in_use():
-            model = self._admission.admit(request, self.model, worker)
+            model = self._admission.card(request.model or self.model, worker)
+            if self.settings.generation_config == "auto":
+                request = with_makers_sampling(request, model.generation_config)
+            self._admission.admit(request, model, worker)
             job_id = job_id or uuid()
             free = worker is None and self.settings.placement
             places = self._placement.candidates(request, model.name) if free else ()
@@ -132,6 +140,8 @@ class Client:
                     digest=digest,
                 )
         job = self.job(enqueued, known=True)
+        if enqueued == job_id:
+            job.generation_config = request.makers
         if stream and enqueued == job_id:
             job._announced_at_s = sent_at_s
         return job
@@ -149,15 +159,18 @@ class Client:
         with self._in_use():
             return [card for _, card in sorted(registry.models(self.redis).items())]
 
-    def model_card(self, name: str | None = None) -> registry.ModelCard:
-        """The model ``name``; by default the client's, else the only one that is served.
+    def model_card(
+        self, name: str | None = None, *, worker: str | None = None
+    ) -> registry.ModelCard:
+        """The model ``name``; by default the client's, else the only one that is served, or that
+        ``worker`` serves.
 
         Raises:
             ModelNotServed: no worker has ever served it here.
             InvalidRequest: there is no default, and several are served.
         """
         with self._in_use():
-            return self._admission.card(name or self.model)
+            return self._admission.card(name or self.model, worker)
 
     def workers(self) -> list[registry.WorkerCard]:
         """The workers that are alive now, by hostname."""
@@ -206,6 +219,8 @@ class Job:
         self._known = known
         self._client = client
         self._redis = client.redis
+        self.generation_config: dict[str, int | float] = {}
+        """What the request did not name and :meth:`Client.submit` took from the model's files."""
         self._announced_at_s = float("-inf")
         """When the job was marked as one that is read, if that was done as it was enqueued."""
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,9 @@ MAX_SEED = 2**63 - 1
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
+MakersField = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"]
+MAKERS_FIELDS: tuple[MakersField, ...] = get_args(MakersField)
+"""What a model's files may set for requests that do not."""
 
 
 def _stop_as_tuple(value: object) -> object:
@@ -151,6 +154,9 @@ class GenerationRequest(BaseModel):
     """Jobs with the same key go to the same worker if that makes none wait; by default those whose
     prompts begin alike."""
     metadata: dict[str, Any] | None = None
+    generation_config: Annotated[tuple[MakersField, ...], BeforeValidator(as_tuple)] = ()
+    """Fields whose values the sender took from the model's files: see :mod:`.makers_sampling`. They
+    change nothing, and the result says which they are."""
 
     def __init__(self, /, **fields: Any) -> None:
         try:
@@ -288,6 +294,11 @@ class GenerationRequest(BaseModel):
         if value > info.data.get("max_tokens", value):
             raise PydanticCustomError("min_tokens", "must not exceed max_tokens")
         return value
+
+    @property
+    def makers(self) -> dict[str, Any]:
+        """What of it is the makers' of the model."""
+        return {name: getattr(self, name) for name in self.generation_config}
 
     def wire(self) -> dict[str, Any]:
         """The kwargs of ``llorch.generate``: plain JSON without the defaults."""

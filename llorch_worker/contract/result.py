@@ -86,6 +86,8 @@ class GenerationResult(_Part):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """One entry for each token of the prompt; None for the first, which nothing precedes."""
     metadata: dict[str, Any] | None = None
+    generation_config: dict[str, int | float] | None = None
+    """What the request did not name, and the sender took from the model's files."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -27,6 +27,7 @@ from llorch_worker.contract import (
     digest_of,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.contract.makers_sampling import with_makers_sampling
 from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
@@ -103,12 +104,22 @@ class Gateway:
         self, owner: str, request: GenerationRequest, job_id: str
     ) -> GenerationRequest:
         """A line of a batch. Those in flight are bounded by the batch's window instead."""
-        request = self._bounded(request)
+        request = self._bounded(await self.with_makers_sampling(request))
         caller = None if self._keys is None else self._keys.named(owner)
         if caller is not None:
             with broker_errors(self.settings.redis_url):
                 request = await self._limits.admit(request, caller, job_id, counts=False)
         return owned(request, owner)
+
+    async def with_makers_sampling(self, request: GenerationRequest) -> GenerationRequest:
+        """As :meth:`Client.submit` would send it, which then changes it no more.
+
+        Raises ``LlorchError`` if the model is unknown.
+        """
+        if self.settings.generation_config == "none":
+            return request
+        card = await self.client.model_card(request.model)
+        return with_makers_sampling(request, card.generation_config)
 
     def _bounded(self, request: GenerationRequest) -> GenerationRequest:
         if not request.cut_max_tokens:
@@ -181,12 +192,13 @@ class Gateway:
         digest = digest or digest_of([request])
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
-        request = owned(self._bounded(request), caller.name)
+        request = owned(request, caller.name)
         earlier = await self._earlier(request, digest)
         if earlier is not None:
             return earlier
         if waits:
             await self.require_worker(request.model)
+        request = self._bounded(await self.with_makers_sampling(request))
         job_id = job_id or uuid()
         with broker_errors(self.settings.redis_url):
             request = await self._limits.admit(request, caller, job_id)

@@ -19,6 +19,7 @@ from llorch_worker.contract import (
     LlorchError,
     Restarted,
     Started,
+    digest_of,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
 from llorch_worker.gateway.errors import HttpError, as_shown
@@ -72,6 +73,11 @@ class Creation:
             comes_back=self.body.idempotency_key is not None,
             private=not self.body.stored,
         )
+
+    @property
+    def jobs(self) -> Sequence[AsyncJob]:
+        """The one that was sent, or found."""
+        return self._waiting.jobs
 
     async def respond(self, request: Request) -> Response | EventSourceResponse:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
@@ -131,6 +137,9 @@ class Creation:
         conversation, generation = await self._understood()
         if self.body.truncation == "auto":
             generation = await self._fitted(conversation, generation)
+        digest = digest_of([generation])
+        # Now, because the response shows it.
+        generation = await self.gateway.with_makers_sampling(generation)
         self._clock = OwnClock([generation])
         created_at = int(time.time())
 
@@ -151,6 +160,7 @@ class Creation:
                 waits=not self.body.background,
                 job_id=record.job_id,
                 stream=stream,
+                digest=digest,
             )
         except LlorchError:
             # After any other error the job may be enqueued all the same.

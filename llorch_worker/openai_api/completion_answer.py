@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NotRequired
 
-from typing_extensions import TypedDict
-
 from llorch_worker.contract import (
     Choice,
     Finished,
@@ -17,7 +15,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.openai_api.chunk_frame import ChunkFrame
-from llorch_worker.openai_api.fingerprint import system_fingerprint
+from llorch_worker.openai_api.fingerprint import Makers, makers_of, system_fingerprint
 from llorch_worker.openai_api.logprobs import (
     CompletionLogprobs,
     PromptToken,
@@ -40,7 +38,7 @@ class CompletionChoice(Finish):
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
-class Completion(TypedDict):
+class Completion(Makers):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -67,6 +65,7 @@ def completion(
         "choices": choices,
         "usage": usage_document(result.usage for result in results),
         "system_fingerprint": system_fingerprint(results[0]),
+        **makers_of(results[0]),
     }
 
 

@@ -1,8 +1,11 @@
-"""``system_fingerprint``: what a seed's answer depends on."""
+"""What a seed's answer depends on besides its request."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from llorch_worker.contract import GenerationResult, Started
 
@@ -17,3 +20,13 @@ def system_fingerprint(source: Started | GenerationResult) -> str | None:
     text = arithmetic if isinstance(arithmetic, str) else SEPARATOR.join(arithmetic)
     digest = blake2b(text.encode(), digest_size=3).hexdigest()
     return f"fp_{source.model_fingerprint[:12]}_{digest}"
+
+
+class Makers(TypedDict):
+    llorch_generation_config: NotRequired[dict[str, int | float]]
+    """What the request did not name and the model's makers have set."""
+
+
+def makers_of(result: GenerationResult) -> Makers:
+    taken = result.generation_config
+    return {"llorch_generation_config": taken} if taken else {}

@@ -129,6 +129,8 @@ class Response(_Part):
     """Rules of a schema that no grammar holds and that the answer breaks."""
     system_fingerprint: str | None = None
     """As a chat's; None until the end."""
+    llorch_generation_config: dict[str, int | float] | None = None
+    """What the request did not name and the model's makers have set; None until the end."""
 
     @property
     def ended(self) -> bool:
@@ -234,7 +236,10 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         error = None if status == "cancelled" else _error(failure)
         return record.response.model_copy(update={"status": status, "error": error})
     assert isinstance(end, GenerationResult)
-    changes = {
+    makers = end.generation_config or {}
+    changes: dict[str, Any] = {
+        **{name: makers[name] for name in ("temperature", "top_p") if name in makers},
+        "llorch_generation_config": makers or None,
         "status": status,
         "model": end.model,
         "output": output_of(record, end),

@@ -209,6 +209,9 @@ class Residency:
             max_context=self._engine.max_context,
             max_sequences=self._engine.max_sequences,
             queue_limit=self._settings.queue_limit,
+            generation_config=(
+                self._engine.makers_sampling if self._settings.generation_config == "auto" else {}
+            ),
             device=self._assignment.name,
             started_at=self._started_at,
             last_seen=time.time(),

@@ -364,3 +364,19 @@ def test_a_key_that_is_free_again_gives_one_job_to_all_who_repeat(producer: Clie
         thread.join()
     assert (len(found), len(set(found))) == (8, 1)
     assert producer.redis.llen(QUEUE) == 1
+
+
+def test_what_the_makers_of_the_model_set_is_in_the_message_and_not_in_the_digest(
+    producer: Client,
+) -> None:
+    ids = []
+    for temperature in (0.6, 0.1):
+        model = card().model_copy(update={"generation_config": {"temperature": temperature}})
+        producer.redis.hset(keys.MODELS, "toy", model.model_dump_json())
+        # It has read the model's card a moment ago.
+        with Client(producer.settings, model="toy") as other:
+            ids.append(other.submit(**KEYED).id)
+    assert ids[0] == ids[1]
+    (message,) = producer.redis.lrange(QUEUE, 0, -1)
+    _, kwargs, _ = json.loads(base64.b64decode(json.loads(message)["body"]))
+    assert (kwargs["temperature"], kwargs["generation_config"]) == (0.6, ["temperature"])

@@ -32,3 +32,13 @@ def test_a_chat_goes_through_the_models_format(demo_model: Path) -> None:
 def test_the_model_has_the_name_that_a_worker_gives_it(demo_model: Path) -> None:
     ran = run("generate", "Lily", "--max-tokens", "2", "--json", LLORCH_MODEL_NAME="tales")
     assert ran.json["model"] == "tales"
+
+
+def test_where_no_file_says_how_it_samples_narrowly_and_says_so(demo_model: Path) -> None:
+    options = ("generate", "Lily", "--max-tokens", "20", "--seed", "7")
+    ran = run(*options)
+    assert "sampling: temperature 0.7, top_p 0.95\n" in ran.err
+    named = run(*options, "-t", "0.7", "--top-p", "0.95")
+    assert (named.out, "sampling" in named.err) == (ran.out, False)
+    assert "sampling: top_p 0.95\n" in run(*options, "-t", "1.5").err
+    assert "sampling" not in run(*options, "-t", "0").err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +98,37 @@ def test_blocks_of_another_size_in_memory_say_their_bits(random_models: Path) ->
     ):
         ran = run("inspect", random_models / file, "--device", "cpu", "--dtype", "bfloat16")
         assert f" as {kept}, the rest in bfloat16" in ran.out, ran
+
+
+def test_how_the_models_makers_sample_is_shown_and_what_is_ignored(
+    trained_model: Path, tmp_path: Path
+) -> None:
+    said = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True, "min_p": 7}
+    folder = folder_with(tmp_path, trained_model / "hf", said)
+    document = run("inspect", str(folder), "--json").json
+    assert document["generation_config"] == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    (ignored,) = document["generation_config_ignored"]
+    assert ignored.startswith("the model's min_p is ignored: ")
+    lines = [" ".join(line.split()) for line in run("inspect", str(folder)).out.splitlines()]
+    assert "sampling temperature 0.6, top_p 0.95, top_k 20" in lines
+    assert any(line.startswith("remarks the model's min_p is ignored") for line in lines)
+    assert run("inspect", "demo", "--json").json["generation_config"] == {}
+
+
+def test_generate_samples_as_the_makers_do_and_says_so(trained_model: Path, tmp_path: Path) -> None:
+    said = {"temperature": 0.6, "max_new_tokens": 3}
+    folder = folder_with(tmp_path, trained_model / "hf", said)
+    ran = run("generate", "Lily", "--model", str(folder), "--json")
+    assert ran.json["generation_config"] == {"temperature": 0.6, "max_tokens": 3}
+    assert ran.json["usage"]["completion"] <= 3
+    ran = run("generate", "Lily", "--model", str(folder), "--max-tokens", "2")
+    assert "sampling as the model's makers set it: temperature 0.6\n" in ran.err
+
+
+def folder_with(to: Path, files: Path, generation_config: dict[str, Any]) -> Path:
+    """The model of ``files`` with this ``generation_config.json``."""
+    for file in files.iterdir():
+        (to / file.name).symlink_to(file)
+    (to / "generation_config.json").unlink(missing_ok=True)
+    (to / "generation_config.json").write_text(json.dumps(generation_config))
+    return to

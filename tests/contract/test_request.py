@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.contract import GenerationRequest, InvalidRequest
+from llorch_worker.contract import GenerationRequest, InvalidRequest, digest_of
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_METADATA_BYTES
 
@@ -261,3 +261,13 @@ def test_the_keys_of_a_users_schema_are_in_no_fault() -> None:
     schema = {"properties": {"private": 10**5000}, "type": {1, 2}}
     faults = faults_of(prompt="a", structured_outputs={"json": schema})
     assert "private" not in str(faults)
+
+
+def test_a_digest_is_of_what_was_named_in_any_order() -> None:
+    named = {"prompt": "x", "idempotency_key": "k", "metadata": {"a": 1, "b": 2}}
+    turned = {**dict(reversed(named.items())), "metadata": {"b": 2, "a": 1}}
+    first = digest_of([GenerationRequest(**named)])
+    assert first == digest_of([GenerationRequest(**turned)])
+    assert first == digest_of([GenerationRequest(**{**named, "idempotency_key": "another"})])
+    assert first != digest_of([GenerationRequest(**named, temperature=1.0)])
+    assert digest_of([GenerationRequest(prompt="x")]) == "", "nobody asks for it"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 OURS = {
     "store", "seed", "system_fingerprint", "bytes", "presence_penalty", "frequency_penalty",
     "llorch_unmet", "llorch_code", "retriable", "llorch_finish_reason",
+    "llorch_generation_config",
 }  # fmt: skip
 """Fields that the types do not have. Open Responses requires some of them."""
 NOT_HERE = {

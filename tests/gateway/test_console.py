@@ -233,6 +233,8 @@ def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[...,
         route.abort()
 
     here.see("#model", "toy")  # before, the form would name no model: another request
+    shown = [here.page.locator(name).input_value() for name in ("#temperature", "#top-p")]
+    assert shown == ["0.7", "0.95"], "the toy's files do not say how to sample"
     here.page.route("**/v1/jobs*", lose, times=1)
     here.generate("x", tokens=3)
     here.see("#generate-error", "cannot be reached")

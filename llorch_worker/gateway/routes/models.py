@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import ModelNotServed
+from llorch_worker.contract.makers_sampling import MakersSampling
 from llorch_worker.gateway.errors import ERRORS, speaks_anthropic
 from llorch_worker.gateway.gateway import Gateway, TheGateway, known_caller
 
@@ -28,6 +29,8 @@ class Model(BaseModel):
     max_model_len: int
     workers: int
     """The workers that serve it now."""
+    generation_config: dict[str, int | float]
+    """What requests get that do not name it: as the model's makers have set it."""
 
 
 class ModelList(BaseModel):
@@ -56,7 +59,12 @@ async def get_model(model: str, gateway: TheGateway, request: Request) -> Model 
 
 async def _models(gateway: Gateway) -> list[Model]:
     alive = [card.model for card in await gateway.client.workers()]
-    return [_model(card, alive.count(card.name)) for card in await gateway.client.models()]
+    off = gateway.settings.generation_config == "none"
+    cards = await gateway.client.models()
+    return [
+        _model(card, alive.count(card.name), {} if off else card.generation_config)
+        for card in cards
+    ]
 
 
 def _for_anthropic(model: Model) -> dict[str, Any]:
@@ -71,6 +79,12 @@ def _for_anthropic(model: Model) -> dict[str, Any]:
     }
 
 
-def _model(card: ModelCard, workers: int) -> Model:
+def _model(card: ModelCard, workers: int, makers: MakersSampling) -> Model:
     created = int(card.last_seen) if card.created is None else card.created
-    return Model(id=card.name, created=created, max_model_len=card.max_context, workers=workers)
+    return Model(
+        id=card.name,
+        created=created,
+        max_model_len=card.max_context,
+        workers=workers,
+        generation_config=makers,
+    )

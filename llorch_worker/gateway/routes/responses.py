@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
-from llorch_worker.gateway.answering import IdempotencyKey, say_ignored
+from llorch_worker.gateway.answering import IdempotencyKey, say_ignored, say_makers
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
@@ -72,8 +72,11 @@ async def create(
     idempotency_key: IdempotencyKey = None,
 ) -> Response | EventSourceResponse:
     """The next turn of a conversation. With background, come back for it."""
-    answer = await Creation(gateway, caller, body.keyed(idempotency_key)).respond(request)
-    say_ignored(answer if isinstance(answer, EventSourceResponse) else head, body.ignored)
+    creation = Creation(gateway, caller, body.keyed(idempotency_key))
+    answer = await creation.respond(request)
+    said_in = answer if isinstance(answer, EventSourceResponse) else head
+    say_ignored(said_in, body.ignored)
+    say_makers(said_in, creation.jobs)
     return answer
 
 

@@ -9,6 +9,8 @@ import { Polling } from "./polling.js";
 const SILENCE_MS = 2500;
 const TICK_MS = 500;
 const WAIT_MS = 2000;
+/** Where the model's makers do not say how to sample: small models ramble at 1. */
+const SAMPLING = { temperature: 0.7, top_p: 0.95 };
 /** A new connection begins with the events that the page missed, all at once. */
 const REPLAY_MS = 500;
 /** The job of this tab and when it was submitted, as `<id> <ms>`. */
@@ -43,7 +45,7 @@ export class Generate {
     byId("generate").addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.job) this.cancel();
     });
-    byId("model").addEventListener("change", () => this.#limit());
+    byId("model").addEventListener("change", () => this.#suit());
   }
 
   async start() {
@@ -59,11 +61,11 @@ export class Generate {
 
   async loadModels() {
     const { data } = await call("v1/models");
-    const known = JSON.stringify(data.map((model) => [model.id, model.workers > 0]));
+    const known = JSON.stringify(data.map((model) => [model.id, model.workers > 0, model.generation_config]));
     // Somebody may be choosing one.
     if (known === this.known) return;
     this.known = known;
-    this.contexts = new Map(data.map((model) => [model.id, model.max_model_len]));
+    this.models = new Map(data.map((model) => [model.id, model]));
     const select = byId("model");
     const chosen = select.value;
     select.replaceChildren(
@@ -72,8 +74,8 @@ export class Generate {
       ),
     );
     const served = data.find((model) => model.workers);
-    select.value = this.contexts.has(chosen) ? chosen : (served ?? data[0])?.id ?? "";
-    this.#limit();
+    select.value = this.models.has(chosen) ? chosen : (served ?? data[0])?.id ?? "";
+    this.#suit();
   }
 
   /** One job at a time: does nothing while one is submitted or runs. */
@@ -84,6 +86,7 @@ export class Generate {
     const request = {
       max_tokens: byId("max-tokens").valueAsNumber,
       temperature: byId("temperature").valueAsNumber,
+      top_p: byId("top-p").valueAsNumber,
       ...(kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     };
     if (byId("model").value) request.model = byId("model").value;
@@ -299,9 +302,20 @@ export class Generate {
     byId("generate-error").replaceChildren(...lines.map((line) => el("span", {}, line)));
   }
 
-  #limit() {
-    const context = this.contexts?.get(byId("model").value);
-    if (context) byId("max-tokens").max = context;
+  /** Shows how the chosen model is sampled from, and bounds the tokens by its context. */
+  #suit() {
+    const model = this.models?.get(byId("model").value);
+    if (!model) return;
+    byId("max-tokens").max = model.max_model_len;
+    const shown = JSON.stringify([model.id, model.generation_config]);
+    // What somebody has typed stays while the list of models is read again.
+    if (shown === this.shown) return;
+    this.shown = shown;
+    const makers = model.generation_config;
+    const says = "temperature" in makers || "top_p" in makers;
+    const { temperature, top_p } = { ...(says ? { temperature: 1, top_p: 1 } : SAMPLING), ...makers };
+    byId("temperature").value = temperature;
+    byId("top-p").value = top_p;
   }
 }
 

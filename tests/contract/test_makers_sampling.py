@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.makers_sampling import checked, with_makers_sampling
+
+MAKERS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+
+
+def sent(makers: dict[str, Any] = MAKERS, **fields: Any) -> dict[str, Any]:
+    request = with_makers_sampling(GenerationRequest(prompt="x", **fields), makers)
+    return {name: value for name, value in request.wire().items() if name != "prompt"}
+
+
+def test_what_a_request_does_not_name_is_as_the_makers_have_it() -> None:
+    assert sent() == {**MAKERS, "generation_config": [*MAKERS]}
+    found = sent(top_p=1.0, temperature=0.9)
+    assert found == {
+        "temperature": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "generation_config": ["top_k", "repetition_penalty"],
+    }
+    assert sent({}) == {}
+
+
+def test_a_greedy_request_takes_what_matters_to_it() -> None:
+    assert sent(temperature=0) == {
+        "temperature": 0,
+        "repetition_penalty": 1.05,
+        "generation_config": ["repetition_penalty"],
+    }
+
+
+def test_a_makers_maximum_is_cut_to_the_context_and_not_below_a_minimum() -> None:
+    assert sent({"max_tokens": 9}) == {
+        "max_tokens": 9,
+        "cut_max_tokens": True,
+        "generation_config": ["max_tokens"],
+    }
+    assert sent({"max_tokens": 9}, min_tokens=12)["max_tokens"] == 12
+    assert sent({"max_tokens": 9}, max_tokens=256) == {}
+
+
+def test_what_was_taken_once_is_not_taken_again() -> None:
+    once = with_makers_sampling(GenerationRequest(prompt="x"), MAKERS)
+    again = with_makers_sampling(once, {**MAKERS, "temperature": 0.1})
+    assert again == once
+    assert GenerationRequest(**once.wire()).makers == MAKERS
+
+
+@pytest.mark.parametrize(
+    ("given", "valid"),
+    [
+        ({"temperature": 3.5, "top_p": 0.9}, {"top_p": 0.9}),
+        ({"top_p": 0}, {}),
+        ({"top_k": 20.0}, {"top_k": 20}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": True, "min_p": "0.1", "repetition_penalty": [1]}, {}),
+        ({"temperature": float("nan"), "prompt": "y", "seed": 1}, {}),
+    ],
+)
+def test_only_what_a_request_may_have_is_taken(
+    given: dict[str, Any], valid: dict[str, Any]
+) -> None:
+    assert checked(given)[0] == valid
