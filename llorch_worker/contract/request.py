@@ -196,7 +196,8 @@ class GenerationRequest(BaseModel):
             except InvalidRequest as error:
                 raise InvalidRequest.from_faults([fault, *error.faults]) from None
             raise InvalidRequest.from_faults([fault])
-        return fields
+        # Null is as good as not given, also where whoever sends the job has a value of its own.
+        return {k: v for k, v in fields.items() if v is not None or k not in cls.model_fields}
 
     @field_validator("max_tokens")
     @classmethod

@@ -263,6 +263,15 @@ def test_the_keys_of_a_users_schema_are_in_no_fault() -> None:
     assert "private" not in str(faults)
 
 
+def test_a_null_is_not_given() -> None:
+    every = dict.fromkeys(GenerationRequest.model_fields)
+    request = GenerationRequest(**{**every, "prompt": "x"})
+    assert request == GenerationRequest(prompt="x")
+    assert request.model_fields_set == {"prompt"}
+    with pytest.raises(InvalidRequest, match="max_tokns: unknown field; did you mean max_tokens"):
+        GenerationRequest(prompt="x", max_tokns=None)
+
+
 def test_a_digest_is_of_what_was_named_in_any_order() -> None:
     named = {"prompt": "x", "idempotency_key": "k", "metadata": {"a": 1, "b": 2}}
     turned = {**dict(reversed(named.items())), "metadata": {"b": 2, "a": 1}}
