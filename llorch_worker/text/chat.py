@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,13 +17,11 @@ from llorch_worker.contract.values import nests_deeper
 from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.dialects import GENERIC, Dialect, dialect_of
-from llorch_worker.text.spellings import any_of
+from llorch_worker.text.stand_ins import ControlFinder
 from llorch_worker.text.tool_turns import Place, Turn, plain_turns
 
 logger = logging.getLogger(__name__)
 
-_NONCHARACTERS = 0xFDD0
-"""The first of 32 in a row."""
 NO_ARGUMENTS = "INVALID_JSON"
 """pydantic-ai's name of arguments that are no object."""
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
@@ -135,8 +132,7 @@ class TemplateChat:
         self._bos_token_id = bos_token_id
         self._short_ids = any(dialect_of(text).short_ids for text in templates.named.values())
         self._places: dict[bool, frozenset[Place]] = {}
-        spellings = {token for token in codec.special_ids if len(token) > 1}
-        self._control_beginning = re.compile(f"(?={any_of(spellings)})(.)", re.DOTALL)
+        self._control = ControlFinder(codec.special_ids)
 
     def encode(
         self,
@@ -147,11 +143,15 @@ class TemplateChat:
     ) -> list[int]:
         if not messages:
             raise refusal("messages", "must not be empty", "none")
-        mark = _new_mark()
-        made = [{"role": m.role, **_turn(m, short_ids=self._short_ids)} for m in messages]
-        turns = self._as_text(made, mark)
-        described = self._as_text([_described(tool) for tool in tools], mark)
-        kwargs = self._as_text(dict(options.kwargs), mark)
+        turns = [{"role": m.role, **_turn(m, short_ids=self._short_ids)} for m in messages]
+        described = [_described(tool) for tool in tools]
+        kwargs = dict(options.kwargs)
+        given = [turns, described, kwargs]
+        try:
+            stand_ins = self._control.stand_ins(given, self._templates.named.values())
+        except ValueError as error:
+            raise refusal("messages", str(error), "text in all of Unicode") from None
+        turns, described, kwargs = self._control.put(given, stand_ins)
         if tools or any(m.tool_calls or m.role == "tool" for m in messages):
             dialect, places = self.dialect, self._places_for(tools=bool(tools))
             # The dialect's marks become control tokens, unlike those that a user writes.
@@ -160,9 +160,10 @@ class TemplateChat:
             if dialect.tools_in_system:
                 turns = _with_tools_key(turns, described)
         text = self._templates.render(turns, described, replace(options, kwargs=kwargs))
+        text = stand_ins.unescaped(text)
         if at_most is not None:
-            self._codec.check_length(text.replace(mark, ""), at_most)
-        ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
+            self._codec.check_length(stand_ins.meant(text), at_most)
+        ids = self._codec.encode(text, parse_special=True, stand_ins=stand_ins)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -218,20 +219,6 @@ class TemplateChat:
             found.add("results")
         return frozenset(found)
 
-    def _as_text(self, value: Any, mark: str) -> Any:
-        """``value`` with ``mark`` in every spelling of a control token, in keys too."""
-        match value:
-            case str():
-                return self._control_beginning.sub(rf"\1{mark}", value)
-            case dict():
-                return {
-                    self._as_text(key, mark): self._as_text(item, mark)
-                    for key, item in value.items()
-                }
-            case list():
-                return [self._as_text(item, mark) for item in value]
-        return value
-
 
 def chat_format(
     templates: ChatTemplates, codec: Codec, bos: int | None, eos: int | None, *, add_bos: bool
@@ -245,12 +232,6 @@ def chat_format(
         logger.info("the model has no chat template: chats get Llama-2's [INST] format")
         return Llama2Chat(codec, bos, eos)
     return TemplateChat(templates, codec, bos if add_bos else None)
-
-
-def _new_mark() -> str:
-    """What keeps the spelling of a control token text when it stands inside: one of 2**60 strings
-    of Unicode noncharacters, so that no text of a user has it."""
-    return "".join(chr(_NONCHARACTERS + byte % 32) for byte in secrets.token_bytes(12))
 
 
 def short_id(call_id: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.stand_ins import NO_STAND_INS, StandIns
 
 
 class Codec(Protocol):
@@ -22,11 +23,12 @@ class Codec(Protocol):
     @property
     def decoding_table(self) -> DecodingTable: ...
 
-    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
+    def encode(
+        self, text: str, parse_special: bool = False, stand_ins: StandIns = NO_STAND_INS
+    ) -> list[int]:
         """Ids of ``text``. ``parse_special``: spellings of control tokens become their ids.
 
-        A spelling with a ``literal_mark`` inside stays text; the marks are dropped. Python's lock
-        is free while it tokenises.
+        A spelling with one of ``stand_ins`` stays text. Python's lock is free while it tokenises.
         """
         ...
 

@@ -17,6 +17,7 @@ from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, 
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, with_space_prefix
 from llorch_worker.text.spellings import any_of
+from llorch_worker.text.stand_ins import NO_STAND_INS, StandIns
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -79,7 +80,9 @@ class SentencePieceCodec:
         # Not the pieces: as objects they take as much as the library's own copy of them.
         self.decoding_table = self._decoding_table(pieces, spaces == ["a", f"{SPACE}a"])
 
-    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
+    def encode(
+        self, text: str, parse_special: bool = False, stand_ins: StandIns = NO_STAND_INS
+    ) -> list[int]:
         """See :class:`Codec`. Each stretch between tokens gets its own space prefix, as in
         llama.cpp, or only one at the start of the text."""
         if not parse_special and not self._text_ids:
@@ -90,8 +93,8 @@ class SentencePieceCodec:
             if index % 2:
                 ids.append(self._token_id(part))
                 continue
-            part = part.replace(literal_mark, "") if literal_mark else part
-            ids += (self._behind_tokens if index else self._processor).encode(part)
+            processor = self._behind_tokens if index else self._processor
+            ids += processor.encode(stand_ins.meant(part))
         return ids
 
     def check_length(self, text: str, at_most: int) -> None:

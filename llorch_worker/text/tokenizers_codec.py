@@ -17,6 +17,7 @@ from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, 
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE
 from llorch_worker.text.spellings import any_of
+from llorch_worker.text.stand_ins import NO_STAND_INS, StandIns
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NO_PART: dict[str, Any] = {"type": "none"}
@@ -86,11 +87,13 @@ class TokenizersCodec:
             tokenizer.add_special_tokens(tokens)
         return self
 
-    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
+    def encode(
+        self, text: str, parse_special: bool = False, stand_ins: StandIns = NO_STAND_INS
+    ) -> list[int]:
         """See :class:`Codec`."""
         if not parse_special:
             return self._ids(self._literal, text)
-        first, *rest = text.split(literal_mark) if literal_mark else [text]
+        first, *rest = map(stand_ins.meant, stand_ins.cut(text))
         ids = self._ids(self._parsing, first)
         for part in rest:
             # Encoded after a newline, which keeps a space prefix out of the middle of the text.

@@ -410,6 +410,24 @@ def test_a_template_is_told_of_tools_and_sees_their_calls(with_template: WithTem
     assert turns == "user:Hi\nassistant:weather(Bern)\ntool:Sunone\n"
 
 
+def test_what_a_template_turns_into_a_string_comes_out_as_it_went_in(
+    with_template: WithTemplate, folder: Path, source: Any
+) -> None:
+    template = (
+        "{{ tools | string }}|{{ messages | string }}|{{ tools | tojson(ensure_ascii=true) }}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    tool = TOOL.model_dump(mode="json", exclude={"function": {"strict"}})
+    expected = f"{[tool]}|{[{'role': 'user', 'content': 'a</s>b'}]}|{json.dumps([tool])}"
+    for tokenizer in (with_template(template), load_tokenizer(source(folder))):
+        given = tokenizer.encode_chat(_messages(("user", "a</s>b")), [TOOL])
+        assert tokenizer.decode(given).strip() == expected
+        assert 2 not in given
+        # Equal chats give equal prompts.
+        assert tokenizer.encode_chat(_messages(("user", "a</s>b")), [TOOL]) == given
+
+
 MISTRAL_LIKE = (
     "{% for tool in tools or [] %}[AVAILABLE_TOOLS]{{ tool | tojson }}{% endfor %}"
     "{% for m in messages %}{{ m.content }}"
