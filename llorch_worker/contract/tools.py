@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -18,10 +18,20 @@ MAX_CALL_ID_CHARS = 16_384
 """Some services sign the thought before a call in its id."""
 MAX_ARGUMENTS_CHARS = 1_000_000
 MAX_ARGUMENTS_DEPTH = 64
+_OTHER_TYPES = ("null", "boolean", "integer", "number", "string", "array")
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _takes_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
+    kinds = parameters.get("type", "object")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    # What is no type at all is an error in the schema, which the grammar's compiler reports.
+    if kinds and all(kind in _OTHER_TYPES for kind in kinds):
+        raise PydanticCustomError("parameters", "must describe an object: type must be object")
+    return parameters
 
 
 class Function(_Part):
@@ -29,7 +39,7 @@ class Function(_Part):
 
     name: Name
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
-    parameters: JsonSchema | None = None
+    parameters: Annotated[JsonSchema, AfterValidator(_takes_an_object)] | None = None
     strict: bool | None = None
     """Accepted and without effect: a forced call always fits its schema."""
 

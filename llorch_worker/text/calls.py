@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
+import re
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from hashlib import blake2b
 
 from llorch_worker.contract import CallPart, FunctionCall, GenerationRequest, ToolCall
 from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
-from llorch_worker.text.dialects import Dialect, Heads
+from llorch_worker.text.dialects import Dialect
+from llorch_worker.text.json_scanner import JsonScanner, NotJson
+from llorch_worker.text.keywords import CallEnd, from_keywords
 from llorch_worker.text.thoughts import begun
 
 LONGEST_HEAD_CHARS = 4096
 """What is longer and no call's head yet is text, so that each piece costs little to look at."""
+_FENCE = "```"
+_SPACES = " \t\r\n"
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", *_ARGUMENTS, "type", "id", "index", "function", "tool_calls")
+"""Those of a call without a mark: an object with any other is text at once."""
+_WRAPPERS = ("tool_calls", "function")
+"""Keys whose values may hold the call, from the outside in."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_STRING = re.compile(
+    r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*(?P<end>"|\\?\Z|\\u[0-9a-fA-F]{0,3}\Z)'
+)
 
-
-class _Place(Enum):
-    START = auto()
-    """Only white space, or what may begin a call without a mark."""
-    TEXT = auto()
-    """Only a mark begins a call."""
-    HEAD = auto()
-    """Behind a mark, before the arguments."""
-    OBJECT = auto()
-    """Behind a mark, within an object whose keys may stand in another order."""
-    ARGUMENTS = auto()
-    TAIL = auto()
-    """Behind the arguments, within the object of the call."""
-    AFTER = auto()
-    """Behind a call."""
-    OVER = auto()
-    """No more calls are read."""
+Steps = Generator[None, None, bool]
+"""Waits for more text at each ``yield``. Says whether what it looks for was there."""
 
 
 class CallReader:
     """Splits an answer into text and calls.
 
+    One reader for all models. A call is an object in JSON with a name and arguments, behind the
+    dialect's mark, in a fence, or at the beginning of the answer; alone, in a list or wrapped; its
+    keys in any order. Behind its mark, it is also what else the dialect writes.
+
     Text before the first call is text. Text after a call is dropped: a model that goes on there
     makes up the answer of the tool. A call whose arguments end is complete. A call that is cut off
     appears neither in the result nor in the text, and one whose arguments are too long counts as
-    cut off.
+    cut off. If arguments are no JSON, the call and all behind it are text.
     """
 
     def __init__(
@@ -53,25 +55,33 @@ class CallReader:
         parallel: bool = True,
     ) -> None:
         """``forced``: the answer can be nothing but calls. Not ``parallel``: one call at most."""
-        self._mark = dialect.mark
-        self._end_mark = dialect.end_mark
-        names = frozenset(names)
-        self._names = names
-        self._heads = Heads(dialect, sorted(names))
+        self._dialect = dialect
+        self._names = frozenset(names)
         self._call_id = call_id
         self._forced = forced
         self._parallel = parallel
-        self._place = _Place.START
-        self._held = ""
-        self._object: list[str] = []
-        """What is held of an object that may be a call."""
-        self._tailed = False
-        self._end = _End(0)
+        self._text = ""
+        self._at = 0
+        """What of the text is read."""
+        self._held: list[str] = []
+        """What is read and may be a call."""
+        self._held_chars = 0
+        self._shown: list[str] = []
+        self._is_text = False
+        """Whether only a mark begins a call."""
+        self._is_named = False
+        """Whether what is held has the name of a function."""
+        self._marked = False
+        """Whether what is held stands behind a mark or a call."""
+        self._reads = True
+        self._shows = True
         self._written: list[list[str]] = []
         """The name of each call and its arguments so far."""
         self._complete = 0
         self._taken: list[int] = []
         """Of each call, how many characters of the arguments were taken."""
+        self._steps = self._answer()
+        next(self._steps)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -83,31 +93,20 @@ class CallReader:
 
     def push(self, text: str) -> str:
         """What of the text before the calls ``text`` completes."""
-        self._held += text
-        shown = ""
-        while True:
-            before = self._place, len(self._held)
-            shown += self._advance()
-            if (self._place, len(self._held)) == before:
-                return shown
+        self._text, self._at = self._text[self._at :] + text, 0
+        next(self._steps)
+        shown = "".join(self._shown)
+        self._shown.clear()
+        return shown
 
     def flush(self) -> str:
         """What is held back of the text before the calls, because the answer ends."""
-        held, self._held = self._held, ""
-        if self._written:
-            return ""
-        if self._place is _Place.TEXT:
-            return held
-        if self._forced:
-            return ""
-        match self._place:
-            case _Place.START if not self._heads.named(held, marked=False):
-                return held
-            case _Place.HEAD if not self._heads.named(held, marked=True):
-                return self._mark + held
-            case _Place.OBJECT:
-                return self._mark + "".join(self._object)
-        return ""
+        self._steps.close()
+        self._take(len(self._text) - self._at)
+        if not self._is_text and (self._forced or self._is_named):
+            self._held.clear()
+        self._give_back()
+        return "".join(self._shown)
 
     def take(self) -> tuple[CallPart, ...]:
         """What of the calls is new since the last time."""
@@ -128,167 +127,284 @@ class CallReader:
         written = [arguments for _, arguments in self._written[: len(shown)]]
         return len(written) == len(shown) and all(map(str.startswith, written, shown))
 
-    def _advance(self) -> str:
-        match self._place:
-            case _Place.START:
-                return self._start()
-            case _Place.TEXT:
-                return self._text()
-            case _Place.HEAD:
-                return self._head()
-            case _Place.OBJECT:
-                return self._other_order()
-            case _Place.ARGUMENTS:
-                self._arguments()
-            case _Place.TAIL:
-                if (end := self._end.find(self._held)) is not None:
-                    self._place, self._held = _Place.AFTER, self._held[end:]
-                else:
-                    self._held = ""
-            case _Place.AFTER:
-                self._after()
-            case _Place.OVER:
-                self._held = ""
-        return ""
+    # What is read
 
-    def _start(self) -> str:
-        start = self._held[:LONGEST_HEAD_CHARS].lstrip()
-        if self._mark and start.startswith(self._mark):
-            self._place, self._held = _Place.HEAD, self._held.lstrip().removeprefix(self._mark)
-        elif not self._begin(marked=False) and not self._may_begin(marked=False, mark=self._mark):
-            self._place = _Place.TEXT
-        return ""
+    def _answer(self) -> Generator[None, None, None]:
+        """The whole answer."""
+        found = yield from self._opening()
+        while self._reads:
+            if found and (yield from self._call()):
+                self._drop()
+                found = self._reads and (yield from self._behind_a_call())
+            else:
+                self._give_back()
+                found = self._reads and (yield from self._mark())
+        while True:
+            self._take(len(self._text) - self._at)
+            self._give_back()
+            yield
 
-    def _text(self) -> str:
-        text, mark, rest = self._held.partition(self._mark) if self._mark else (self._held, "", "")
-        if mark:
-            self._place, self._held = _Place.HEAD, rest
-        else:
-            shown = len(text) - begun(text, self._mark)
-            text, self._held = text[:shown], text[shown:]
-        return "" if self._written else text
+    def _opening(self, *, marked: bool = False) -> Steps:
+        """Up to where a call may begin: past marks, fences and lists."""
+        mark, self._marked = self._dialect.mark, marked
+        while self._held_chars <= LONGEST_HEAD_CHARS:
+            if mark and (yield from self._literal(mark)):
+                self._marked = True
+            elif (yield from self._literal(_FENCE)):
+                while (yield from self._peek()).isalnum() or self._text[self._at] in "_-":
+                    self._take(1)
+                    if self._held_chars > LONGEST_HEAD_CHARS:
+                        return False
+            elif (char := (yield from self._peek())) in _SPACES or char == "[":
+                self._take(1)
+            else:
+                named = self._marked and self._dialect.head.startswith("%s")
+                return char == "{" or (named and _NAME.match(char) is not None)
+        return False
 
-    def _head(self) -> str:
-        if self._begin(marked=True) or self._may_begin(marked=True):
-            return ""
-        value = self._held[:LONGEST_HEAD_CHARS].lstrip(" \r\n\t[")
-        if value.startswith("{"):
-            before, brace, rest = self._held.partition("{")
-            self._place, self._object, self._held = _Place.OBJECT, [before], brace + rest
-            self._end = _End(0)
-            return ""
-        if not value and len(self._held) < LONGEST_HEAD_CHARS:
-            return ""
-        self._place = _Place.TEXT
-        return "" if self._written else self._mark
+    def _mark(self) -> Steps:
+        """Gives back text up to the next mark or fence."""
+        self._is_text = True
+        marks = [mark for mark in (self._dialect.mark, _FENCE) if mark]
+        while True:
+            places = [at for mark in marks if (at := self._text.find(mark, self._at)) >= 0]
+            if not places:
+                rest = self._text[self._at :]
+                places = [len(self._text) - max(begun(rest, mark) for mark in marks)]
+            self._take(min(places) - self._at)
+            self._give_back()
+            if any(self._text.startswith(mark, self._at) for mark in marks):
+                self._is_text = False
+                return (yield from self._opening())
+            yield
 
-    def _may_begin(self, *, marked: bool, mark: str = "") -> bool:
-        """Whether more text may make what is held the head of a call, or ``mark``."""
-        held = self._held
-        return len(held) < LONGEST_HEAD_CHARS and (
-            mark.startswith(held.lstrip()) or self._heads.may_follow(held, marked=marked)
-        )
+    def _behind_a_call(self) -> Steps:
+        """Past what ends the call, and its list, to where another may begin."""
+        while True:
+            if self._dialect.end_mark and (yield from self._literal(self._dialect.end_mark)):
+                continue
+            if (yield from self._peek()) not in f"{_SPACES},;]}}":
+                return (yield from self._opening(marked=True))
+            self._take(1)
+            self._drop()
 
-    def _other_order(self) -> str:
-        """Gathers an object and decodes it when it ends."""
-        end = self._end.find(self._held)
-        new = self._held if end is None else self._held[:end]
-        self._object.append(new)
-        self._held = self._held[len(new) :]
-        if end is None:
-            return ""
-        call = self._read("".join(self._object[1:]))
-        if call is None:
-            self._place = _Place.TEXT
-            return "" if self._written else self._mark + "".join(self._object)
-        name, arguments = call
-        self._written.append([name, ""])
-        if self._write(arguments):
-            self._completed(_Place.AFTER)
-        return ""
+    def _call(self) -> Steps:
+        if (yield from self._peek()) == "{":
+            return (yield from self._object(_WRAPPERS))
+        return (yield from self._own_form())
 
-    def _read(self, spelt: str) -> tuple[str, str] | None:
-        """The name and the arguments of an object that is a call."""
-        try:
-            value = json.loads(spelt)
-            name = value.get("name")
-            arguments = value.get("arguments", value.get("parameters"))
-            if isinstance(arguments, str):
-                arguments = json.loads(arguments)
-            if not (isinstance(name, str) and name in self._names and isinstance(arguments, dict)):
-                return None
-            written = json.dumps(arguments, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return None
-        # A lone surrogate has no bytes in UTF-8; JSON spells it as an escape.
-        return name, written.encode(errors="backslashreplace").decode()
-
-    def _begin(self, *, marked: bool) -> bool:
-        found = self._heads.match(self._held[:LONGEST_HEAD_CHARS], marked=marked)
-        if found is None:
-            return False
-        name, end, self._tailed = found
-        self._written.append([name, ""])
-        self._place, self._held = _Place.ARGUMENTS, self._held[end:]
-        self._end = _End(0)
+    def _object(self, wrappers: Sequence[str]) -> Steps:
+        """A call in JSON. ``wrappers``: keys whose values may hold it instead."""
+        self._take(1)
+        name: str | None = None
+        arguments: str | None = None
+        while True:
+            key = yield from self._string(None if self._marked else _KEYS)
+            if key is None or not (yield from self._sign(":")):
+                return False
+            char = yield from self._after_spaces()
+            if key in wrappers and char in "{[" and (char == "[") == (key == "tool_calls"):
+                if char == "[":
+                    self._take(1)
+                    char = yield from self._after_spaces()
+                inner = wrappers[wrappers.index(key) + 1 :]
+                return char == "{" and (yield from self._object(inner))
+            if key == "name" or (key == "function" and char == '"'):
+                if (name := (yield from self._string(self._names))) is None:
+                    return False
+                self._is_named = True
+            elif key in _ARGUMENTS and char == "{" and name is not None:
+                return (yield from self._streamed(name, JsonScanner(within_object=True)))
+            elif key in _ARGUMENTS:
+                value = yield from self._value()
+                if value is None or (arguments := _as_object(value)) is None:
+                    return False
+            elif key == "type" and not self._marked:
+                if (yield from self._string(("function",))) is None:
+                    return False
+            elif (yield from self._value()) is None:
+                return False
+            if name is not None and arguments is not None:
+                break
+            if not (yield from self._sign(",")):
+                if name is None or not (yield from self._sign("}")):
+                    return False
+                self._write_whole(name, "{}")
+                return True
+        self._write_whole(name, arguments)
+        if self._reads:
+            yield from self._scanned(JsonScanner(within_object=True))
         return True
 
-    def _arguments(self) -> None:
-        end = self._end.find(self._held)
-        new = self._held if end is None else self._held[:end]
-        self._held = self._held[len(new) :]
-        if self._write(new) and end is not None:
-            self._end = _End(1)
-            self._completed(_Place.TAIL if self._tailed else _Place.AFTER)
+    def _own_form(self) -> Steps:
+        """A call in the dialect's form: a name, and arguments behind it."""
+        while (found := _NAME.match(self._text, self._at)) and found.end() == len(self._text):
+            if not any(name.startswith(found[0]) for name in self._names):
+                return False
+            yield
+        if found is None or found[0] not in self._names:
+            return False
+        name = found[0]
+        self._take(len(name))
+        self._is_named = True
+        if self._dialect.keywords:
+            return (yield from self._sign("(")) and (yield from self._keywords(name))
+        if (yield from self._literal("[CALL_ID]")):
+            while (yield from self._peek()) not in "[{" and self._held_chars <= LONGEST_HEAD_CHARS:
+                self._take(1)
+        yield from self._literal("[ARGS]")
+        return (yield from self._after_spaces()) == "{" and (yield from self._streamed(name, None))
+
+    def _keywords(self, name: str) -> Steps:
+        end, parts = CallEnd(), []
+        while (at := end.feed(self._text, self._at)) is None:
+            parts.append(self._take(len(self._text) - self._at))
+            yield
+        parts.append(self._take(at - self._at))
+        arguments = from_keywords("".join(parts)[:-1])
+        if arguments is not None:
+            self._write_whole(name, arguments)
+        return arguments is not None
+
+    def _streamed(self, name: str, tail: JsonScanner | None) -> Steps:
+        """Arguments behind their name, as they are written. ``tail``: of the object around them."""
+        self._written.append([name, ""])
+        scanner = JsonScanner()
+        while True:
+            end, broken = self._fed(scanner)
+            if not self._write(self._take((len(self._text) if end is None else end) - self._at)):
+                return True
+            if broken:
+                # A reader may have them already: no other call can take their place.
+                self._reads = False
+                return False
+            if end is not None:
+                break
+            yield
+        self._completed()
+        if tail is not None and self._reads:
+            yield from self._scanned(tail)
+        return True
+
+    # Calls
+
+    def _write_whole(self, name: str, arguments: str) -> None:
+        self._written.append([name, ""])
+        # A lone surrogate has no bytes in UTF-8; JSON spells it as an escape.
+        if self._write(arguments.encode(errors="backslashreplace").decode()):
+            self._completed()
 
     def _write(self, arguments: str) -> bool:
         """Adds to the arguments of the last call; False if they are too long, which ends it."""
         room = MAX_ARGUMENTS_CHARS - len(self._written[-1][1])
         self._written[-1][1] += arguments[:room]
         if len(arguments) > room:
-            self._place, self._held = _Place.OVER, ""
+            self._reads = self._shows = False
         return len(arguments) <= room
 
-    def _completed(self, place: _Place) -> None:
+    def _completed(self) -> None:
         self._complete = len(self._written)
-        self._place = place if self._parallel else _Place.OVER
+        self._reads, self._shows = self._parallel, False
 
-    def _after(self) -> None:
-        self._held = rest = self._held.lstrip(" \r\n\t,;]}")
-        if self._end_mark and rest.startswith(self._end_mark):
-            self._held = rest.removeprefix(self._end_mark)
-        elif self._mark and rest.startswith(self._mark):
-            self._place, self._held = _Place.HEAD, rest.removeprefix(self._mark)
-        elif rest and not self._begin(marked=False):
-            marks = (self._mark, self._end_mark)
-            if not any(self._may_begin(marked=False, mark=mark) for mark in marks):
-                self._place = _Place.TEXT
+    # Pieces of text
+
+    def _take(self, chars: int) -> str:
+        """Reads on, and holds what is read."""
+        text = self._text[self._at : self._at + chars]
+        self._at += chars
+        self._held.append(text)
+        self._held_chars += chars
+        return text
+
+    def _drop(self) -> None:
+        self._held.clear()
+        self._held_chars = 0
+        self._is_named = False
+
+    def _give_back(self) -> None:
+        """What is held is text, unless it stands behind a call."""
+        if self._shows:
+            self._shown += self._held
+        self._drop()
+
+    def _peek(self) -> Generator[None, None, str]:
+        while self._at == len(self._text):
+            yield
+        return self._text[self._at]
+
+    def _after_spaces(self) -> Generator[None, None, str]:
+        for _ in range(LONGEST_HEAD_CHARS):
+            if (char := (yield from self._peek())) not in _SPACES:
+                return char
+            self._take(1)
+        return ""
+
+    def _sign(self, sign: str) -> Steps:
+        if (yield from self._after_spaces()) != sign:
+            return False
+        self._take(1)
+        return True
+
+    def _literal(self, spelling: str) -> Steps:
+        while not self._text.startswith(spelling, self._at):
+            if not spelling.startswith(self._text[self._at : self._at + len(spelling)]):
+                return False
+            yield
+        self._take(len(spelling))
+        return True
+
+    def _string(self, among: Collection[str] | None) -> Generator[None, None, str | None]:
+        """A string in JSON as it is written, one of ``among`` unless that is None."""
+        if (yield from self._after_spaces()) != '"':
+            return None
+        while True:
+            found = _STRING.match(self._text, self._at)
+            if found is None or found.end() - self._at > LONGEST_HEAD_CHARS:
+                return None
+            if found["end"] == '"':
+                if among is not None and found[0][1:-1] not in among:
+                    return None
+                return self._take(len(found[0]))[1:-1]
+            so_far = found[0][1:]
+            if among is not None and not any(each.startswith(so_far) for each in among):
+                return None
+            yield
+
+    def _value(self) -> Generator[None, None, str | None]:
+        """Any value in JSON, as it is written."""
+        yield from self._after_spaces()
+        return (yield from self._scanned(JsonScanner()))
+
+    def _scanned(self, scanner: JsonScanner) -> Generator[None, None, str | None]:
+        """What the scanner reads; None if that is no JSON."""
+        parts = []
+        while True:
+            end, broken = self._fed(scanner)
+            parts.append(self._take((len(self._text) if end is None else end) - self._at))
+            if end is not None:
+                return None if broken else "".join(parts)
+            yield
+
+    def _fed(self, scanner: JsonScanner) -> tuple[int | None, bool]:
+        """Where the scanner ends in this piece, and whether it breaks there."""
+        try:
+            return scanner.feed(self._text, self._at), False
+        except NotJson as error:
+            return error.at, True
 
 
-class _End:
-    """Finds the end of a JSON object that comes in pieces; ``depth``: braces open so far."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._in_string = self._escaped = False
-
-    def find(self, text: str) -> int | None:
-        """Where the text after the object begins in this piece, which must not come again."""
-        for at, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = char == "\\"
-                self._in_string = char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return at + 1
-        return None
+def _as_object(value: str) -> str | None:
+    """Arguments in JSON as an object: some models write null, or a string that holds it."""
+    if value == "null":
+        return "{}"
+    if value.startswith('"'):
+        value = json.loads(value).strip() or "{}"
+        try:
+            if JsonScanner().feed(value) != len(value):
+                return None
+        except NotJson:
+            return None
+    return value if value.startswith("{") else None
 
 
 def reader_of(

@@ -186,10 +186,18 @@ class TemplateChat:
         return self._places[tools]
 
     def _find_places(self, *, tools: bool) -> frozenset[Place]:
-        call = ToolCall(id="123456789", function=FunctionCall(name="shown1calls", arguments="{}"))
+        call, other = (
+            ToolCall(
+                id=f"12345678{n}", function=FunctionCall(name=f"shown{n}calls", arguments="{}")
+            )
+            for n in (1, 2)
+        )
         question = Message(role="user", content="a")
-        result = Message(role="tool", content="shown1results", tool_call_id=call.id, name="b")
-        turns = (question, Message(role="assistant", tool_calls=(call,)), result)
+        result, another = (
+            Message(role="tool", content="shown1results", tool_call_id=each.id, name="b")
+            for each in (call, other)
+        )
+        turns = [question, Message(role="assistant", tool_calls=(call,)), result]
         offered = [_described(Tool(function=Function(name="shown1tools")))]
 
         def shown(chat: Sequence[Message], offered: Sequence[Any] = ()) -> str | None:
@@ -212,9 +220,13 @@ class TemplateChat:
         text = shown(turns, offered if tools else ())
         if text is None:
             # A trained one will say itself what it refuses.
-            return frozenset((*found, "calls", "results") if trained else found)
+            return frozenset((*found, "calls", "several", "results") if trained else found)
         if "shown1calls" in text:
             found.add("calls")
+            both = Message(role="assistant", tool_calls=(call, other))
+            turns = [question, both, result, another]
+            if "shown2calls" in (shown(turns, offered if tools else ()) or ""):
+                found.add("several")
         if "shown1results" in text and (trained or "calls" in found):
             found.add("results")
         return frozenset(found)

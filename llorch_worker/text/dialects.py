@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from llorch_worker.text.keywords import as_keywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Dialect:
     tail: str = "}"
     writes_mark: bool = True
     """Whether a forced call begins with the mark."""
+    keywords: bool = False
+    """Whether arguments are written as in Python: ``head``, ``city="Bern", days=2``, ``tail``."""
     tools_in_system: bool = False
     """Whether templates read the tools from the system message, instead of a variable."""
     short_ids: bool = False
@@ -45,7 +49,8 @@ class Dialect:
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
         """The text of calls, each a name and its arguments as JSON."""
         opening, between, closing = self.pieces()
-        spelt = [self.head % name + arguments + self.tail for name, arguments in calls]
+        form = as_keywords if self.keywords else str
+        spelt = [self.head % name + form(arguments) + self.tail for name, arguments in calls]
         return opening + between.join(spelt) + closing
 
 
@@ -102,80 +107,23 @@ GRANITE = Dialect(
     before="[",
     after="]",
 )
+OLMO3 = Dialect(
+    name="olmo3",
+    evidence=("<function_calls>",),
+    mark="<function_calls>",
+    end_mark="</function_calls>",
+    between="\n",
+    head="%s(",
+    tail=")",
+    keywords=True,
+)
 GENERIC = Dialect(name="generic", before='{"tool_calls": [', after="]}")
 """For templates without a place for tools."""
 
-DIALECTS = (MISTRAL, MISTRAL_LIST, PHI, GRANITE, HERMES, LLAMA3, GENERIC)
+DIALECTS = (MISTRAL, MISTRAL_LIST, PHI, GRANITE, HERMES, OLMO3, LLAMA3, GENERIC)
 
 
 def dialect_of(template: str | None) -> Dialect:
     """That of a template which shows tools: the first whose evidence it holds, or Llama 3's."""
     found = (d for d in DIALECTS if d.evidence and all(e in (template or "") for e in d.evidence))
     return next(found, LLAMA3)
-
-
-_OPENERS = ("", "[", '{"tool_calls":[')
-_TYPES = ("", '"type":"function",')
-_KEYS = ("arguments", "parameters")
-
-
-class Heads:
-    """Recognises how a call of one of ``names`` begins, up to its arguments: as JSON, alone or in a
-    list, whatever the dialect, or in the dialect's own form behind its mark."""
-
-    def __init__(self, dialect: Dialect, names: Iterable[str]) -> None:
-        names = tuple(names)
-        self._spelt = tuple(self._spellings(names))
-        any_name = "|".join(map(re.escape, names))
-        self._json = re.compile(
-            r'\s*(?:\{\s*"tool_calls"\s*:\s*\[\s*|\[\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
-            rf'"name"\s*:\s*"({any_name})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
-        )
-        self._own: re.Pattern[str] | None = None
-        self._own_spelt: tuple[str, ...] = ()
-        if dialect.head.startswith("%s"):
-            args = dialect.head.removeprefix("%s")
-            self._own = re.compile(
-                rf"\s*({any_name})(?:\[CALL_ID\][^\[{{]*)?{re.escape(args)}\s*(?=\{{)"
-            )
-            self._own_spelt = tuple(f"{name}{args}{{" for name in names)
-
-    def match(self, text: str, *, marked: bool) -> tuple[str, int, bool] | None:
-        """The name, where the arguments begin, and whether a brace ends the call after them."""
-        if found := self._json.match(text):
-            return found[1], found.end(), True
-        if marked and self._own is not None and (found := self._own.match(text)):
-            return found[1], found.end(), False
-        return None
-
-    def may_follow(self, text: str, *, marked: bool) -> bool:
-        """Whether ``text`` may be the beginning of such a head."""
-        begun = "".join(text.split())
-        if any(each.startswith(begun) for each in self._spelt):
-            return True
-        if not marked or self._own is None:
-            return False
-        bare, call_id, rest = begun.partition("[CALL_ID]")
-        begun = bare + rest[rest.find("[") :] if "[" in rest else bare
-        if call_id and "[" not in rest:
-            return any(each.startswith(bare + "[") for each in self._own_spelt)
-        return any(
-            each.startswith(begun) or each.replace("[ARGS]", "[CALL_ID]").startswith(begun)
-            for each in self._own_spelt
-        )
-
-    def named(self, text: str, *, marked: bool) -> bool:
-        """Whether ``text`` has the name of a function already, at the place of a head's."""
-        begun = "".join(text.split())
-        own = self._own_spelt if marked else ()
-        named = [each[: each.rindex(',"')] for each in self._spelt]
-        return begun.startswith((*named, *(each[: each.index("[") + 1] for each in own)))
-
-    @staticmethod
-    def _spellings(names: Iterable[str]) -> Iterator[str]:
-        """Every head without white space."""
-        for name in names:
-            for opener in _OPENERS:
-                for kind in _TYPES:
-                    for key in _KEYS:
-                        yield f'{opener}{{{kind}"name":"{name}","{key}":{{'

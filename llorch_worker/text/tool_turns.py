@@ -9,8 +9,8 @@ from typing import Any, Literal
 from llorch_worker.text.dialects import Dialect
 
 Turn = dict[str, Any]
-Place = Literal["tools", "calls", "results", "system"]
-"""What a template may have a place for."""
+Place = Literal["tools", "calls", "several", "results", "system"]
+"""What a template may have a place for; ``several``: calls in one turn."""
 
 
 def plain_turns(
@@ -19,8 +19,11 @@ def plain_turns(
     """``turns`` as a template needs them that has only ``places``.
 
     Tools are listed in the system message, or before the first question; calls are the text that
-    the model would write; a result is JSON in the user's turn.
+    the model would write; a result is JSON in the user's turn. Where a turn has room for one call,
+    each gets a turn of its own, with its result behind it.
     """
+    if "calls" in places and "several" not in places:
+        turns = _one_call_each(turns)
     names = {
         call["id"]: call["function"]["name"]
         for turn in turns
@@ -43,6 +46,29 @@ def plain_turns(
             made.append(turn)
         after_result = is_result
     return made if not tools or "tools" in places else _with_tools(made, tools, dialect, places)
+
+
+def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
+    made: list[Turn] = []
+    results: list[Turn] = []
+    for turn in reversed(turns):
+        calls = turn.get("tool_calls", ())
+        if turn["role"] == "tool":
+            results.insert(0, turn)
+        elif len(calls) < 2:
+            made += [*reversed(results), turn]
+            results = []
+        else:
+            alone = []
+            for number, call in enumerate(calls):
+                said = {"role": turn["role"], "content": ""} if number else turn
+                alone.append({**said, "tool_calls": [call]})
+                answers = (n for n, r in enumerate(results) if r.get("tool_call_id") == call["id"])
+                if (answer := next(answers, None)) is not None:
+                    alone.append(results.pop(answer))
+            made += reversed([*alone, *results])
+            results = []
+    return [*results, *reversed(made)]
 
 
 def _with_calls(turn: Turn, dialect: Dialect) -> Turn:

@@ -108,6 +108,13 @@ def test_minus_one_turns_top_k_off_and_has_a_seed_drawn() -> None:
         ),
         ({"messages": CHAT, "tools": [TOOL, TOOL]}, "tools"),
         ({"messages": CHAT, "tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),
+        *(
+            (
+                {"messages": CHAT, "tools": [{"function": {"name": "a", "parameters": schema}}]},
+                "tools.0.function.parameters",
+            )
+            for schema in ({"type": "array"}, {"type": "string"}, {"type": ["null", "string"]})
+        ),
         ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
         ({"messages": CHAT, "tools": [TOOL], "tool_choice": OTHER}, "tool_choice"),
         ({"prompt": "a", "tools": [TOOL]}, "tools"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import (
@@ -19,10 +20,11 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine import Engine
+from llorch_worker.engine.constraints.grammar import grammar_of
 from llorch_worker.model import RaggedBatch
 from llorch_worker.text.chat import TemplateChat
 from llorch_worker.text.chat_templates import ChatTemplates
-from llorch_worker.text.dialects import DIALECTS, LLAMA3, Dialect
+from llorch_worker.text.dialects import DIALECTS, LLAMA3, OLMO3, Dialect
 from tests.engine.structured import TIMEOUT_S
 
 WEATHER = {
@@ -102,6 +104,65 @@ def test_a_named_function_is_called_once(engine: Engine, loaded: Any) -> None:
     (choice,) = engine.submit(asking(**fields)).result(TIMEOUT_S).choices
     assert choice.finish_reason == "tool_calls"
     assert [call.function.name for call in choice.tool_calls or ()] == ["time"]
+
+
+@pytest.mark.usefixtures("with_template")
+@pytest.mark.parametrize("kinds", [["object", "null"], ["null", "object", "array"], "object"])
+def test_arguments_are_an_object_whatever_else_a_schema_takes(engine: Engine, kinds: Any) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": kinds}}}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for seed in range(4):
+        request = asking(tools=[tool], tool_choice=named, seed=seed, max_tokens=400)
+        (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+        if choice.finish_reason != "length":
+            (call,) = choice.tool_calls or ()
+            assert isinstance(json.loads(call.function.arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "calls", "others"),
+    [
+        (
+            WEATHER,
+            ('weather(city="Bern", days=2)', 'weather(city="Bern")'),
+            ("weather()", "weather(days=2)", 'weather(days=2, city="Bern")', "weather(city=1)"),
+        ),
+        (
+            {"properties": {"a": True, "b": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"const": 1}}},
+            ("weather()", "weather(a=[null])", "weather(b=1)", 'weather(a="x", b=1)'),
+            ("weather(b=2)", "weather(a=[null],b=1)", "weather(, b=1)"),
+        ),
+        (None, ("weather()",), ("weather(a=1)", '{"name": "weather", "arguments": {}}')),
+        # Keywords cannot say these.
+        (
+            {"properties": {"a-b": {}}},
+            ('{"name": "weather", "arguments": {"a-b": 1}}',),
+            ("weather(a-b=1)", "weather()"),
+        ),
+        ({"type": "object"}, ('{"name": "weather", "arguments": {"x": 1}}',), ("weather()",)),
+    ],
+)
+def test_forced_calls_in_pythons_form_fit_their_schema(
+    parameters: Any, calls: Sequence[str], others: Sequence[str]
+) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    grammar = grammar_of(asking(tools=[tool], tool_choice="required"), Form).build()
+    tokenizer = LLTokenizer("byte")
+
+    def fits(call: str) -> bool:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        ids = tokenizer.tokenize_str(f"<function_calls>{call}\n{call}</function_calls>")
+        return bool(matcher.consume_tokens(ids) and matcher.is_accepting())
+
+    assert [call for call in calls if not fits(call)] == []
+    assert [call for call in others if fits(call)] == []
+
+
+class Form:
+    """A model of OLMo 3's whose marks are text."""
+
+    dialect = OLMO3
+    control_ids: Mapping[str, int] = {}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.name)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest
@@ -14,24 +14,31 @@ from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
 from llorch_worker.text.calls import LONGEST_HEAD_CHARS, CallReader, reader_of
 from llorch_worker.text.dialects import (
     DIALECTS,
+    GENERIC,
     GRANITE,
     HERMES,
     LLAMA3,
     MISTRAL,
     MISTRAL_LIST,
+    OLMO3,
     PHI,
     Dialect,
     dialect_of,
 )
+from llorch_worker.text.json_scanner import JsonScanner
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "weather_now"}},
 ]
-CALL = '{"name": "weather", "parameters": {"city": "Bern", "days": 2.50}}'
+CALL = '{"name": "weather", "parameters": {"city": "Bern", "days": 2.5}}'
 OTHER = '{"name": "weather_now", "parameters": {}}'
-ONE = [("weather", '{"city": "Bern", "days": 2.50}')]
+ONE = [("weather", '{"city": "Bern", "days": 2.5}')]
 TWO = [*ONE, ("weather_now", "{}")]
+NONE = [("weather", "{}")]
+ARGUMENTS_FIRST = '{"arguments": {}, "name": "weather_now"}'
+ID_FIRST = '{"id": "call_1", "type": "function", "name": "weather_now", "arguments": {}}'
+WITH_LISTS = (PHI, GRANITE, MISTRAL_LIST, HERMES)
 Calls = list[tuple[str, str]]
 
 
@@ -88,7 +95,7 @@ def read(text: str, dialect: Dialect = HERMES, size: int = 0, **fields: Any) -> 
         (
             CALL.replace(" ", "").replace(",", "\n,\n"),
             LLAMA3,
-            [("weather", '{"city":"Bern"\n,\n"days":2.50}')],
+            [("weather", '{"city":"Bern"\n,\n"days":2.5}')],
         ),
         (
             '[TOOL_CALLS]weather[CALL_ID]a1b2[ARGS]{"city": "}"}[TOOL_CALLS]weather_now[ARGS]{}',
@@ -105,6 +112,49 @@ def read(text: str, dialect: Dialect = HERMES, size: int = 0, **fields: Any) -> 
             HERMES,
             [("weather", '{"city": 1}')],
         ),
+        # The keys of each call in their own order
+        *((f"{d.mark}[{CALL}, {ARGUMENTS_FIRST}]", d, TWO) for d in WITH_LISTS),
+        *((f"{d.mark}[{ID_FIRST}, {CALL}]", d, TWO[::-1]) for d in WITH_LISTS),
+        *((f"{d.mark}{ARGUMENTS_FIRST}\n{ID_FIRST}", d, 2 * TWO[1:]) for d in WITH_LISTS),
+        (f"[{ID_FIRST},{ARGUMENTS_FIRST}]", LLAMA3, 2 * TWO[1:]),
+        (f'{{"tool_calls": [{ID_FIRST}, {CALL}]}}', GENERIC, TWO[::-1]),
+        # In fences
+        (f"```json\n{CALL}\n```", HERMES, ONE),
+        (f"\n```\n[{CALL},\n{OTHER}]\n```\n", HERMES, TWO),
+        (f"```json\n{CALL}\n```\n\n```json\n{ID_FIRST}\n```", HERMES, TWO),
+        (f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", HERMES, ONE),
+        (f"<tool_call>\n```json\n{CALL}\n```\n</tool_call>", HERMES, ONE),
+        (f"```tool_call\n{CALL}\n```", GENERIC, ONE),
+        # Without arguments
+        ('{"name": "weather"}', LLAMA3, [("weather", "{}")]),
+        ('<tool_call>{"name": "weather" , "arguments" : null}</tool_call>', HERMES, NONE),
+        ('<tool_call>{"arguments": null, "name": "weather"}</tool_call>', HERMES, NONE),
+        ('<tool_call>{"id": 7, "name": "weather", "arguments": ""}</tool_call>', HERMES, NONE),
+        (f'[{{"name": "weather"}}, {CALL}]', GRANITE, NONE + ONE),
+        ("<function_calls>weather()</function_calls>", OLMO3, NONE),
+        # Wrapped
+        (f'{{"type": "function", "function": {CALL}}}', LLAMA3, ONE),
+        (f'[{{"id": "a", "type": "function", "function": {CALL}}}, {OTHER}]', LLAMA3, TWO),
+        (f'<tool_call>{{"function": {CALL}, "id": 1}}</tool_call>', HERMES, ONE),
+        (f'{{"tool_calls": [{{"type": "function", "function": {CALL}}}]}}', GENERIC, ONE),
+        ('{"function": "weather", "arguments": {}}', LLAMA3, NONE),
+        # Untidy
+        (f"<tool_call>{CALL[:-1]},}}</tool_call><tool_call>{OTHER}</tool_call>", HERMES, TWO),
+        (f"<tool_call>{CALL}\n{OTHER}", HERMES, TWO),
+        ('<tool_call>{"thought": [{}], "name": "weather", "arguments": {}}', HERMES, NONE),
+        ("[TOOL_CALLS]weather{}", MISTRAL, NONE),
+        # As Python writes them
+        (
+            "<function_calls>\nweather(city='Bern', days=2.5)\nweather_now()\n</function_calls>",
+            OLMO3,
+            TWO,
+        ),
+        (
+            """<function_calls>weather(a=[True, None, 'it\\'s "b")'], c={'d': false})""",
+            OLMO3,
+            [("weather", r"""{"a": [true, null, "it's \"b\")"], "c": {"d": false}}""")],
+        ),
+        (f"<function_calls>{CALL}\nweather_now()</function_calls>", OLMO3, TWO),
     ],
 )
 def test_calls_are_read_as_the_model_wrote_them(
@@ -136,10 +186,33 @@ def test_calls_are_read_as_the_model_wrote_them(
         ("[1, 2]", MISTRAL_LIST),
         (CALL.replace("weather", "forecast"), LLAMA3),
         (f"<tool_call>{CALL.replace('weather', 'forecast')}</tool_call>", HERMES),
-        (CALL.replace('{"city": "Bern", "days": 2.50}', '"Bern"'), LLAMA3),
-        ('{"name": "weather"}', LLAMA3),
+        (CALL.replace('{"city": "Bern", "days": 2.5}', '"Bern"'), LLAMA3),
         ('{"name": "weather", "type": "tool", "parameters": {}}', LLAMA3),
         ('{"name": "wea', LLAMA3),
+        # Arguments that are no JSON, or no object
+        *(
+            (f'{mark}{{"name": "weather", "arguments": {arguments}}}{HERMES.end_mark}', HERMES)
+            for mark in ("", HERMES.mark)
+            for arguments in (
+                *("{'city': 'Bern'}", '{"city": "Bern",}', "{city: 1}", '{"city": True}'),
+                *('{"a": NaN}', '{"a": "\n"}', "[]", "3", '"Bern"', '"[]"', '"{}}"'),
+            )
+        ),
+        ('<tool_call>{"arguments": {"a": 1,}, "name": "weather"}', HERMES),
+        ("[TOOL_CALLS]weather[ARGS]{'city': 1}", MISTRAL),
+        ("<function_calls>weather('Bern')</function_calls>", OLMO3),
+        ("<function_calls>weather(city=today())</function_calls>", OLMO3),
+        ("<function_calls>weather(city=1, city)</function_calls>", OLMO3),
+        ("<function_calls>forecast(city='Bern')</function_calls>", OLMO3),
+        ("weather(city='Bern')", OLMO3),
+        # Nor is this a call
+        ('```json\n{"id": 1, "city": "Bern"}\n```', HERMES),
+        ("```python\nprint(1)\n```\nDone.", HERMES),
+        ("It is `a` or ``b``.", HERMES),
+        ("```", HERMES),
+        ('{"id": 1, "name": "Bern"}', HERMES),
+        ('{"function": {"function": {"name": "weather"}}}', LLAMA3),
+        ('{"tool_calls": []}', GENERIC),
     ],
 )
 def test_any_other_text_is_text(text: str, dialect: Dialect, size: int) -> None:
@@ -152,6 +225,8 @@ def test_text_before_the_calls_is_text_and_text_behind_them_is_dropped(
     dialect: Dialect, size: int
 ) -> None:
     text = f"Let me look.\n{dialect.write(TWO)}\nIt rains. {{}}"
+    assert read(text, dialect, size) == ("Let me look.\n", TWO)
+    text = f"Let me look.\n```json\n[{CALL}, {OTHER}]\n```\nIt rains."
     assert read(text, dialect, size) == ("Let me look.\n", TWO)
 
 
@@ -222,17 +297,30 @@ def test_what_is_long_and_no_call_yet_is_text(text: str, dialect: Dialect, size:
     assert reading.push("a") == "a"
 
 
-def test_an_object_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
+@pytest.mark.parametrize("keys", ["first", "last"])
+def test_arguments_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
+    looked_at = []
 
-    def loads(text: str) -> Any:
-        decoded.append(len(text))
-        return json.JSONDecoder().decode(text)
+    class Scanner(JsonScanner):
+        def feed(self, text: str, at: int = 0) -> int | None:
+            looked_at.append(len(text) - at)
+            return super().feed(text, at)
 
-    monkeypatch.setattr("llorch_worker.text.calls.json.loads", loads)
-    answer = '{"arguments": {"a": [' + "{}, " * 50_000 + '{}]}, "name": "weather"}'
+    monkeypatch.setattr("llorch_worker.text.calls.JsonScanner", Scanner)
+    arguments = '{"a": [' + "{}, " * 50_000 + "{}]}"
+    answer = f'{{"arguments": {arguments}, "name": "weather"}}'
+    if keys == "last":
+        answer = f'{{"name": "weather", "arguments": {arguments}}}'
     assert len(read(f"<tool_call>{answer}</tool_call>", size=4)[1]) == 1
-    assert decoded == [len(answer)]
+    assert sum(looked_at) < len(answer) + 100
+
+
+def test_what_stands_behind_broken_arguments_is_text() -> None:
+    """A reader may have begun that call: no other can take its place."""
+    broken = '<tool_call>{"name": "weather", "arguments": {"a": 1,}}</tool_call>'
+    text = broken + HERMES.write(ONE)
+    assert read(text) == read(text, size=1) == (text, [])
+    assert read(HERMES.write(ONE) + text) == read(HERMES.write(ONE) + text, size=1) == ("", ONE)
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -246,7 +334,14 @@ def test_arguments_come_as_they_are_written() -> None:
 
 @pytest.mark.parametrize(
     ("text", "shown_from"),
-    [("Hello", 1), ('{"answer": 3}', 3), ('{"name": "Bern"}', 11), ("<b>", 2), ("[1]", 2)],
+    [
+        ("Hello", 1),
+        ('{"answer": 3}', 4),
+        ('{"city": 3}', 3),
+        ('{"name": "Bern"}', 11),
+        ("<b>", 2),
+        ("[1]", 2),
+    ],
 )
 def test_other_text_is_shown_as_soon_as_it_is_no_call(text: str, shown_from: int) -> None:
     reading = reader()
@@ -283,6 +378,7 @@ def test_ids_depend_on_job_choice_and_place_alone() -> None:
     assert ids("job", 0) == ids("job", 0)
 
 
+NAMES = st.from_regex("[a-z_][a-z0-9_]{0,9}", fullmatch=True)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(),
@@ -293,7 +389,10 @@ JSON = st.recursive(
 
 @given(
     calls=st.lists(
-        st.tuples(st.sampled_from(["weather", "weather_now"]), st.dictionaries(st.text(), JSON)),
+        st.tuples(
+            st.sampled_from(["weather", "weather_now"]),
+            st.dictionaries(NAMES, JSON) | st.dictionaries(st.text(), JSON),
+        ),
         min_size=1,
         max_size=4,
     ),
@@ -303,7 +402,9 @@ JSON = st.recursive(
 def test_whatever_calls_are_written_are_read(
     calls: list[tuple[str, dict[str, Any]]], dialect: Dialect, size: int
 ) -> None:
-    spelt = [(name, json.dumps(arguments)) for name, arguments in calls]
+    # Python's form has no other keys.
+    assume(not dialect.keywords or all(key.isidentifier() for _, args in calls for key in args))
+    spelt = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     assert read(dialect.write(spelt), dialect, size) == ("", spelt)
 
 
@@ -314,6 +415,33 @@ def test_whatever_calls_are_written_are_read(
 )
 def test_pieces_say_what_the_whole_says(text: str, dialect: Dialect, size: int) -> None:
     assert read(text, dialect, size) == read(text, dialect)
+
+
+PARTS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<function_calls>"),
+    *("```json\n", "```", "[", "]", "{", "}", "(", ")", ",", ":", "=", '"', "'", "\\", "\n", " "),
+    *("weather", '"weather"', '"name"', '"arguments"', '"parameters"', '"id"', '"type"', "null"),
+    *('"function"', '"tool_calls"', "{}", '{"a": 1}', '"{}"', "1", "true", "city='b'", "text"),
+    *(CALL, OTHER, ARGUMENTS_FIRST, ID_FIRST, CALL[:-1], '{"name": "weather", "arguments": '),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(PARTS), max_size=12).map("".join),
+    dialect=st.sampled_from(DIALECTS),
+    size=st.integers(1, 9),
+    fields=st.sampled_from([{}, {"tool_choice": "required"}, {"parallel_tool_calls": False}]),
+)
+def test_pieces_of_calls_say_what_the_whole_says(
+    text: str, dialect: Dialect, size: int, fields: dict[str, Any]
+) -> None:
+    shown, calls = read(text, dialect, **fields)
+    assert read(text, dialect, size, **fields) == (shown, calls)
+    for _, arguments in calls:
+        assert isinstance(json.loads(arguments), dict)
+    if not calls:
+        assert text.startswith(shown) or "tool_choice" in fields
 
 
 @pytest.mark.parametrize(

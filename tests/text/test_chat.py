@@ -542,6 +542,48 @@ def test_a_template_never_drops_a_call_or_a_result_silently(
         assert "Bern" in text or "m.role == 'user'" in template
 
 
+ONE_CALL_A_TURN = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.tool_calls %}"
+    "{% if refuses and m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{{ m.tool_calls[0].function.name }} {{ m.tool_calls[0].function.arguments.city }}{% endif %}"
+    "{{ '\n' }}{% endfor %}"
+)
+"""As in Llama 3.x' template."""
+
+
+@pytest.mark.parametrize("refuses", ["true", "false"])
+def test_each_of_several_calls_gets_a_turn_where_a_template_takes_one(
+    with_template: WithTemplate, refuses: str
+) -> None:
+    cities = ("Bern", "Rome", "Oslo")
+    calls = tuple(
+        ToolCall(id=city, function=FunctionCall(name="weather", arguments=f'{{"city": "{city}"}}'))
+        for city in cities
+    )
+    chat = [
+        *_messages(("user", "Hi")),
+        Message(role="assistant", content="Well.", tool_calls=calls),
+        Message(role="tool", content="Rain", tool_call_id="Rome"),
+        Message(role="tool", content="Sun", tool_call_id="Bern"),
+        Message(role="tool", content="Odd", tool_call_id="Paris"),
+        *_messages(("user", "So?")),
+    ]
+    tokenizer = with_template(f"{{% set refuses = {refuses} %}}{ONE_CALL_A_TURN}")
+    for tools in ((), (TOOL,)):
+        text = tokenizer.decode(tokenizer.encode_chat(chat, tools))
+        turns = text[text.index("user:") :].splitlines()
+        assert turns == [
+            *("user:Hi", "assistant:Well.weather Bern", "tool:Sun", "assistant:weather Rome"),
+            *("tool:Rain", "assistant:weather Oslo", "tool:Odd", "user:So?"),
+        ]
+    # A template that takes them all gets them all.
+    several = with_template(WITH_TOOLS)
+    text = several.decode(several.encode_chat(chat, [TOOL]))
+    assert "assistant:Well.weather(Bern)weather(Rome)weather(Oslo)\ntool:Rain" in text
+
+
 NESTED = '{"a":' * 600 + "1" + "}" * 600
 
 

@@ -18,8 +18,9 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.engine.constraints.gbnf import ControlTokens, as_lark, is_gbnf
+from llorch_worker.engine.constraints.keyword_rules import is_plain, keyword_rules
 from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
-from llorch_worker.text.dialects import Dialect
+from llorch_worker.text.dialects import GENERIC, Dialect
 from llorch_worker.text.spellings import any_of
 
 _OPTIONS = {
@@ -174,18 +175,24 @@ def _with_calls(
         f"calls: {opening} call {more} {closing}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
     ]
-    for index, tool in enumerate(tools):
-        head, tail = spelt(dialect.head % tool.function.name), spelt(dialect.tail)
-        lark.append(f"call_{index}: {head} @arguments_{index} {tail}")
     parameters = [_rules("tools", _parameters(tool)) for tool in tools]
-    grammars: list[dict[str, Any]] = [
-        {"name": "calls", "lark_grammar": "\n".join(lark)},
-        # Each a grammar of its own, so that "#" in a schema means that schema.
-        *(
-            {"name": f"arguments_{index}", "json_schema": rules}
-            for index, (rules, _) in enumerate(parameters)
-        ),
-    ]
+    # Each schema is a grammar of its own, so that "#" in it means that schema.
+    schemas: list[dict[str, Any]] = []
+    for index, (tool, (rules, _)) in enumerate(zip(tools, parameters, strict=True)):
+        arguments = f"arguments_{index}"
+        if dialect.keywords and is_plain(rules):
+            written = dialect.head, arguments, dialect.tail
+            for line, schema in keyword_rules(arguments, rules):
+                lark.append(line)
+                schemas += [schema] if schema else []
+        else:
+            # The reader takes this form in every dialect.
+            form = GENERIC if dialect.keywords else dialect
+            written = form.head, f"@{arguments}", form.tail
+            schemas.append({"name": arguments, "json_schema": rules})
+        head, rule, tail = written
+        lark.append(f"call_{index}: {spelt(head % tool.function.name)} {rule} {spelt(tail)}")
+    grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": "\n".join(lark)}, *schemas]
     source: Any = [tool.model_dump(mode="json") for tool in tools]
     arguments = {
         tool.function.name: _parameters(tool)
@@ -212,4 +219,8 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     if schema is None:
         # OpenAI: a function without parameters has an empty list of them.
         schema = {"additionalProperties": False}
-    return {"type": "object", **schema}
+    kinds = schema.get("type", ["object"])
+    if isinstance(kinds, list) and "object" in kinds:
+        # Also where null would do: arguments are an object.
+        schema = {**schema, "type": "object"}
+    return schema
