@@ -90,11 +90,16 @@ class Intake:
         make_drafter = self._make_drafter if request.speculation == "auto" else None
         dialect = tokenizer.dialect if request.may_call else None
         tags = tokenizer.thought_tags if request.messages is not None else None
-        opening = tokenizer.thought_opening(prompt_ids) if tags and matcher is not None else []
+        said = ""
+        if request.messages and request.continue_final_message:
+            said = request.messages[-1].content or ""
+        opening = (
+            tokenizer.thought_opening(prompt_ids, said) if tags and matcher is not None else []
+        )
         marks: Mapping[int, str] = tokenizer.decoding_table.control
         if request.skip_special_tokens:
             spellings = [*(dialect.marks() if dialect else ())]
-            spellings += (tags.opening, tags.closing) if tags else ()
+            spellings += tags.spellings() if tags else ()
             marks = tokenizer.control_spellings(spellings)
         prediction: list[int] = []
         if make_drafter is not None and request.prediction:
@@ -112,7 +117,7 @@ class Intake:
                 text=ChoiceText(
                     tokenizer,
                     request.stop,
-                    None if request.messages is None else tokenizer.thoughts(prompt_ids),
+                    None if request.messages is None else tokenizer.thoughts(prompt_ids, said),
                     reader_of(request, dialect, job_id, choice) if dialect else None,
                     marks,
                     include_stop=request.include_stop_str_in_output,

@@ -64,7 +64,8 @@ class SentTokens:
     def skip(self, thought: str) -> None:
         """``thought`` is sent, which is no part of the text."""
         self.take(thought)
-        self._begun, self._behind = None, tuple(tags.closing.encode() for tags in ALL_TAGS)
+        behind = [tag for tags in ALL_TAGS for tag in (tags.closing, tags.text_opening) if tag]
+        self._begun, self._behind = None, tuple(tag.encode() for tag in behind)
 
     def take(self, text: str) -> list[TokenLogprobs]:
         """The tokens that ``text``, the next piece, completes."""

@@ -56,6 +56,7 @@ class CallReader:
     ) -> None:
         """``forced``: the answer can be nothing but calls. Not ``parallel``: one call at most."""
         self._dialect = dialect
+        self._marks = tuple(filter(None, (dialect.mark, *dialect.also)))
         self._names = frozenset(names)
         self._call_id = call_id
         self._forced = forced
@@ -146,9 +147,9 @@ class CallReader:
 
     def _opening(self, *, marked: bool = False) -> Steps:
         """Up to where a call may begin: past marks, fences and lists."""
-        mark, self._marked = self._dialect.mark, marked
+        self._marked = marked
         while self._held_chars <= LONGEST_HEAD_CHARS:
-            if mark and (yield from self._literal(mark)):
+            if (yield from self._literal(*self._marks)):
                 self._marked = True
             elif (yield from self._literal(_FENCE)):
                 while (yield from self._peek()).isalnum() or self._text[self._at] in "_-":
@@ -165,7 +166,7 @@ class CallReader:
     def _mark(self) -> Steps:
         """Gives back text up to the next mark or fence."""
         self._is_text = True
-        marks = [mark for mark in (self._dialect.mark, _FENCE) if mark]
+        marks = (*self._marks, _FENCE)
         while True:
             places = [at for mark in marks if (at := self._text.find(mark, self._at)) >= 0]
             if not places:
@@ -173,7 +174,7 @@ class CallReader:
                 places = [len(self._text) - max(begun(rest, mark) for mark in marks)]
             self._take(min(places) - self._at)
             self._give_back()
-            if any(self._text.startswith(mark, self._at) for mark in marks):
+            if self._text.startswith(marks, self._at):
                 self._is_text = False
                 return (yield from self._opening())
             yield
@@ -345,12 +346,14 @@ class CallReader:
         self._take(1)
         return True
 
-    def _literal(self, spelling: str) -> Steps:
-        while not self._text.startswith(spelling, self._at):
-            if not spelling.startswith(self._text[self._at : self._at + len(spelling)]):
+    def _literal(self, *spellings: str) -> Steps:
+        """One of ``spellings``, none of which begins another."""
+        while not self._text.startswith(spellings, self._at):
+            rest = self._text[self._at : self._at + max(map(len, spellings), default=0)]
+            if not any(spelling.startswith(rest) for spelling in spellings):
                 return False
             yield
-        self._take(len(spelling))
+        self._take(next(len(each) for each in spellings if self._text.startswith(each, self._at)))
         return True
 
     def _string(self, among: Collection[str] | None) -> Generator[None, None, str | None]:

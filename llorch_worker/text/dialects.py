@@ -18,6 +18,8 @@ class Dialect:
     evidence: tuple[str, ...] = ()
     """What a chat template of this dialect holds, all of it."""
     mark: str = ""
+    also: tuple[str, ...] = ()
+    """Marks that models of this dialect write by mistake."""
     before: str = ""
     after: str = ""
     end_mark: str = ""
@@ -65,6 +67,7 @@ HERMES = Dialect(
     name="hermes",
     evidence=("<tool_call>",),
     mark="<tool_call>",
+    also=("<tools>",),
     before="\n",
     after="\n",
     end_mark="</tool_call>",

@@ -24,6 +24,7 @@ def as_keywords(arguments: str) -> str:
 def from_keywords(spelt: str) -> str | None:
     """The object in JSON; None if they are no keywords, or have values that JSON has not."""
     parts, depth = [], 0
+    spelt = spelt.rstrip().removesuffix(",")
     for token in _TOKEN.finditer(spelt):
         text = token[0]
         depth += (text in "([{") - (text in ")]}")

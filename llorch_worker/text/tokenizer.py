@@ -17,6 +17,7 @@ from llorch_worker.text.thoughts import Tags, ThoughtSplitter, tags_of
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""
+_LONGEST_TAG_CHARS = 32
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -125,32 +126,37 @@ class Tokenizer:
         ids = self._codec.special_ids
         return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
-    def thoughts(self, prompt_ids: Sequence[int]) -> ThoughtSplitter | None:
-        """For the answer to this chat; None if the model's template knows no thoughts."""
+    def thoughts(self, prompt_ids: Sequence[int], said: str = "") -> ThoughtSplitter | None:
+        """For the answer to this chat; None if the model's template knows no thoughts. ``said``:
+        the beginning of the answer that the prompt ends with."""
         if (tags := self.thought_tags) is None:
             return None
-        return ThoughtSplitter(open=self._ends_with(prompt_ids, tags.opening), tags=tags)
+        before = self._before(prompt_ids, said)
+        return ThoughtSplitter(open=before.endswith(tags.opening), tags=tags, said=said)
 
     @property
     def thought_tags(self) -> Tags | None:
         """What stands around thoughts; None if the model's template knows none."""
         return tags_of(self._chat.template)
 
-    def thought_opening(self, prompt_ids: Sequence[int]) -> list[int]:
+    def thought_opening(self, prompt_ids: Sequence[int], said: str = "") -> list[int]:
         """The tokens with which the answer to this chat may open a thought; none if it has none,
-        or if the prompt has opened or ended it."""
+        or if the prompt has opened or ended it, or has ``said`` the beginning of the answer."""
         tags = self.thought_tags
-        if tags is None or any(
-            self._ends_with(prompt_ids, tag) for tag in (tags.opening, tags.closing)
-        ):
+        if tags is None or said.strip():
+            return []
+        if self._before(prompt_ids).endswith((tags.opening, tags.closing)):
             return []
         control = self._codec.special_ids.get(tags.opening)
         return self.encode_inside(tags.opening) if control is None else [control]
 
-    def _ends_with(self, ids: Sequence[int], tag: str) -> bool:
-        """Templates write tags, if at all, at the very end of a prompt."""
-        end = "".join(map(self.token_text, ids[-2 * len(tag) :]))
-        return end.rstrip().endswith(tag)
+    def _before(self, prompt_ids: Sequence[int], said: str = "") -> str:
+        """The end of a prompt before ``said``, without white space. Templates write tags, if at
+        all, at the very end."""
+        said = said.strip()
+        # A character may take as many tokens as it has bytes.
+        end = self.decode_whole(prompt_ids[-4 * (len(said) + _LONGEST_TAG_CHARS) :])
+        return (end.rpartition(said)[0] if said else end).rstrip()
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

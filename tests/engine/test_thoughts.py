@@ -78,6 +78,39 @@ def test_a_thought_that_the_prompt_opens_needs_no_tag(says: Says_) -> None:
     assert (choice.reasoning_content, choice.text) == ("Hm, hm", "")
 
 
+@pytest.mark.parametrize(
+    ("said", "answer", "thought", "text"),
+    [
+        ("<think>\nHm", ", hm.</think>It rains.", ", hm.", "It rains."),
+        ("<think>Hm.</think>It", " rains.", None, " rains."),
+        ("It", " rains. <think>", None, " rains. <think>"),
+    ],
+)
+def test_a_turn_goes_on_within_its_thought(
+    says: Says_, said: str, answer: str, thought: str | None, text: str
+) -> None:
+    turns = [{"role": "user", "content": "How <think>?"}, {"role": "assistant", "content": said}]
+    template = "{# </think> #}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    fields = {"messages": turns, "continue_final_message": True}
+    generation = says(answer, template, **fields)
+    (choice,) = result_of(generation).choices
+    assert (choice.reasoning_content, choice.text) == (thought, text)
+    events = [e for e in generation.events() if isinstance(e, Tokens)]
+    assert "".join(e.reasoning_content or "" for e in events) == (thought or "")
+    # A grammar begins behind the thought.
+    (choice,) = result_of(says(answer, template, **fields, response_format=SHAPE)).choices
+    assert choice.reasoning_content == thought
+    assert json.loads(choice.text) in ({"rain": True}, {"rain": False})
+
+
+def test_a_turn_goes_on_within_a_thought_that_the_template_opens(says: Says_) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Hm"}]
+    template = "{# </think> #}{{ messages[0].content }}<think>\n{{ messages[1].content }}"
+    fields = {"messages": turns, "continue_final_message": True}
+    (choice,) = result_of(says(", hm.</think>It rains.", template, **fields)).choices
+    assert (choice.reasoning_content, choice.text) == (", hm.", "It rains.")
+
+
 def test_without_thoughts_in_the_template_tags_are_text(says: Says_) -> None:
     (choice,) = result_of(says(ANSWER, "{{ messages[0].content }}")).choices
     assert (choice.reasoning_content, choice.text) == (None, ANSWER)

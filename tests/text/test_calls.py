@@ -125,6 +125,7 @@ def read(text: str, dialect: Dialect = HERMES, size: int = 0, **fields: Any) -> 
         (f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", HERMES, ONE),
         (f"<tool_call>\n```json\n{CALL}\n```\n</tool_call>", HERMES, ONE),
         (f"```tool_call\n{CALL}\n```", GENERIC, ONE),
+        (f"<tools>\n{CALL}\n</tools>\n<tools>{ID_FIRST}</tools>", HERMES, TWO),
         # Without arguments
         ('{"name": "weather"}', LLAMA3, [("weather", "{}")]),
         ('<tool_call>{"name": "weather" , "arguments" : null}</tool_call>', HERMES, NONE),
@@ -145,7 +146,7 @@ def read(text: str, dialect: Dialect = HERMES, size: int = 0, **fields: Any) -> 
         ("[TOOL_CALLS]weather{}", MISTRAL, NONE),
         # As Python writes them
         (
-            "<function_calls>\nweather(city='Bern', days=2.5)\nweather_now()\n</function_calls>",
+            "<function_calls>\nweather(city='Bern', days=2.5,)\nweather_now()\n</function_calls>",
             OLMO3,
             TWO,
         ),

@@ -179,19 +179,18 @@ def _with_calls(
     # Each schema is a grammar of its own, so that "#" in it means that schema.
     schemas: list[dict[str, Any]] = []
     for index, (tool, (rules, _)) in enumerate(zip(tools, parameters, strict=True)):
-        arguments = f"arguments_{index}"
+        rule, written = f"arguments_{index}", dialect
         if dialect.keywords and is_plain(rules):
-            written = dialect.head, arguments, dialect.tail
-            for line, schema in keyword_rules(arguments, rules):
+            for line, schema in keyword_rules(rule, rules):
                 lark.append(line)
                 schemas += [schema] if schema else []
         else:
+            schemas.append({"name": rule, "json_schema": rules})
+            rule = f"@{rule}"
             # The reader takes this form in every dialect.
-            form = GENERIC if dialect.keywords else dialect
-            written = form.head, f"@{arguments}", form.tail
-            schemas.append({"name": arguments, "json_schema": rules})
-        head, rule, tail = written
-        lark.append(f"call_{index}: {spelt(head % tool.function.name)} {rule} {spelt(tail)}")
+            written = GENERIC if dialect.keywords else dialect
+        head, tail = spelt(written.head % tool.function.name), spelt(written.tail)
+        lark.append(f"call_{index}: {head} {rule} {tail}")
     grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": "\n".join(lark)}, *schemas]
     source: Any = [tool.model_dump(mode="json") for tool in tools]
     arguments = {
