@@ -16,6 +16,8 @@ from llorch_worker.text.thoughts import begun
 
 LONGEST_HEAD_CHARS = 4096
 """What is longer and no call's head yet is text, so that each piece costs little to look at."""
+UNSURE_CHARS = 1024
+"""Of arguments that no grammar holds. Readers get none before they are whole or longer."""
 _FENCE = "```"
 _SPACES = " \t\r\n"
 _ARGUMENTS = ("arguments", "parameters")
@@ -40,9 +42,9 @@ class CallReader:
     keys in any order. Behind its mark, it is also what else the dialect writes.
 
     Text before the first call is text. Text after a call is dropped: a model that goes on there
-    makes up the answer of the tool. A call whose arguments end is complete. A call that is cut off
-    appears neither in the result nor in the text, and one whose arguments are too long counts as
-    cut off. If arguments are no JSON, the call and all behind it are text.
+    makes up the answer of the tool. A call whose arguments end is complete; one whose arguments are
+    no JSON is text. A call that is cut off appears neither in the result nor in the text. One whose
+    arguments are too long, or break behind the first :data:`UNSURE_CHARS`, counts as cut off.
     """
 
     def __init__(
@@ -268,17 +270,28 @@ class CallReader:
         return arguments is not None
 
     def _streamed(self, name: str, tail: JsonScanner | None) -> Steps:
-        """Arguments behind their name, as they are written. ``tail``: of the object around them."""
-        self._written.append([name, ""])
-        scanner = JsonScanner()
+        """Arguments behind their name. ``tail``: of the object around them.
+
+        They come as they are written, once it is likely that they are JSON: text cannot follow a
+        call that has begun.
+        """
+        scanner, waiting, chars, begun = JsonScanner(), "", 0, False
         while True:
             end, broken = self._fed(scanner)
-            if not self._write(self._take((len(self._text) if end is None else end) - self._at)):
-                return True
+            piece = self._take((len(self._text) if end is None else end) - self._at)
+            chars += len(piece)
+            if begun or self._forced or chars > UNSURE_CHARS or (end is not None and not broken):
+                if not begun:
+                    self._written.append([name, ""])
+                    piece, begun = waiting + piece, True
+                if not self._write(piece):
+                    return True
+            else:
+                waiting += piece
             if broken:
-                # A reader may have them already: no other call can take their place.
-                self._reads = False
-                return False
+                if begun:
+                    self._reads = self._shows = False
+                return begun
             if end is not None:
                 break
             yield

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.tools import MAX_ARGUMENTS_CHARS
-from llorch_worker.text.calls import LONGEST_HEAD_CHARS, CallReader, reader_of
+from llorch_worker.text.calls import LONGEST_HEAD_CHARS, UNSURE_CHARS, CallReader, reader_of
 from llorch_worker.text.dialects import (
     DIALECTS,
     GENERIC,
@@ -316,21 +316,50 @@ def test_arguments_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, keys: str
     assert sum(looked_at) < len(answer) + 100
 
 
-def test_what_stands_behind_broken_arguments_is_text() -> None:
-    """A reader may have begun that call: no other can take its place."""
+def test_broken_arguments_do_not_hide_the_call_behind_them() -> None:
     broken = '<tool_call>{"name": "weather", "arguments": {"a": 1,}}</tool_call>'
     text = broken + HERMES.write(ONE)
-    assert read(text) == read(text, size=1) == (text, [])
-    assert read(HERMES.write(ONE) + text) == read(HERMES.write(ONE) + text, size=1) == ("", ONE)
+    assert read(text) == read(text, size=1) == (broken, ONE)
+    assert read(HERMES.write(ONE) + text) == read(HERMES.write(ONE) + text, size=1) == ("", ONE * 2)
 
 
-def test_arguments_come_as_they_are_written() -> None:
-    reading = reader(LLAMA3)
-    sent = []
-    for piece in ('{"name": "weather", ', '"parameters": ', '{"city": "B', 'ern"', "}", "}"):
+def test_a_call_whose_arguments_break_late_counts_as_cut_off() -> None:
+    def answer(chars: int) -> str:
+        arguments = '{"a": "' + "b" * (chars - len('{"a": ""')) + '"'
+        assert len(arguments) == chars
+        return f'Hm. <tool_call>{{"name": "weather", "arguments": {arguments}!}}</tool_call>'
+
+    for size in (0, 1, 7, 2000):
+        for chars, text in ((UNSURE_CHARS, answer(UNSURE_CHARS)), (UNSURE_CHARS + 1, "Hm. ")):
+            assert read(answer(chars), size=size) == (text, [])
+        text = answer(UNSURE_CHARS + 1) + HERMES.write(ONE)
+        assert read(HERMES.write(TWO) + text, size=size) == ("", TWO)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"tool_choice": "required"}, ["", "", '{"city": "B', "ern", '"', "}", ""]),
+        # Nothing holds them to JSON.
+        ({}, ["", "", "", "", "", '{"city": "Bern"}', ""]),
+    ],
+)
+def test_arguments_come_as_they_are_written(fields: dict[str, Any], sent: list[str]) -> None:
+    reading = reader(LLAMA3, **fields)
+    pieces = ('{"name": "weather", ', '"parameters": ', '{"city": "B', "ern", '"', "}", "}")
+    for piece, expected in zip(pieces, sent, strict=True):
         assert reading.push(piece) == ""
-        sent.append("".join(part.arguments for part in reading.take()))
-    assert sent == ["", "", '{"city": "B', 'ern"', "}", ""]
+        assert "".join(part.arguments for part in reading.take()) == expected
+
+
+def test_long_arguments_come_as_they_are_written() -> None:
+    reading = reader(LLAMA3)
+    reading.push('{"name": "weather", "parameters": {"city": "' + "B" * (UNSURE_CHARS - 10))
+    assert reading.take() == ()
+    reading.push("B" * 9)
+    assert sum(len(part.arguments) for part in reading.take()) == UNSURE_CHARS + 9
+    reading.push("ern")
+    assert [part.arguments for part in reading.take()] == ["ern"]
 
 
 @pytest.mark.parametrize(
