@@ -69,12 +69,18 @@ class ChatTemplates:
         """The text of a conversation. Raises InvalidRequest, without the conversation's text."""
         # Imported late: transformers takes a second.
         from jinja2 import TemplateError, TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import (
+            _compile_jinja_template,
+            render_jinja_template,
+        )
 
         template = self.chosen(tools=bool(tools))
         try:
             # A pair, despite its annotation: the rendered chats, and indices within them.
             with _limited_time():
+                # The same one that is rendered. Equal chats must have equal prompts.
+                filters = _compile_jinja_template(template).environment.filters
+                filters["random"] = lambda _context, items: next(iter(items), "")
                 rendered: Any = render_jinja_template(
                     conversations=[list(turns)],
                     tools=list(tools) or None,

@@ -410,6 +410,15 @@ def test_a_template_is_told_of_tools_and_sees_their_calls(with_template: WithTem
     assert turns == "user:Hi\nassistant:weather(Bern)\ntool:Sunone\n"
 
 
+def test_a_template_draws_no_lots(with_template: WithTemplate) -> None:
+    tokenizer = with_template(
+        "{{ range(1000) | random }} {{ messages | random }} {{ [] | random }}"
+    )
+    chats = {tuple(tokenizer.encode_chat(_messages(("user", "Hi")))) for _ in range(5)}
+    assert len(chats) == 1
+    assert tokenizer.decode(chats.pop()).split()[0] == "0"
+
+
 def test_what_a_template_turns_into_a_string_comes_out_as_it_went_in(
     with_template: WithTemplate, folder: Path, source: Any
 ) -> None:
