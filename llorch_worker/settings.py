@@ -63,6 +63,8 @@ Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1)]
 LogFormat = Literal["text", "json"]
 """``text``: lines to read; ``json``: one document a line, and one line a job."""
 
+MAX_MESSAGE_BYTES = 32 * 2**20
+
 _ENGINE = EngineOptions()
 _WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
 
@@ -178,6 +180,8 @@ class Settings(BaseSettings):
     becomes a dead letter."""
     max_deaths: int = Field(20, ge=1)
     """A job that loses this many workers in all ends the same way."""
+    max_message_bytes: Bytes = Field(MAX_MESSAGE_BYTES, ge=2**16)
+    """The largest body of a message, once it is inflated; a larger one is refused."""
     queue_limit: int = Field(10_000, ge=0)
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)

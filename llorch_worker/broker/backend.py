@@ -43,7 +43,15 @@ from llorch_worker.broker.results import (
     terminal_event,
 )
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import GenerationResult, LlorchError, encode_event
+from llorch_worker.contract import (
+    TASK_NAME,
+    Fault,
+    GenerationResult,
+    InvalidRequest,
+    LlorchError,
+    encode_event,
+)
+from llorch_worker.contract.plain_objects import unmark_plain
 
 logger = get_logger(__name__)
 
@@ -99,6 +107,20 @@ class _OneEnd(Backend):  # type: ignore[misc]
     @cached_property
     def _outage(self) -> RedisOutage:
         return RedisOutage("store results")
+
+    def store_result(
+        self, task_id: str, result: Any, state: str, *args: Any, request: Any = None, **options: Any
+    ) -> Any:
+        ours = getattr(request, "task", None) == TASK_NAME and _delivery_tag(task_id, request)
+        foreign = isinstance(result, Exception) and not isinstance(result, LlorchError)
+        if state == FAILURE and ours and foreign:
+            # The job itself raises none but ours. Celery failed on what the message asks for
+            # beside it.
+            logger.error("job %s: Celery raised %s", task_id, type(result).__name__)
+            rule = "must be tasks that Celery can send"
+            fault = Fault(field="callbacks | chain", rule=rule, got="others")
+            result = InvalidRequest.from_faults([fault])
+        return super().store_result(task_id, result, state, *args, request=request, **options)
 
     def _store_result(
         self,
@@ -160,6 +182,11 @@ class _OneEnd(Backend):  # type: ignore[misc]
             worker = getattr(request, "hostname", None) or ""
             ENDED_JOBS.note(claim, worker, end, trace_id(getattr(request, "traceparent", None)))
         return result
+
+    def decode_result(self, payload: Any) -> Any:
+        """For ``AsyncResult`` of our app. Celery decodes what it sends on, as to the body of a
+        chord, by other ways, and it keeps its marks."""
+        return unmark_plain(super().decode_result(payload))
 
     def mark_as_done(
         self, task_id: str, result: Any, request: Any = None, *args: Any, **options: Any
@@ -228,6 +255,12 @@ class _OneEnd(Backend):  # type: ignore[misc]
             if not (stored or away):
                 raise
             logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            claim = HELD_CLAIMS.get(tag)
+            if claim is None or not HELD_CLAIMS.has_ended(claim):
+                raise
+            # The end stands. What follows cannot be done by another worker either.
+            logger.error("cannot follow up the end of job %s: %s", task_id, type(error).__name__)
 
 
 def follows(request: Any, state: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from queue import Empty
 from typing import Any, ClassVar
 
 from kombu.log import get_logger
@@ -24,6 +25,7 @@ from llorch_worker.broker import (
     queues,
     watch,
 )
+from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.claim_qos import ClaimQoS
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.connection import is_refused_write
@@ -49,6 +51,7 @@ class ClaimChannel(kombu_redis.Channel):
     """Claims jobs from ``llorch.*`` queues. Other queues work as in kombu."""
 
     QoS = ClaimQoS
+    Message = claim_delivery.DeliveredMessage
     connection_class = LimitedConnection
     connection_class_ssl = LimitedSSLConnection
 
@@ -108,6 +111,13 @@ class ClaimChannel(kombu_redis.Channel):
             dead_letters.refuse(client, claim, reason, error, self.terms)
         HELD_CLAIMS.note_end(claim)
 
+    def lapse(self, delivery_tag: str) -> None:
+        """Ends the lease of a message's claim, if it is not settled, as if the worker had died."""
+        claim = self.delivered.get(delivery_tag)
+        if claim is not None:
+            with self.conn_or_acquire() as client:
+                claims.lapse(client, claim)
+
     def close(self) -> None:
         if self.consumes_jobs or not self.active_queues:
             # kombu would wait for the reply to a pending BRPOP, but none is pending.
@@ -161,6 +171,19 @@ class ClaimChannel(kombu_redis.Channel):
             for each in super().get_table(exchange)
         )
         return [each for each in parts if len(each) == 3]
+
+    def _receive_one(self, c: Any) -> Any:
+        """Like kombu's, but what it cannot read of a control message ends no worker. All workers
+        hear the same one."""
+        try:
+            return super()._receive_one(c)
+        except (RedisError, OSError, Empty):
+            raise
+        except BaseException as error:
+            if is_exit(error):
+                raise
+            logger.error("ignored a control message that cannot be read")
+            raise Empty from None
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:

@@ -19,6 +19,7 @@ from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import keys, queues, registry
+from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.message import owner_of, reread, unix_ms
 from llorch_worker.broker.results import (
     decode_state,
@@ -26,9 +27,10 @@ from llorch_worker.broker.results import (
     started_document,
     terminal_event,
 )
-from llorch_worker.broker.scripts import as_bytes, run_script, text
+from llorch_worker.broker.scripts import Reply, as_bytes, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.settings import MAX_MESSAGE_BYTES
 
 logger = get_logger(__name__)
 
@@ -55,6 +57,7 @@ class ClaimTerms:
     stream_ttl_s: int
     tenant_weights: str = ""
     low_waits_at_most_ms: int = round(EngineOptions.low_waits_at_most_s * 1e3)
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
             claimed_ms=int(claimed_ms),
             first=bool(first),
             cancelled=bool(cancelled),
-            due_ms=eta if eta is None or isinstance(eta, int) else unix_ms(text(eta)),
+            due_ms=eta if eta is None or isinstance(eta, int) else _unix_ms(eta),
             retried_ms=None if retried_ms is None else int(retried_ms),
         )
         if is_unread:
@@ -212,12 +215,19 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
     return ready, later, unread
 
 
+def _unix_ms(eta: Reply) -> int | None:
+    try:
+        return unix_ms(text(eta))
+    except UnicodeDecodeError:
+        return None
+
+
 def _reread(client: Redis, claims: Sequence[Claim]) -> None:
     """Puts messages back with the id of their job, and buries those that name none."""
     sizes = []
     # Each goes to the head, so the earliest ends up in front.
     for claim in reversed(claims):
-        message = reread(claim.message)
+        message = _reread_message(claim.message)
         letter = claim.message.decode(errors="replace")
         known = (claim.job_id, claim.fence, message or "", letter, MOST_DEAD_LETTERS)
         if run_script(client, "reread", known) and message is None:
@@ -226,6 +236,16 @@ def _reread(client: Redis, claims: Sequence[Claim]) -> None:
         entries = "an entry" if len(sizes) == 1 else f"{len(sizes)} entries"
         text = "refused %s of %d bytes without a job id; llorch dead list shows more"
         logger.error(text, entries, sum(sizes))
+
+
+def _reread_message(raw: bytes) -> str | None:
+    try:
+        return reread(raw)
+    except BaseException as error:
+        if is_exit(error):
+            raise
+        logger.error("cannot read an entry: %s", type(error).__name__)
+        return None
 
 
 def renew(client: Redis, claims: Sequence[Claim], *, lease_ms: int) -> list[Claim]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from celery import Celery
 from celery.utils import uuid
-from kombu.compression import decompress
-from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 
+from llorch_worker.broker.body import Unreadable, inflate, read_body, read_typed, too_large
 from llorch_worker.broker.queues import Route
 from llorch_worker.contract import TASK_NAME, GenerationRequest
+from llorch_worker.contract.plain_objects import mark_plain
+from llorch_worker.contract.values import bound_json
+from llorch_worker.settings import MAX_MESSAGE_BYTES
 
 TENANT = "llorch_tenant"
 """The header that names the job's tenant, among the first that our client writes."""
@@ -38,9 +39,7 @@ _TIME = f"@time{uuid()}@"
 _EARLIEST_S, _LATEST_S = 1e9, 1e11
 """The year 2001, and 5138: a time in milliseconds is above."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-_UNREADABLE = (
-    binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
-)  # fmt: skip
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 def write_message(
@@ -61,7 +60,7 @@ def write_message(
         job_id,
         TASK_NAME,
         (),
-        request.wire() | {"model": model},
+        mark_plain(request.wire()) | {"model": model},
         # Celery would put the prompt into the headers, for logs and monitors. The worker itself
         # writes what those show of a job.
         argsrepr="()",
@@ -95,33 +94,48 @@ def encode_json(value: Any) -> bytes:
     return bytes(dumps(value, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
-def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[str, Any] | None:
-    """kombu's envelope of the message, its body decoded; None if it is not a message."""
+def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
+    """kombu's envelope of a message, with what its body holds in ``payload``, and its size in
+    ``size``; or, in ``unreadable``, why that cannot be read.
+
+    Raises:
+        Unreadable: it is no message of at most ``most_bytes``.
+    """
+    # Base64 takes a third more, and headers are short.
+    if len(raw) > 2 * most_bytes:
+        raise too_large(f"it has {len(raw)} bytes", most_bytes)
     try:
-        envelope: Any = loads(bytes_to_str(raw))
+        bound_json(raw)
+        envelope: Any = read_typed(raw.decode())
         # Delivery and acknowledgement read these fields; here a missing one does no harm.
-        properties, headers = envelope["properties"], envelope.get("headers")
+        properties, headers = envelope["properties"], envelope.get("headers") or {}
         info = properties["delivery_info"]
         names = (properties["delivery_tag"], info["exchange"], info["routing_key"])
-        body = envelope.get("body")
-        if body:
-            body = decode_body(body, properties.get("body_encoding"))
     except _UNREADABLE:
-        return None
-    if not all(isinstance(each, dict) for each in (envelope, properties, headers or {})):
-        return None
-    if not all(isinstance(name, str) for name in names):
-        return None
-    headers = headers or {}
-    if "task" not in headers and not headers.get("compression"):
-        try:
-            headers, task = _as_protocol_2(headers, json.loads(body))
-        except _UNREADABLE:
-            pass
-        else:
-            body = json.dumps(task)
+        raise Unreadable("it is not a task message") from None
+    parts = (envelope, properties, info, headers)
+    if not all(isinstance(each, dict) for each in parts) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise Unreadable("it is not a task message")
+    read: dict[str, Any] = {}
+    try:
+        payload, read["size"] = read_body(
+            envelope.get("body"),
+            encoding=properties.get("body_encoding"),
+            compression=headers.get("compression"),
+            content_type=envelope.get("content-type"),
+            most_bytes=most_bytes,
+        )
+    except Unreadable as error:
+        read["unreadable"] = str(error)
+    else:
+        if "task" not in headers:
+            headers, payload = _as_protocol_2(headers, payload)
+        read["payload"] = payload
+    headers = {name: value for name, value in headers.items() if name != "compression"}
     properties = {**properties, "body_encoding": None}
-    return {**envelope, "headers": headers, "body": body, "properties": properties}
+    return {**envelope, "headers": headers, "body": "", "properties": properties, **read}
 
 
 def reread(raw: bytes) -> str | None:
@@ -129,6 +143,7 @@ def reread(raw: bytes) -> str | None:
     headers; None if it names no job, or is like that. In Celery's first protocol, the body names
     them."""
     try:
+        bound_json(raw)
         envelope = json.loads(raw)
         properties, headers = envelope.get("properties") or {}, envelope.get("headers") or {}
         job = headers
@@ -186,9 +201,10 @@ def read_task(raw: str | bytes) -> tuple[dict[str, Any], Any] | None:
         if envelope["properties"].get("body_encoding") == "base64":
             body = base64.b64decode(body)
         if headers.get("compression"):
-            body = decompress(body, headers["compression"])
+            body = inflate(body, headers["compression"], MAX_MESSAGE_BYTES)
+        bound_json(body if isinstance(body, bytes) else body.encode())
         return _as_protocol_2(headers, json.loads(body))
-    except Exception:  # noqa: BLE001 - each compression has errors of its own
+    except (Unreadable, *_UNREADABLE):
         return None
 
 

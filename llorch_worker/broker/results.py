@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
+from llorch_worker.contract.plain_objects import unmark_plain
 
 SUCCESS, FAILURE, REVOKED, STARTED = "SUCCESS", "FAILURE", "REVOKED", "STARTED"
 
@@ -60,19 +61,24 @@ def decode_state(document: str | bytes | None) -> StoredState:
         # JSON can escape half a surrogate pair, which pydantic refuses.
         stored = _Stored.model_validate(json.loads(document))
     if isinstance(stored, _Succeeded):
-        return StoredState(stored.status, end=stored.result, worker=stored.result.worker)
+        return _succeeded(stored.result)
     status, result = stored.status, stored.result
     match status:
         case "SUCCESS":
             # Raises, and names the invalid field.
-            value = GenerationResult.model_validate(result)
-            return StoredState(status, end=value, worker=value.worker)
+            return _succeeded(GenerationResult.model_validate(result))
         case "FAILURE":
             return StoredState(status, end=_error(result))
         case "REVOKED":
             return StoredState(status, end=Cancelled("the job was cancelled"))
     hostname = result.get("hostname") if isinstance(result, dict) else None
     return StoredState(status, worker=hostname)
+
+
+def _succeeded(result: GenerationResult) -> StoredState:
+    if result.metadata is not None:
+        result = result.model_copy(update={"metadata": unmark_plain(result.metadata)})
+    return StoredState(SUCCESS, end=result, worker=result.worker)
 
 
 def terminal_event(end: GenerationResult | LlorchError) -> Event:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from llorch_worker.contract.plain_objects import mark_plain
 from llorch_worker.contract.tools import ToolCall
 
 FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls"]
@@ -97,7 +98,10 @@ class GenerationResult(_Part):
 
     def __json__(self) -> dict[str, Any]:
         """Called by kombu's JSON serialiser for the result backend."""
-        return self.model_dump(mode="json", exclude_none=True)
+        document = self.model_dump(mode="json", exclude_none=True)
+        if self.metadata is not None:
+            document["metadata"] = mark_plain(document["metadata"])
+        return document
 
     def __repr__(self) -> str:
         # Celery writes repr(result) into its log and into the task-succeeded event. Neither may

@@ -60,7 +60,7 @@ def read_json(content: bytes) -> Any:
         UnreadableJson: it is no JSON, or holds too much.
     """
     content = content.removeprefix(_BYTE_ORDER_MARK)
-    _bound(content)
+    bound_json(content)
     try:
         return from_json(content)
     except ValueError as error:
@@ -73,7 +73,7 @@ def read_json(content: bytes) -> Any:
         raise UnreadableJson(f"must be JSON ({error})") from None
 
 
-def _bound(content: bytes) -> None:
+def bound_json(content: bytes) -> None:
     """Raises ``UnreadableJson`` if the JSON ``content`` holds too much."""
     # What follows the first mistake may be miscounted; the parser stops there.
     bare = content

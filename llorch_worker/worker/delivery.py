@@ -10,6 +10,12 @@ from typing import Any
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.queues import priority_of
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract.plain_objects import unmark_plain
+
+_JSON_FIELDS = frozenset(
+    {"metadata", "tools", "response_format", "structured_outputs", "chat_template_kwargs"}
+)
+"""Fields with objects of any names."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,12 @@ class Delivery:
                 field="args", rule="must be empty: fields go by name", got=describe(self.args)
             )
             raise InvalidRequest.from_faults([fault])
-        request = GenerationRequest(**self.fields)
+        request = GenerationRequest(
+            **{
+                name: unmark_plain(value) if name in _JSON_FIELDS else value
+                for name, value in self.fields.items()
+            }
+        )
         if request.tenant not in (None, self.tenant):
             rule = "takes turns only in jobs that Client or a gateway sends: leave it out"
             fault = Fault(field="tenant", rule=rule, got=describe(request.tenant))

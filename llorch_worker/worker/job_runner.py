@@ -16,6 +16,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import claims, journal, keys
+from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.deadlines import note_deadline
 from llorch_worker.broker.held_claims import HELD_CLAIMS
@@ -36,6 +37,7 @@ from llorch_worker.contract import (
     OutOfMemory,
     Timings,
     Usage,
+    describe,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
@@ -159,7 +161,7 @@ class JobRunner:
         if job.stopped or claim.cancelled:
             return page  # it does not run here
         try:
-            request = delivery.request()
+            request = _request_of(delivery)
         except LlorchError:
             return page  # refused later
         try:
@@ -202,7 +204,7 @@ class JobRunner:
     def _submit(self, delivery: Delivery, journal: Journal) -> Generation:
         claim = delivery.claim
         try:
-            request = delivery.request()
+            request = _request_of(delivery)
             self._check_idempotency(request, claim.job_id)
             if request.deadline_s is not None:
                 at_ms = delivery.deadline_ms(request.deadline_s)
@@ -292,3 +294,17 @@ class JobRunner:
             claims.lapse(self._redis, claim)
         except RedisError as error:
             logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
+
+
+def _request_of(delivery: Delivery) -> GenerationRequest:
+    try:
+        return delivery.request()
+    except LlorchError:
+        raise
+    except BaseException as error:
+        if is_exit(error):
+            raise
+        # Only the type: the message may quote the prompt.
+        logger.error("job %s is refused: %s", delivery.claim.job_id, type(error).__name__)
+        fault = Fault(field="request", rule="cannot be read", got=describe(delivery.fields))
+        raise InvalidRequest.from_faults([fault]) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from kombu.compression import encoders
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
+from tests.malformed import malformed
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, wait_until
-from tests.store import clear_letters, held_ids, letters_in
+from tests.store import clear_letters, held_ids, letters_in, stored_result
 
 GET_S = 60
 TOO_LONG = "x" * 70_000
@@ -41,8 +43,8 @@ def letters(client: Client, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def raw(job_id: str, *, headers: dict[str, str] | None = None, **changes: Any) -> str:
-    named = {"id": job_id} | ({"task": TASK_NAME} if headers is None else headers)
+def raw(job_id: str, *, headers: Mapping[str, Any] | None = None, **changes: Any) -> str:
+    named = {"id": job_id} | ({"task": TASK_NAME} if headers is None else dict(headers))
     return json.dumps(envelope(GOOD_BODY, headers=named, **changes))
 
 
@@ -89,7 +91,6 @@ def test_an_entry_that_names_no_job_becomes_a_dead_letter(
 
 
 NO_BODY = "its body is not [args, kwargs, options]"
-UNDECODABLE = "its body cannot be decoded"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,27 @@ def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Clie
         ({"properties": {"delivery_tag": 7, "delivery_info": {}}}, ""),
         ({"body": "not base64!"}, ""),
         ({"body": base64.b64encode(b"{not json").decode()}, ""),
-        ({"body": base64.b64encode(b"\xff\xff").decode()}, f"{UNDECODABLE} (DecodeError)"),
-        ({"body": base64.b64encode(b"[" * 50_000).decode()}, f"{UNDECODABLE} (DecodeError)"),
+        ({"body": base64.b64encode(b"\xff\xff").decode()}, "its body is not UTF-8"),
+        ({"body": base64.b64encode(b"[" * 50_000).decode()}, "its body nests too deep"),
+        (
+            {"body": base64.b64encode(b"[" + b"9" * 5_000 + b"]").decode()},
+            "its body has an integer of too many digits",
+        ),
+        (
+            {"body": base64.b64encode(b'[[], {"x": }').decode()},
+            "its body is not JSON: see character 12",
+        ),
+        ({"body": ""}, "its body is not JSON: see character 1"),
+        (
+            {
+                "properties": {
+                    "delivery_tag": "x",
+                    "delivery_info": {"exchange": "", "routing_key": ""},
+                    "body_encoding": "rot13",
+                }
+            },
+            "its body_encoding rot13 is not base64 or utf-8",
+        ),
         ({"body": base64.b64encode(b"17").decode()}, NO_BODY),
         ({"body": base64.b64encode(b"[[], {}]").decode()}, NO_BODY),
         ({"body": base64.b64encode(b"[[], 3, {}]").decode()}, NO_BODY),
@@ -134,12 +154,15 @@ def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Clie
         ({"body": 5}, ""),
         ({"body": None, "headers": {}}, ""),
         ({"body": 5, "headers": {}}, ""),
-        ({"content-type": "application/x-python-serialize"}, ""),
-        ({"content-type": "application/x-unheard-of"}, f"{UNDECODABLE} (ContentDisallowed)"),
-        ({"content-type": None}, ""),
+        (
+            {"content-type": "application/x-python-serialize"},
+            "its content type application/x-python-serialize is not application/json",
+        ),
+        ({"content-type": "text/plain"}, "its content type text/plain is not application/json"),
+        ({"content-type": None}, "its content type null is not application/json"),
         (
             {"headers": {"task": TASK_NAME, "compression": "application/x-gzip"}},
-            f"{UNDECODABLE} (error)",
+            "its body is not application/x-gzip, or damaged",
         ),
         (
             {"headers": {"task": TASK_NAME, "compression": "lz9"}},
@@ -150,7 +173,18 @@ def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Clie
         ({"headers": {"task": 5}}, ""),
         ({"headers": {"task": None}}, ""),
         ({"headers": {"task": TASK_NAME, "eta": "the day after tomorrow"}}, ""),
-        ({"headers": {"task": TASK_NAME, "expires": "yesterday"}}, ""),
+        (
+            {"headers": {"task": TASK_NAME, "expires": "yesterday"}},
+            "its header expires is not a time as Celery writes it (got a string of 9 characters)",
+        ),
+        (
+            {"headers": {"task": TASK_NAME, "timelimit": 5}},
+            "its header timelimit is not a pair of seconds (got 5)",
+        ),
+        (
+            {"body": base64.b64encode(b'[[], {"prompt": "x"}, {"chain": 5}]').decode()},
+            "its chain are not tasks as Celery writes them (got 5)",
+        ),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -216,6 +250,68 @@ def test_messages_with_one_delivery_tag_all_run_and_free_their_slots(client: Cli
     client.redis.lpush(QUEUE, *(raw(f"same-tag-{number}") for number in range(9)))
     for number in range(9):
         assert client.job(f"same-tag-{number}").result(GET_S).text == "w0 "
+
+
+def typed(kind: object, value: object) -> dict[str, object]:
+    return {"__type__": kind, "__value__": value}
+
+
+BAD_TYPES = {
+    **{"decimal": "x", "bytes": 5, "base64": "x", "datetime": "x", "date": 7, "time": None},
+    **{"uuid": {"hex": 5}, "unheard of": 1},
+}
+"""What kombu's decoders raise various errors for."""
+
+
+def test_a_header_of_a_type_that_kombu_cannot_decode_is_ignored(client: Client) -> None:
+    for kind, value in BAD_TYPES.items():
+        headers = {"task": TASK_NAME, "price": typed(kind, value), "list": typed([], value)}
+        client.redis.lpush(QUEUE, raw(f"typed {kind}", headers=headers))
+    for kind in BAD_TYPES:
+        assert client.job(f"typed {kind}").result(GET_S).text == "w0 "
+
+
+def test_no_error_of_a_malformed_message_speaks_of_python(
+    client: Client, toy_worker: WorkerProcess
+) -> None:
+    sent = {f"malformed-{seed}": malformed(seed, f"malformed-{seed}") for seed in range(600)}
+    client.redis.lpush(QUEUE, *sent.values())
+    wait_until(lambda: not client.redis.llen(QUEUE) and not held_ids(client.redis), timeout_s=GET_S)
+    ends = [state for job_id in sent if (state := stored_result(client.redis, job_id))]
+    told = [json.loads(end)["result"]["exc_message"][0] for end in ends if '"FAILURE"' in end]
+    told += [json.loads(letter)["reason"] for letter in letters_in(client.redis)]
+    assert len(told) > len(sent) / 2
+    assert list(filter(PYTHON.search, told)) == []
+    assert not [end for end in ends if '"STARTED"' in end]
+    clear_letters(client.redis)
+
+
+PYTHON = re.compile(
+    r"\b\w*(Error|Exception|Operation)\b|NoneType|hashable|subscript|iterable|has no |expected|"
+    r"Traceback|'(str|int|list|dict|float|bool|bytes)'|argument|codec|\(error\)"
+)
+"""What its own messages say."""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        json.dumps(envelope({}, headers={"clock": 1, "x": typed("decimal", "x")})),
+        json.dumps(envelope({}, headers={"clock": 1, "x": typed("bytes", 5)})),
+        json.dumps(envelope({}, headers={"clock": 1, "compression": "gzip"})),
+        json.dumps(envelope(b"{", headers={"clock": 1})),
+        "[" * 100_000,
+        "[]",
+        "{}",
+        "17",
+    ],
+    ids=lambda said: said[-40:],
+)
+def test_a_control_message_that_cannot_be_read_ends_no_worker(
+    toy_worker: WorkerProcess, client: Client, stock: Celery, said: str
+) -> None:
+    assert client.redis.publish("/0.celery.pidbox", said) == 1
+    assert stock.control.inspect([toy_worker.hostname], timeout=GET_S, limit=1).ping()
 
 
 def test_ids_of_any_script_run(client: Client) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -81,10 +84,29 @@ def test_a_refused_job_ends_its_stream_with_the_reason(stock: Celery, client: Cl
     wait_until(lambda: client.job(sent.id).status().state == "failed")
 
 
-def test_a_prompt_of_50_mb_is_refused_with_its_size(stock: Celery) -> None:
-    error = failure(stock.send_task(TASK_NAME, kwargs={"prompt": "x" * 50_000_000}, queue=QUEUE))
+def test_a_prompt_of_30_mb_is_refused_with_its_size(stock: Celery) -> None:
+    error = failure(stock.send_task(TASK_NAME, kwargs={"prompt": "x" * 30_000_000}, queue=QUEUE))
     assert isinstance(error, InvalidRequest)
-    assert "50000000" in error.faults[0].got
+    assert "30000000" in error.faults[0].got
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(datetime(2026, 11, 28, tzinfo=UTC), date(2026, 11, 28), time(12), Decimal("0.5")),
+        *(UUID(int=7), b"bytes", b"\xff\xfe"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("field", ["prompt", "seed", "metadata", "tools"])
+def test_a_value_of_a_type_that_the_contract_lacks_is_refused_by_field(
+    stock: Celery, field: str, value: object
+) -> None:
+    given = {"metadata": {"a": [value]}, "tools": [value]}.get(field, value)
+    error = failure(stock.send_task(TASK_NAME, kwargs={"prompt": "x", field: given}, queue=QUEUE))
+    assert isinstance(error, InvalidRequest)
+    (fault,) = error.faults
+    assert fault.field.partition(".")[0] == field
 
 
 @pytest.mark.parametrize(

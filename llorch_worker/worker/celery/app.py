@@ -92,6 +92,7 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
         stream_ttl_s=settings.stream_ttl_s,
         tenant_weights=settings.tenant_weights,
         low_waits_at_most_ms=round(settings.low_waits_at_most_s * 1e3),
+        max_message_bytes=settings.max_message_bytes,
     )
     transport.install(terms, worker=sender)
     # Only now are the worker's name and its worker queue known.

@@ -10,22 +10,26 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
-from kombu.compression import encoders, get_decoder
-from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import TimeoutError as NoReply
 from vine import promise
 
+from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.claim_channel import MOST_JOBS_A_CLAIM
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.transport import keep_claims
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
-from llorch_worker.worker.celery.request import MAX_ID_CHARS
+from llorch_worker.worker.celery.message_faults import fault_of, id_of
 
 logger = get_logger(__name__)
 
 EVENTS_INTERVAL_S = 0.02
 RECONNECT_PAUSES_S = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 5.0}
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+_CUT_OFF = (NoConnection, NoReply, OperationalError, ConnectionError)
+"""What Celery answers with a new connection."""
+_NO_TASK = "it is not a valid task message"
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]
@@ -125,18 +129,23 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         handle = super().create_task_handler(promise)
 
         def on_task_received(message: Any) -> Any:
-            fault = fault_of(message)
-            if fault is not None:
-                return self._refuse(message, fault)
             try:
-                return handle(message)
-            except _MALFORMED as error:
-                # kombu takes a KeyError for a connection error: it would reconnect and get the
-                # message again, for ever.
-                return self._refuse(message, f"it cannot be read ({type(error).__name__})")
+                fault = fault_of(message)
+                if fault is None:
+                    return handle(message)
             except Reject:
                 # The claim was lost before the job's end could be stored.
                 return message.reject_log_error(logger, self.connection_errors, requeue=True)
+            except _CUT_OFF:
+                raise
+            except BaseException as error:
+                if is_exit(error):
+                    raise
+                # It would end this worker, then the next one. kombu takes a KeyError for a
+                # connection error: it would reconnect and get the message again, for ever.
+                logger.error("cannot take a message: %s", type(error).__name__)
+                fault = _NO_TASK
+            return self._refuse(message, fault)
 
         return on_task_received
 
@@ -147,64 +156,21 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         name = shown(message.headers["task"])
         self._refuse(message, f"unknown task {name!r}", NotRegistered(name))
 
-    def on_invalid_task(self, _body: Any, message: Any, exc: Exception) -> None:
-        self._refuse(message, f"it is not a valid task message ({type(exc).__name__})")
+    def on_invalid_task(self, _body: Any, message: Any, _exc: Exception) -> None:
+        self._refuse(message, _NO_TASK)
 
-    def on_decode_error(self, message: Any, exc: Exception) -> None:
-        self._refuse(message, _undecodable(message, exc))
+    def on_decode_error(self, message: Any, _exc: Exception) -> None:
+        """Of a control message: the others are decoded before kombu gets them."""
+        logger.error("ignored a control message of %d bytes that cannot be read", message.size)
 
     def _refuse(self, message: Any, reason: str, error: Exception | None = None) -> None:
-        size = _size_of(message)
+        size = message.size
         logger.error("refused a message of %d bytes: %s", size, reason)
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
             error = InvalidRequest.from_faults([fault])
         message.channel.refuse(message.delivery_tag, reason, error)
         message.reject_log_error(logger, self.connection_errors)
-        job_id = _id_of(message)
+        job_id = id_of(message)
         if job_id is not None and self.event_dispatcher:
             self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
-
-
-def fault_of(message: Any) -> str | None:
-    """The reason why this is not a task message, ``None`` if it is one. Those of protocol 1 have
-    become messages of protocol 2: see ``broker/message.py``."""
-    headers = message.headers
-    if not isinstance(headers, Mapping):
-        return "its headers are not an object"
-    if "task" not in headers:
-        return "it is not a task message"
-    if not isinstance(headers["task"], str):
-        return "its task header is not a string"
-    if headers.get("eta") is not None:
-        # Those that a claim could read are no longer in the headers.
-        return "its eta is not a time as Celery writes it"
-    if _id_of(message) is None:
-        return f"its id is not a string of 1 to {MAX_ID_CHARS} characters"
-    try:
-        body = message.payload
-    except (DecodeError, ContentDisallowed, *_MALFORMED) as error:
-        return _undecodable(message, error)
-    match body:
-        case [list(), dict(), dict() | None]:
-            return None
-    return "its body is not [args, kwargs, options]"
-
-
-def _undecodable(message: Any, error: Exception) -> str:
-    compression = message.headers.get("compression")
-    try:
-        get_decoder(compression or "gzip")
-    except (LookupError, TypeError):
-        return f"its compression {shown(compression)} is none of {', '.join(encoders())}"
-    return f"its body cannot be decoded ({type(error).__name__})"
-
-
-def _id_of(message: Any) -> str | None:
-    job_id = message.headers.get("id") if isinstance(message.headers, Mapping) else None
-    return job_id if isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID_CHARS else None
-
-
-def _size_of(message: Any) -> int:
-    """The size of the body; 0 if it is not text."""
-    return len(message.body) if isinstance(message.body, str | bytes) else 0

@@ -7,12 +7,14 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery import signals, states
-from celery.exceptions import Ignore, InvalidTaskError, Reject
+from celery.app.task import Context
+from celery.exceptions import BackendError, Ignore, Reject
 from celery.worker.request import Request
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from llorch_worker.contract import InternalError, LlorchError, describe, shown, summarise
-
-MAX_ID_CHARS = 255
+from llorch_worker.worker.celery.message_faults import OPTIONS
 
 
 class JobCancelled(Ignore):  # type: ignore[misc]
@@ -34,11 +36,10 @@ class JobRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        if not self._decoded:
-            # The consumer has already decoded it for the tracer.
-            self._body, self._content_type, self._content_encoding = message.payload, None, None
-        if not isinstance(self.id, str) or not 0 < len(self.id) <= MAX_ID_CHARS:
-            raise InvalidTaskError("its id is not a string of a normal length")
+        # For the tracer, which need not decode it then.
+        args, kwargs, beside = message.payload
+        known = {name: value for name, value in (beside or {}).items() if name in OPTIONS}
+        self._body, self._content_type, self._content_encoding = [args, kwargs, known], None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
@@ -50,6 +51,8 @@ class JobRequest(Request):  # type: ignore[misc]
         self._root_id, self._parent_id = map(_shown, (self._root_id, self._parent_id))
         for place in ("exchange", "routing_key", "priority"):
             self._delivery_info[place] = _shown(self._delivery_info[place])
+        for name in list(filter(_is_taken, self._request_dict)):
+            del self._request_dict[name]
         # The tracer's logs and the events show the headers.
         self._request_dict["argsrepr"] = self._argsrepr
         self._request_dict["kwargsrepr"] = self._kwargsrepr
@@ -91,6 +94,12 @@ class JobRequest(Request):  # type: ignore[misc]
                     self.id, error, states.FAILURE, request=self._context
                 )
             super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        except (RedisError, OperationalError, BackendError, Reject):
+            raise
+        except Exception:
+            # It would fail again: its attempts must count.
+            self.message.channel.lapse(self.message.delivery_tag)
+            raise
         finally:
             # Does nothing if the message was settled. Otherwise its claim would stay for ever.
             self.reject(requeue=True)
@@ -99,6 +108,12 @@ class JobRequest(Request):  # type: ignore[misc]
             signals.task_revoked.send(
                 self.task, request=self._context, terminated=True, signum=None, expired=False
             )
+
+
+def _is_taken(header: str) -> bool:
+    """Whether the tracer, which makes the headers attributes of the task's request, would replace
+    a method or an attribute of its own."""
+    return header.startswith("_") or callable(getattr(Context, header, None))
 
 
 def _shown(value: Any) -> Any:

@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     describe,
     summarise,
 )
+from llorch_worker.contract.plain_objects import mark_plain, unmark_plain
 from llorch_worker.telemetry.traces.publishing import carried
 from llorch_worker.worker.celery.request import JobCancelled, JobRequest
 from llorch_worker.worker.delivery import Delivery
@@ -49,7 +50,8 @@ class GenerateTask(JobTask):
         **options: Any,
     ) -> Any:
         """Celery's logs show sizes only. The app's router chooses the queue."""
-        fields = dict(kwargs or {})
+        # Those of a chain's next task, which a worker sends on, have their marks.
+        fields = mark_plain(unmark_plain(dict(kwargs or {})))
         own = {ENQUEUED_AT: time.time(), **carried()}
         options["headers"] = own | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
