@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ logger = get_logger(__name__)
 _ID = "@ID@"
 """The placeholder that ``lua/claim.lua`` replaces with each job's id."""
 SWEEP_LIMIT_JOBS = 100
+MOST_FENCE_STEP = 2**24
+"""In microseconds. Fences that are counted on have random steps of less, so that an older state of
+Redis is not counted on to the same ones."""
 CLAIM_VALUES = 13
 """How many ``lua/claim.lua`` returns for each claim."""
 MOST_DEAD_LETTERS = 10_000
@@ -140,6 +144,7 @@ def claim(
         "gone_ms": registry.GONE_AFTER_S * 1000,
         "lease_ms": terms.lease_ms,
         "max_attempts": terms.max_attempts,
+        "fence_step": secrets.randbelow(MOST_FENCE_STEP),
         "max_deaths": terms.max_deaths,
         "keep_s": terms.result_ttl_s,
         "stream_s": terms.stream_ttl_s,

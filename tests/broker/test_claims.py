@@ -15,7 +15,7 @@ from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.results import decode_state
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import as_bytes, run_script
 from llorch_worker.contract import TASK_NAME, InternalError
 from tests.broker.jobs import TERMS, dying_after, look, push, sweep, take
 from tests.messages import GOOD_BODY, QUEUE, envelope
@@ -250,6 +250,56 @@ def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
         watch.ring_for_all(store, "toy")
         sweep(store)
         assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])
+
+
+def snapshot(store: Any) -> dict[str, bytes]:
+    """What Redis holds, as a copy of its data would bring it back."""
+    return {key: as_bytes(store.dump(key)) for key in store.scan_iter("*")}
+
+
+def bring_back(store: redis.Redis, kept: dict[str, bytes]) -> None:
+    store.flushall()
+    for key, value in kept.items():
+        store.restore(key, 0, value)
+
+
+@pytest.mark.parametrize("ahead_s", [0, 3_600], ids=["clock right", "clock behind"])
+def test_a_claim_after_the_return_of_an_older_state_has_a_fence_that_nobody_believes_in(
+    store: redis.Redis, ahead_s: int
+) -> None:
+    # As a master with another clock left it.
+    push(store, "a")
+    seconds, _ = store.time()
+    write_record(store, "a", state="queued", fence=(seconds + ahead_s) * 10**6)
+    older = snapshot(store)
+    believed = set()
+    for _ in range(10):
+        bring_back(store, older)
+        (claim,) = take(store)
+        believed.add(claim.fence)
+        assert claims.renew(store, [claim], lease_ms=1_000) == []
+        # Lost, and claimed by another worker before the data is gone.
+        assert claims.hand_back(store, claim)
+        (claim,) = take(store)
+        believed.add(claim.fence)
+    assert len(believed) == 20
+
+
+def test_a_lost_claim_that_brings_its_job_back_is_not_taken_for_the_next_ones(
+    store: redis.Redis,
+) -> None:
+    push(store, "a")
+    seconds, _ = store.time()
+    write_record(store, "a", state="queued", fence=(seconds + 3_600) * 10**6)
+    (lost,) = take(store)
+    set_leases(store, {"a": 1})
+    assert sweep(store) == ["a"]
+    (held,) = take(store, worker="other@h")
+    for _ in range(3):
+        store.flushall()
+        assert claims.restore(store, lost)
+        (lost,) = take(store, worker="third@h")
+        assert claims.renew(store, [held], lease_ms=1_000) == [held]
 
 
 OWN_QUEUE = queues.worker_queue("toy", "w@h")

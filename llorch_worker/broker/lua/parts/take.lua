@@ -63,9 +63,9 @@ local function begin(found, message, list, terms)
   local id, record, job, now = found.id, found.record, job_key(found.id), now_us() + begun
   begun = begun + 1
   local claimed_ms = math.floor(now / 1000)
-  -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
-  -- same fence as the next one.
-  local fence = string.format('%d', math.max(record.fence + 1, now))
+  -- Taken from the clock rather than counted from 1: a claim that a failover lost, or an older state of
+  -- Redis, must not have the same fence as the next one. Nor must it where the clock is behind.
+  local fence = string.format('%d', now > record.fence and now or record.fence + 1 + terms.fence_step)
   local suspect = peers_of(record, terms) and 1 or 0
   local claimed = string.format('%d', claimed_ms)
   local attempts = string.format('%d', record.attempts + 1)
