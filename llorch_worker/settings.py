@@ -64,6 +64,7 @@ LogFormat = Literal["text", "json"]
 """``text``: lines to read; ``json``: one document a line, and one line a job."""
 
 MAX_MESSAGE_BYTES = 32 * 2**20
+DEAD_LETTERS_BYTES = 256 * 2**20
 
 _ENGINE = EngineOptions()
 _WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
@@ -182,6 +183,9 @@ class Settings(BaseSettings):
     """A job that loses this many workers in all ends the same way."""
     max_message_bytes: Bytes = Field(MAX_MESSAGE_BYTES, ge=2**16)
     """The largest body of a message, once it is inflated; a larger one is refused."""
+    dead_letters_bytes: Bytes = Field(DEAD_LETTERS_BYTES, ge=2**20)
+    """Memory in Redis for dead letters, a quarter of it for those of one key or tenant; the oldest
+    go first."""
     queue_limit: int = Field(10_000, ge=0)
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)

@@ -115,16 +115,18 @@ def set_follow_ups(store: Store, due_ms: dict[str, float]) -> None:
 
 def letters_in(store: Store) -> list[str]:
     """The dead letters, newest first."""
-    found: list[str] = store.lrange(keys.DEAD, 0, -1)
-    return found
+    numbers = [entry.partition(" ")[0] for entry in store.lrange(keys.DEAD, 0, -1)]
+    return [store.hget(keys.LETTERS, number) for number in numbers]
 
 
 def add_letter(store: Store, letter: str) -> None:
-    store.lpush(keys.DEAD, letter)
+    number = str(store.hlen(keys.LETTERS))
+    store.hset(keys.LETTERS, number, letter)
+    store.lpush(keys.DEAD, f"{number} {len(letter)} ")
 
 
 def clear_letters(store: Store) -> None:
-    store.delete(keys.DEAD)
+    store.delete(keys.DEAD, keys.LETTERS, keys.LETTERS_HELD)
 
 
 def announce_model(store: Store, model: str, card: str) -> None:

@@ -31,7 +31,7 @@ from llorch_worker.broker.results import (
 from llorch_worker.broker.scripts import Reply, as_bytes, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.settings import MAX_MESSAGE_BYTES
+from llorch_worker.settings import DEAD_LETTERS_BYTES, MAX_MESSAGE_BYTES
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ Redis is not counted on to the same ones."""
 CLAIM_VALUES = 13
 """How many ``lua/claim.lua`` returns for each claim."""
 MOST_DEAD_LETTERS = 10_000
-"""Older ones are deleted."""
+"""Beside the bound of their bytes."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class ClaimTerms:
     tenant_weights: str = ""
     low_waits_at_most_ms: int = round(EngineOptions.low_waits_at_most_s * 1e3)
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    dead_letters_bytes: int = DEAD_LETTERS_BYTES
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def claim(
         "max_deaths": terms.max_deaths,
         "keep_s": terms.result_ttl_s,
         "stream_s": terms.stream_ttl_s,
+        "letters_bytes": terms.dead_letters_bytes,
         "most_letters": MOST_DEAD_LETTERS,
         "low_waits_ms": terms.low_waits_at_most_ms,
         "weights": terms.tenant_weights,
@@ -176,7 +178,7 @@ def claim(
     )
     # False for those that stay in their list, because somebody's key is in the place of the set.
     scheduled = [_release(client, each, "scheduled", due_ms=each.due_ms or 0) for each in later]
-    _reread(client, unread)
+    _reread(client, unread, terms)
     if unread or any(scheduled):
         again_ms = 0
     return Taken(ready, again_ms / 1e3 if again_ms >= 0 else None, repeated)
@@ -227,14 +229,15 @@ def _unix_ms(eta: Reply) -> int | None:
         return None
 
 
-def _reread(client: Redis, claims: Sequence[Claim]) -> None:
+def _reread(client: Redis, claims: Sequence[Claim], terms: ClaimTerms) -> None:
     """Puts messages back with the id of their job, and buries those that name none."""
     sizes = []
     # Each goes to the head, so the earliest ends up in front.
     for claim in reversed(claims):
         message = _reread_message(claim.message)
         letter = claim.message.decode(errors="replace")
-        known = (claim.job_id, claim.fence, message or "", letter, MOST_DEAD_LETTERS)
+        bounds = (terms.dead_letters_bytes, MOST_DEAD_LETTERS)
+        known = (claim.job_id, claim.fence, message or "", letter, *bounds)
         if run_script(client, "reread", known) and message is None:
             sizes.append(len(claim.message))
     if sizes:

@@ -16,6 +16,7 @@ from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
 from llorch_worker.broker.message import owner_of, read_task
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import as_bytes, run_script
+from llorch_worker.settings import DEAD_LETTERS_BYTES
 
 PAGE_LETTERS = 20
 """They may be as long as prompts."""
@@ -42,8 +43,11 @@ class DeadLetter:
     died_ms: int
     message: str = field(repr=False)
     """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
+    message_bytes: int
+    """Of the message, also of one that is too large to be kept and is empty here."""
     raw: str = field(repr=False)
-    """The letter as Redis stores it; scripts find it by this value."""
+    """The letter as Redis stores it."""
+    number: str
 
     @property
     def model(self) -> str:
@@ -52,11 +56,12 @@ class DeadLetter:
     @property
     def retriable(self) -> bool:
         """Whether a retry can help. A message that workers refused would be refused again."""
-        return self.reason == EXHAUSTED
+        return self.reason == EXHAUSTED and self.is_kept
 
     @property
-    def message_bytes(self) -> int:
-        return len(self.message.encode())
+    def is_kept(self) -> bool:
+        """Whether the message is there. One above its owner's share is not."""
+        return self.message != "" or self.message_bytes == 0
 
     @property
     def body(self) -> Any:
@@ -67,7 +72,7 @@ class DeadLetter:
 
 
 class _Stored(BaseModel):
-    """As ``lua/prelude.lua`` writes it."""
+    """As ``lua/parts/letters.lua`` writes it."""
 
     id: str
     reason: str
@@ -76,15 +81,16 @@ class _Stored(BaseModel):
     history: str
     at_ms: float
     message: str
+    message_bytes: float | None = None
 
 
-def bury(client: Redis, claim: Claim, reason: str) -> bool:
-    """Keeps a claim's message as a dead letter; the caller ends the claim. False if it was lost."""
+def bury(client: Redis, claim: Claim, reason: str, *, most_bytes: int = DEAD_LETTERS_BYTES) -> bool:
+    """Keeps a claim's message as a dead letter; the caller ends the claim. False if it was lost.
+
+    ``most_bytes``: of all letters."""
     message = claim.message.decode("utf-8", "replace")
-    buried = run_script(
-        client, "bury", [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS]
-    )
-    return bool(buried)
+    bounds = (most_bytes, MOST_DEAD_LETTERS)
+    return bool(run_script(client, "bury", [claim.job_id, claim.fence, reason, message, *bounds]))
 
 
 def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: ClaimTerms) -> None:
@@ -94,7 +100,7 @@ def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: Cl
     one letter. Not a transaction: a server at maxmemory refuses them. Nothing happens if the claim
     was lost.
     """
-    bury(client, claim, reason)
+    bury(client, claim, reason, most_bytes=terms.dead_letters_bytes)
     claims.fail(client, claim, error, terms)
 
 
@@ -106,8 +112,11 @@ def letters(client: Redis) -> Iterator[DeadLetter]:
     """All letters, the newest first; ``client`` decodes replies."""
     start = 0
     while page := client.lrange(keys.DEAD, start, start + PAGE_LETTERS - 1):
-        for raw in page:
-            yield _read(str(raw))
+        numbers = [str(entry).partition(" ")[0] for entry in page]
+        for number, raw in zip(numbers, client.hmget(keys.LETTERS, numbers), strict=True):
+            # Gone meanwhile.
+            if raw is not None:
+                yield _read(number, str(raw))
         start += PAGE_LETTERS
 
 
@@ -141,17 +150,19 @@ def retry(client: Redis, letter: DeadLetter) -> Retried:
     still apply.
     """
     outcome: Retried = run_script(
-        client, "retry", [as_bytes(letter.raw), uuid4().hex, owner_of(letter.message)]
+        client,
+        "retry",
+        [as_bytes(letter.raw), uuid4().hex, owner_of(letter.message), letter.number],
     )
     return outcome
 
 
 def drop(client: Redis, letter: DeadLetter) -> bool:
     """Deletes a letter; its job stays failed. False if the letter was already gone."""
-    return bool(client.execute_command("LREM", keys.DEAD, 1, as_bytes(letter.raw)))
+    return bool(run_script(client, "drop_letter", [letter.number]))
 
 
-def _read(raw: str) -> DeadLetter:
+def _read(number: str, raw: str) -> DeadLetter:
     in_bytes = as_bytes(raw)
     text = in_bytes.decode(errors="replace")
     try:
@@ -167,7 +178,9 @@ def _read(raw: str) -> DeadLetter:
         history=_history(stored.history),
         died_ms=int(stored.at_ms),
         message=stored.message,
+        message_bytes=int(stored.message_bytes or len(stored.message.encode())),
         raw=raw,
+        number=number,
     )
 
 

@@ -45,8 +45,12 @@ DEADLINES = f"{PREFIX}deadlines"
 waits. Those that have ended in time stay until then."""
 FOLLOW_UPS = f"{PREFIX}follow_ups"
 """Sorted set: ended job after whose end Celery has more to do -> when a worker may take this up."""
-DEAD = f"{PREFIX}dead"
-"""List of dead letters, newest first: see dead_letters.py."""
+DEAD = f"{PREFIX}dead_letters"
+"""List of dead letters, newest first: number, bytes and owner. See lua/parts/letters.lua."""
+LETTERS = f"{PREFIX}dead_letters:by_number"
+"""Hash: number of a dead letter -> its JSON: see dead_letters.py."""
+LETTERS_HELD = f"{PREFIX}dead_letters:held"
+"""Hash: ``letters <owner>`` and ``bytes <owner>`` -> how many dead letters are his."""
 ENDED_JOBS = f"{PREFIX}ended"
 """List of the jobs that ended last, newest first: see ended_jobs.py."""
 usage = Key("usage:{}")
@@ -66,7 +70,7 @@ empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost a worker:
 since its last progress ``strikes``, ``alone`` and ``peers``, see ``lua/sweep.lua``. While no list
 has the message: ``message`` and ``list``.
 ``follow``: set if the message of a cancelled job is still in a list, to ``back`` if it had come
-back to it. ``buried``: 1 if its message is a dead letter. ``retried_by``: the call that retried
+back to it. ``buried``: the number of its dead letter. ``retried_by``: the call that retried
 that, at ``retried_ms``.
 """
 events = Key("job:{}:events")

@@ -25,7 +25,7 @@ Reply = str | bytes
 
 _PARTS = {
     "claim": (
-        "lists", "bells", "tenants", "lines", "message", "take", "turns", "placing",
+        "lists", "bells", "tenants", "lines", "message", "letters", "take", "turns", "placing",
     ),
     "enqueue": ("lists", "bells", "tenants", "placing", "first_job"),
     **dict.fromkeys(("earlier", "reserve_key"), ("first_job",)),
@@ -37,13 +37,17 @@ _PARTS = {
     "reroute": ("lists", "message"),
     **dict.fromkeys(("cancel", "finish"), ("lists", "usage")),
     "withdraw": ("usage",),
-    **dict.fromkeys(("reread", "sweep"), ("lists",)),
+    "sweep": ("lists",),
+    "reread": ("lists", "letters"),
+    **dict.fromkeys(("bury", "drop_letter", "forget", "retry"), ("letters",)),
 }  # fmt: skip
 """Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
 defines each function at each call of the script, so a script gets no others."""
 _NAMES: dict[str, str | keys.Key] = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
+    "LETTERS": keys.LETTERS,
+    "LETTERS_HELD": keys.LETTERS_HELD,
     "DEADLINES": keys.DEADLINES,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,

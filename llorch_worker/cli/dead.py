@@ -34,6 +34,7 @@ app = command_line(
 
 _WHY_NOT = {
     "malformed": "no worker can run the message",
+    "too large": "its message was too large to be kept",
     "gone": "it has been retried or dropped already",
     "under way": "the same job is already waiting or running",
     "ended": "the job succeeded or was cancelled",
@@ -124,7 +125,7 @@ def retry(
 
         outcomes = {}
         for letter in _chosen(client, letter_id, every=every):
-            outcome = "malformed"
+            outcome = "malformed" if letter.is_kept else "too large"
             if letter.retriable:
                 outcome = dead_letters.retry(client, letter)
             outcomes[letter.id] = outcome
@@ -207,6 +208,10 @@ def _summary(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
+def _why_not(letter: DeadLetter) -> str:
+    return _WHY_NOT["malformed" if letter.is_kept else "too large"]
+
+
 def _show(screen: Screen, letter: DeadLetter) -> None:
     size = human_bytes(letter.message_bytes)
     lines = {
@@ -215,8 +220,10 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
         "reason": letter.reason,
         "attempts": str(letter.attempts),
         "died": f"{_iso(letter.died_ms)} ({_age(letter)})",
-        "message": f"{size}, with the prompt; --message prints it",
-        "retry": f"llorch dead retry {letter.id}" if letter.retriable else _WHY_NOT["malformed"],
+        "message": f"{size}, with the prompt; --message prints it"
+        if letter.is_kept
+        else f"{size}, too large to be kept",
+        "retry": f"llorch dead retry {letter.id}" if letter.retriable else _why_not(letter),
     }
     for name, text in lines.items():
         screen.line(f"{name:<9} {text}")

@@ -24,7 +24,10 @@ HALVINGS = 4
 LIVE = ("scheduled", "claimed", "queued")
 ENDS = ("SUCCESS", "FAILURE", "REVOKED")
 LAST_EVENTS = ("finished", "failed", "cancelled")
-REGISTRY = {keys.DEAD, keys.MODELS, keys.live("toy"), keys.load(queues.normal_queue("toy"))}
+REGISTRY = {
+    keys.DEAD, keys.LETTERS, keys.LETTERS_HELD, keys.MODELS, keys.live("toy"),
+    keys.load(queues.normal_queue("toy")),
+}  # fmt: skip
 """Keys that stay when all jobs have ended."""
 
 _STORED = json.dumps({"status": "PENDING", "result": None})

@@ -211,7 +211,7 @@ class Users(RuleBasedStateMachine):
         letter, call = letters[which % len(letters)], uuid4().hex
         job = self.jobs[letter.id]
         for _ in range(1 + twice):
-            outcome = run_script(self.store, "retry", [letter.raw, call, job.owner])
+            outcome = run_script(self.store, "retry", [letter.raw, call, job.owner, letter.number])
         under_way = self.seen.state(job.id) in ("claimed", "queued", "scheduled")
         assert outcome == "under way" if under_way else outcome in ("retried", "ended")
         if outcome == "retried":

@@ -231,8 +231,9 @@ def test_letters_are_found_by_their_ids(producer: Client, monkeypatch: pytest.Mo
 def test_the_oldest_letters_are_forgotten(
     producer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 3)
-    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 3)
+    # An owner has a quarter.
+    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 12)
+    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 12)
     for number in range(5):
         producer.redis.lpush("llorch.toy", f"no json {number}")
         take_lapsed(producer)
@@ -248,12 +249,92 @@ def test_the_oldest_letters_are_forgotten(
     assert len(rest) == 2
 
 
-def test_one_letter_may_be_the_most(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 1)
+MOST_BYTES = 200_000
+
+
+def bury_of(client: Client, name: str, chars: int, **sender: str) -> None:
+    """A dead letter of this name, and of about so many bytes as base64 makes of them."""
+    client.submit(prompt="x" * (chars * 3 // 4), job_id=name, **sender)
+    (claim,) = take(client.redis)
+    assert dead_letters.bury(client.redis, claim, "for a reason", most_bytes=MOST_BYTES)
+
+
+def kept(client: Client) -> list[str]:
+    letters = list(dead_letters.letters(client.redis))
+    assert sum(len(letter.raw) for letter in letters) <= MOST_BYTES
+    assert client.redis.hlen(keys.LETTERS) == len(letters)
+    return [letter.id for letter in letters]
+
+
+def test_a_keys_letters_have_a_quarter_of_the_bytes_and_its_oldest_go_first(
+    producer: Client,
+) -> None:
+    for number in range(20):
+        bury_of(producer, f"a{number}", 10_000, owner="a")
+    assert kept(producer) == ["a19", "a18", "a17", "a16"]
+    bury_of(producer, "large", 40_000, owner="a")
+    assert kept(producer) == ["large"]
+
+
+@pytest.mark.parametrize("others", [{"owner": "flood"}, {"tenant": "flood"}, {}], ids=str)
+def test_nobodys_letters_push_out_those_of_another_within_his_share(
+    producer: Client, others: dict[str, str]
+) -> None:
     for number in range(2):
-        producer.redis.lpush("llorch.toy", f"no json {number}")
-        take_lapsed(producer)
-    assert the_letter(producer).message == "no json 1"
+        bury_of(producer, f"mine{number}", 10_000, owner="me")
+    for number in range(30):
+        bury_of(producer, f"flood{number}", 10_000, **others)
+    assert kept(producer)[-2:] == ["mine1", "mine0"]
+    assert len(kept(producer)) == 6
+
+
+def test_of_many_keys_those_with_most_letters_lose_some(producer: Client) -> None:
+    for number in range(4):
+        for key in "abcdef":
+            bury_of(producer, f"{key}{number}", 10_000, owner=key)
+    left = kept(producer)
+    counts = {key: sum(name[0] == key for name in left) for key in "abcdef"}
+    assert set(counts.values()) <= {2, 3}
+    bury_of(producer, "new", 10_000, owner="new")
+    assert "new" in kept(producer)
+
+
+def test_a_message_above_a_share_leaves_a_letter_without_it(producer: Client) -> None:
+    bury_of(producer, "small", 1_000, owner="a")
+    bury_of(producer, "huge", 100_000, owner="a")
+    huge, small = dead_letters.letters(producer.redis)
+    assert (huge.id, huge.message, huge.is_kept, huge.retriable) == ("huge", "", False, False)
+    assert huge.message_bytes > 100_000
+    assert small.is_kept
+
+
+def test_many_short_letters_of_one_key_leave_room_for_others(
+    producer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 40)
+    bury_of(producer, "mine", 10, owner="me")
+    for number in range(50):
+        bury_of(producer, f"flood{number}", 10, owner="flood")
+    assert kept(producer) == [*(f"flood{number}" for number in range(49, 39, -1)), "mine"]
+
+
+def test_a_letter_that_is_retried_or_dropped_leaves_nothing(producer: Client) -> None:
+    for name in ("a", "b"):
+        bury_of(producer, name, 10)
+    for letter in list(dead_letters.letters(producer.redis)):
+        lose(producer.redis, letter.id)
+        assert letter.id == "a" or dead_letters.drop(producer.redis, letter)
+        assert letter.id == "b" or retry(producer, letter) == "retried"
+    assert not producer.redis.exists(keys.DEAD, keys.LETTERS, keys.LETTERS_HELD)
+
+
+def test_letters_that_somebody_deleted_are_not_counted_on(producer: Client) -> None:
+    for number in range(4):
+        bury_of(producer, f"a{number}", 10_000, owner="a")
+    producer.redis.delete(keys.DEAD)
+    for number in range(5):
+        bury_of(producer, f"b{number}", 10_000, owner="a")
+    assert kept(producer) == ["b4", "b3", "b2", "b1"]
 
 
 def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:

@@ -2,13 +2,14 @@
 --
 -- Returns 1 if it is buried, 0 if the claim was lost or already released.
 
-local job_id, fence, reason, most_letters = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
+local job_id, fence, reason = ARGV[1], ARGV[2], ARGV[3]
 local message = ARGV[4] -- UTF-8
+local letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local record = redis.call('HMGET', job_key(job_id), 'fence', 'list', 'attempts', 'history')
 if record[1] ~= fence or not record[2] then
   return 0
 end
 bury({id = job_id, reason = reason, message = message, list = record[2],
-  attempts = tonumber(record[3]), history = record[4] or ''}, most_letters)
+  attempts = tonumber(record[3]), history = record[4] or ''}, letters_bytes, most_letters)
 return 1

@@ -20,10 +20,7 @@ redis.call('DEL', result_key(job_id), events_key(job_id))
 if idempotency and redis.call('GET', idempotency) == job_id then
   redis.call('DEL', idempotency)
 end
-for _, letter in ipairs(buried and redis.call('LRANGE', DEAD_LETTERS, 0, -1) or {}) do
-  -- In the letter's message, which is JSON in JSON, quotes are escaped.
-  if letter:find('"id":"' .. job_id .. '"', 1, true) then
-    redis.call('LREM', DEAD_LETTERS, 1, letter)
-  end
+if buried then
+  drop_letter(buried)
 end
 return 1

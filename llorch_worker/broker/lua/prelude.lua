@@ -156,16 +156,3 @@ local function leave_follow_ups(job_id, message, at_ms)
   redis.call('PERSIST', job_key(job_id))
   redis.call('ZADD', FOLLOW_UPS, at_ms, job_id)
 end
-
--- Keep a dead letter: {id, reason, message, list, attempts, history}; id is '' if the message names
--- no job, and the message must be UTF-8. A job is buried once: a reply may be lost and the call sent
--- again, and a worker that dies before it ends the claim leaves the message to the next one.
-local function bury(letter, most_letters)
-  letter.at_ms = now_ms()
-  allow_writes()
-  if letter.id ~= '' and redis.call('HSETNX', job_key(letter.id), 'buried', 1) == 0 then
-    return
-  end
-  redis.call('LPUSH', DEAD_LETTERS, cjson.encode(letter))
-  redis.call('LTRIM', DEAD_LETTERS, 0, most_letters - 1)
-end

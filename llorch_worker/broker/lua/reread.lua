@@ -5,7 +5,8 @@
 
 local id, fence = ARGV[1], ARGV[2]
 local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
-local letter, most_letters = ARGV[4], ARGV[5] -- the message as UTF-8
+local letter = ARGV[4] -- the message as UTF-8
+local letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local list = redis.call('HGET', job_key(id), 'list')
 if not is_claimed(id, fence) or not takes_jobs(list) then
@@ -17,6 +18,7 @@ redis.call('DEL', job_key(id), result_key(id))
 if reread ~= '' then
   redis.call('RPUSH', list, reread)
 else
-  bury({id = '', reason = 'malformed', message = letter, list = list, attempts = 0, history = ''}, most_letters)
+  bury({id = '', reason = 'malformed', message = letter, list = list, attempts = 0, history = ''}, letters_bytes,
+    most_letters)
 end
 return 1

@@ -7,6 +7,7 @@
 local raw_letter = ARGV[1] -- byte by byte
 local call_id = ARGV[2] -- names this call, which is sent again if its reply is lost
 local owner = ARGV[3] -- or '', for a record that has expired
+local number = ARGV[4] -- the letter's
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
@@ -26,7 +27,7 @@ if document then
   end
 end
 -- The first write, which cannot grow: see allow_writes.
-if redis.call('LREM', DEAD_LETTERS, 1, raw_letter) == 0 then
+if not drop_letter(number) then
   return 'gone'
 end
 redis.call('DEL', result)

@@ -93,6 +93,7 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
         tenant_weights=settings.tenant_weights,
         low_waits_at_most_ms=round(settings.low_waits_at_most_s * 1e3),
         max_message_bytes=settings.max_message_bytes,
+        dead_letters_bytes=settings.dead_letters_bytes,
     )
     transport.install(terms, worker=sender)
     # Only now are the worker's name and its worker queue known.
