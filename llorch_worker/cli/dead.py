@@ -68,8 +68,9 @@ def list_letters(
     for letter in letters:
         screen.line(
             f"{letter.id}  {letter.model}  {counted(letter.attempts, 'attempt')}  "
-            f"{human_bytes(letter.message_bytes)}  {_age(letter)}\n  {letter.reason}"
+            f"{human_bytes(letter.message_bytes)}  {_age(letter)}"
         )
+        screen.line(f"  {letter.reason}")
     if not letters:
         screen.line("No dead letters.")
     elif total > len(letters):

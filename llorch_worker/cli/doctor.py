@@ -10,6 +10,7 @@ import typer
 
 from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_options
 from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import printable
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
@@ -71,7 +72,9 @@ def _show(screen: Screen, check: Check) -> None:
     line.add_column(width=1)
     line.add_column(width=9)
     line.add_column(overflow="fold")
-    line.add_row(Text(mark, style), Text(check.subject, "bold"), Text(check.finding))
+    line.add_row(Text(mark, style), Text(check.subject, "bold"), Text(printable(check.finding)))
     if check.remedy:
-        line.add_row("", "", Text(f"→ {check.remedy}", "" if check.verdict == "warn" else style))
+        line.add_row(
+            "", "", Text(f"→ {printable(check.remedy)}", "" if check.verdict == "warn" else style)
+        )
     screen.out.print(Padding(line, (0, 0)))

@@ -23,6 +23,7 @@ from llorch_worker.cli.fleet_tables import (
     workers_table,
 )
 from llorch_worker.cli.terminal.live_screen import LiveScreen
+from llorch_worker.contract import printable
 from llorch_worker.contract.quantities import counted, human_time
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class FleetScreen:
         if self._reader.away is None and not late:
             return title
         # Of a Redis that does not even refuse, the age alone shows it.
-        why = f"{self._reader.away or 'Redis does not reply'}"
+        why = printable(f"{self._reader.away or 'Redis does not reply'}")
         return Group(title, Text(f"{why}. Trying again; below is {human_time(age_s)} old.", "red"))
 
 

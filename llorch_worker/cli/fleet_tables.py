@@ -12,7 +12,7 @@ from rich.text import Text
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.broker.recent_jobs import Durations, percentile_ms
 from llorch_worker.broker.waiting import remedy_for
-from llorch_worker.cli.terminal.screen import harmless
+from llorch_worker.contract import printable
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
 
 
 def _name(text: str, *, cut: bool = False) -> Text:
-    """A name that others chose: neither markup nor control characters."""
-    return Text(harmless(text), overflow="ellipsis" if cut else "fold", no_wrap=cut)
+    """A name that others chose: neither markup nor invisible characters."""
+    return Text(printable(text), overflow="ellipsis" if cut else "fold", no_wrap=cut)
 
 
 def workers_table(workers: Sequence[WorkerCard], *, narrow: bool = False) -> Table:
@@ -195,16 +195,16 @@ def notices(reading: Reading) -> Iterator[Text]:
     for load in fleet.models:
         if load.scheduled:
             jobs = counted(load.scheduled, "job")
-            yield Text(f"{jobs} of {harmless(load.model)} for a later time (ETA)")
+            yield Text(f"{jobs} of {printable(load.model)} for a later time (ETA)")
 
 
 def _waits(queue: str, jobs: int, what_to_do: str = "") -> Text:
     wait = "job waits" if jobs == 1 else "jobs wait"
-    more = f"; {harmless(what_to_do)}" if what_to_do else ""
+    more = f"; {printable(what_to_do)}" if what_to_do else ""
     return Text.assemble(
-        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{more}"
+        f"{printable(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{more}"
     )
 
 
 def _warning(what: str, rest: str) -> Text:
-    return Text.assemble((what, "yellow"), harmless(rest))
+    return Text.assemble((what, "yellow"), printable(rest))

@@ -10,6 +10,7 @@ import typer
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import printable
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.demo_model import model_path
@@ -152,8 +153,8 @@ def _show_model(screen: Screen, model: dict[str, Any]) -> None:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for label, value in rows.items():
-        table.add_row(f"  {label}", Text(value))
-    screen.out.print(Text(str(model["path"]), "bold"), soft_wrap=True)
+        table.add_row(f"  {label}", Text(printable(value)))
+    screen.out.print(Text(printable(str(model["path"])), "bold"), soft_wrap=True)
     screen.out.print(Text(f"  {layout}, {human_bytes(model['file_bytes'])}\n"))
     screen.out.print(table)
 
@@ -204,7 +205,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     screen.out.print(table)
     verdict = f"does not fit: {plan.misfit}" if plan.misfit else "fits"
     style = "bold red" if plan.misfit else "green"
-    screen.out.print(Padding(Text(verdict, style), (0, 0, 0, 2)))
+    screen.out.print(Padding(Text(printable(verdict), style), (0, 0, 0, 2)))
     if plan.misfit and plan.full_contexts >= 1 and plan.total_bytes <= plan.free_bytes:
         remark = f"a cache may take {plan.cache_share:.0%} of what the weights leave free"
-        screen.out.print(Text(f"  {remark}", "dim"))
+        screen.out.print(Text(f"  {printable(remark)}", "dim"))

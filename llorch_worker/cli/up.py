@@ -22,7 +22,8 @@ from llorch_worker.cli.options import (
 )
 from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
-from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import printable
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.installing import install_command
 from llorch_worker.settings import Settings
@@ -201,7 +202,7 @@ class _Prefixer:
         with self._lock:
             prefix = f"{name:<{self._width}} │ "
             self._console.print(prefix, style=self._colours[name], end="", markup=False)
-            self._console.print(harmless(_short(line)), markup=False, soft_wrap=True)
+            self._console.print(printable(_short(line)), markup=False, soft_wrap=True)
 
 
 def _short(line: str) -> str:
@@ -296,4 +297,4 @@ def _shown(text: str) -> str:
     """``text`` that others chose: neither markup nor control characters."""
     from rich.markup import escape
 
-    return escape(harmless(text))
+    return escape(printable(text))

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
-from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import printable
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.settings import Settings
 
@@ -64,6 +65,6 @@ def usage(
             *words, jobs, failed, prompt, cached, new, worker_ms = row.values()
             figures = (f"{count:,}" for count in (jobs, failed, prompt, cached, new))
             table.add_row(
-                *(harmless(str(word)) for word in words), *figures, f"{worker_ms / 3.6e6:,.2f}"
+                *(printable(str(word)) for word in words), *figures, f"{worker_ms / 3.6e6:,.2f}"
             )
         screen.wide.print(table)

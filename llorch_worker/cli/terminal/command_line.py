@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -16,6 +19,11 @@ from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, CommandErr
 
 # click's UsageError, which newer releases of typer vendor and older ones import.
 _UsageError = typer.BadParameter.__mro__[1]
+
+
+_PLAIN = "llorch.plain"
+"""The name by which Python's codecs know :func:`_in_plain_characters`."""
+_MARKS = {"✓": "+", "✗": "x", "→": "->", "─": "-", "…": "...", "·": "-"}
 
 
 class _Command(TyperCommand):
@@ -59,13 +67,25 @@ def run(app: typer.Typer, name: str) -> int:
     Known errors are shown as one sentence. Other errors are defects and propagate.
     """
     as_json = _json_wanted() and sys.stdout is not None
+    codecs.register_error(_PLAIN, _in_plain_characters)
     _open_streams()
     try:
-        code = app(prog_name=name, standalone_mode=False)
-    except BrokenPipeError:
-        # `llorch ... | head` closed the pipe. Keep the interpreter from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _run(app, name, as_json)
+        sys.stdout.flush()
+    except _NobodyReads:
+        _give_up_stdout()
         return 0
+    except StdoutError as error:
+        _report(error.document(), as_json=False)
+        return error.exit_code
+    return code
+
+
+def _run(app: typer.Typer, name: str, as_json: bool) -> int:
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except StdoutError:
+        raise
     except typer.Abort:
         code = INTERRUPTED
     except BaseException as error:
@@ -76,30 +96,94 @@ def run(app: typer.Typer, name: str) -> int:
             explained = _usage_document(error), USAGE
         if explained is None:
             raise
-        Screen(as_json=as_json).error(explained[0])
+        _report(explained[0], as_json=as_json)
         return explained[1]
     if code == INTERRUPTED and as_json and (explained := explain(KeyboardInterrupt())):
-        Screen(as_json=True).error(explained[0])
+        _report(explained[0], as_json=True)
     return code if isinstance(code, int) else 0
+
+
+def _report(document: ErrorDocument, *, as_json: bool) -> None:
+    """On stderr if stdout takes nothing."""
+    try:
+        Screen(as_json=as_json).error(document)
+        sys.stdout.flush()
+    except StdoutError:
+        _give_up_stdout()
+        Screen().error(document)
+
+
+def _give_up_stdout() -> None:
+    """What is left in the buffer goes nowhere, also when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_streams() -> None:
     """Opens the standard streams that the caller closed, as ``>&-`` does: Python has None for them,
-    and the next socket would take their numbers."""
+    and the next socket would take their numbers. Those that are open take any text."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
         os.open(os.devnull, os.O_WRONLY)
         sys.stdout = _ClosedStdout()
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _Stdout(
+            sys.stdout.buffer, sys.stdout.encoding, _PLAIN, line_buffering=sys.stdout.isatty()
+        )
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors=_PLAIN)
+
+
+class StdoutError(CommandError):
+    """The result cannot be printed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("NO_STDOUT", f"{reason}, so the result cannot be printed")
+
+
+class _NobodyReads(BaseException):
+    """As ``llorch ... | head`` closes the pipe. rich and typer end the process with 1 if they see a
+    BrokenPipeError."""
+
+
+class _Stdout(io.TextIOWrapper):
+    """stdout, where a full disk is one error and not one a command."""
+
+    def write(self, text: str) -> int:
+        with _printing():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _printing():
+            super().flush()
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _NobodyReads from None
+    except OSError as error:
+        raise StdoutError(f"stdout: {error.strerror}") from None
+
+
+def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
+    """A handler of Python's codecs: like ``backslashreplace``, but for our own marks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    plain = (_MARKS.get(each, each.encode("ascii", "backslashreplace").decode()) for each in found)
+    return "".join(plain), error.end
 
 
 class _ClosedStdout(io.StringIO):
     """Services print nothing there and run without it."""
 
     def write(self, _text: str) -> int:
-        raise CommandError("NO_STDOUT", "stdout is closed, so the result cannot be printed")
+        raise StdoutError("stdout is closed")
 
 
 def _usage_document(error: BaseException) -> ErrorDocument:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from llorch_worker.contract import ErrorDocument
+from llorch_worker.contract import ErrorDocument, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 1_000
 
-# C0 and C1 controls except tab and newline. A model may generate them, and a terminal obeys them.
+# C0 and C1 controls except tab and newline, and marks that turn the direction of what follows. A
+# model may generate them, and a terminal obeys them.
 _VISIBLE_CONTROLS = {
-    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
 }
+_NOT_PLAIN = re.compile(r"[^\n -~]")
 
 
 class Screen:
@@ -63,6 +68,7 @@ class Screen:
         """Print a remark on stderr, except under ``--json``; no command ends because it cannot."""
         if self.as_json:
             return
+        text = harmless(text)
         with suppress(OSError):
             if sys.stderr.isatty():
                 self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -71,8 +77,8 @@ class Screen:
                 sys.stderr.flush()
 
     def line(self, text: str) -> None:
-        """Print a line to stdout, unstyled; control characters are made visible."""
-        self.write_raw(harmless(text) + "\n")
+        """Print one line to stdout, unstyled; invisible characters are made visible."""
+        self.write_raw(printable(text) + "\n")
 
     def write_raw(self, text: str) -> None:
         """Write ``text`` to stdout unchanged, and flush."""
@@ -86,12 +92,13 @@ class Screen:
             self.write_raw(json_text({"error": document.model_dump(mode="json")}) + "\n")
             return
         sys.stdout.flush()
-        if sys.stderr.isatty():
-            self.err.print("error:", style="bold red", end=" ")
-        else:
-            sys.stderr.write("error: ")
-        sys.stderr.write(harmless(document.message) + "\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # the exit code still tells
+            if sys.stderr.isatty():
+                self.err.print("error:", style="bold red", end=" ")
+            else:
+                sys.stderr.write("error: ")
+            sys.stderr.write(printable(document.message) + "\n")
+            sys.stderr.flush()
 
     @contextmanager
     def bar(
@@ -154,11 +161,19 @@ def _console(*, stderr: bool, width: int | None = None) -> Console:
 
 
 def harmless(text: str) -> str:
-    """``text`` with visible control characters: generated text must not control a terminal."""
+    """``text`` with visible control characters: generated text must not control a terminal.
+
+    It may have several lines; a name may not, and is shown by ``printable``.
+    """
     return text.translate(_VISIBLE_CONTROLS)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as readable JSON; the only non-ASCII characters escaped are lone surrogates."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return text.encode(errors="backslashreplace").decode()
+    """``value`` as readable JSON; what is invisible, or not in stdout's encoding, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=indent)
+    return _NOT_PLAIN.sub(_readable, text)
+
+
+def _readable(character: re.Match[str]) -> str:
+    return character[0] if character[0].isprintable() else json.dumps(character[0])[1:-1]
