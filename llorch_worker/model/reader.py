@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.bounds import NUMBER, Bound, require
 
 
 class Reader:
@@ -20,7 +21,7 @@ class Reader:
     def value(self, key: str) -> Any:
         return self._metadata.get(self._prefix + key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, bound: Bound = NUMBER) -> int:
         value = self.value(key)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # GGUF may repeat it for each layer
@@ -28,6 +29,7 @@ class Reader:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._unusable(key, value, "a positive integer")
+        require(self.path, self._prefix + key, value, bound)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

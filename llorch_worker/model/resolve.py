@@ -57,7 +57,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     read.refuse_unless("attention.value_length", (head_dim,), "keys and values must have one size")
     layers = _layers(read, "block_count", checkpoint)
     rope = gguf_rope(checkpoint, read, head_dim)
-    context, longest = contexts(read.integer("context_length"), rope.scaling)
+    context, longest = contexts(read, "context_length", rope.scaling)
     graph = family.from_gguf(read)
     graph = _windowed(read, graph, layers, longest, "attention.sliding_window")
     return ModelConfig(
@@ -100,7 +100,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
     head_dim = read.integer("head_dim", max(1, hidden // heads))
     layers = _layers(read, "num_hidden_layers", checkpoint)
     rope = hugging_face_rope(read, head_dim, family.theta)
-    context, longest = contexts(read.integer("max_position_embeddings"), rope.scaling)
+    context, longest = contexts(read, "max_position_embeddings", rope.scaling)
     graph = family.from_hugging_face(read)
     graph = _windowed(read, graph, layers, longest, "sliding_window")
     for key in ("hidden_act", "hidden_activation"):

@@ -8,6 +8,7 @@ import torch
 
 from llorch_worker.cache import Rope, RopeScaling
 from llorch_worker.model.reader import Reader
+from llorch_worker.model_files.bounds import CONTEXT, ROPE_VALUES, require
 from llorch_worker.weights import Checkpoint
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -70,6 +71,8 @@ def _gguf_yarn(read: Reader, factor: float) -> RopeScaling:
 
 
 def _values(checkpoint: Checkpoint, name: str) -> tuple[float, ...]:
+    count = math.prod(checkpoint.require(name).shape)
+    require(checkpoint.path, f"the number of values in {name}", count, ROPE_VALUES)
     return tuple(checkpoint.load(name, torch.float32).view(-1).tolist())
 
 
@@ -140,17 +143,20 @@ def _original_context(read: Reader, rope: Reader) -> int | None:
     return values[0] if values else None
 
 
-def contexts(stated: int, scaling: RopeScaling | None) -> tuple[int, int]:
+def contexts(read: Reader, key: str, scaling: RopeScaling | None) -> tuple[int, int]:
     """How many tokens a model takes: by default, and where more are asked for.
 
-    ``stated``: what the file gives as its context. YaRN's original context times its factor counts
+    ``key``: of what the file gives as its context. YaRN's original context times its factor counts
     by default, because cards of models tell their users to add the scaling and leave the rest.
     Files of other scalings differ in whether the stated context includes the factor.
     """
+    stated = read.integer(key, bound=CONTEXT)
     if scaling is None or scaling.kind not in ("linear", "yarn"):
         return stated, stated
     default = max(stated, scaling.extended_context)
-    return default, max(default, 0 if scaling.extended_context else int(scaling.factor * stated))
+    longest = max(default, 0 if scaling.extended_context else int(scaling.factor * stated))
+    require(read.path, "the context times the factor of its RoPE scaling", longest, CONTEXT)
+    return default, longest
 
 
 def _yarn(read: Reader, rope: Reader) -> RopeScaling:

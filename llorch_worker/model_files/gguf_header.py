@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.bounds import GGUF_HEADER_BYTES, ITEMS, KEYS, TENSORS, require
 from llorch_worker.model_files.model_file import ModelFile
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
-_MAX_HEADER_BYTES = 100_000_000
-"""Several times the largest vocabulary. Wrong counts in a large file would else take all memory."""
 _MIN_ENTRY_BYTES = 13
 """The smallest key/value pair or tensor entry: bounds the counts of a damaged header."""
 
@@ -55,6 +54,8 @@ class _HeaderReader:
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self._at = 0
+        self._items = 0
+        """In the arrays so far."""
 
     def header(self) -> GgufHeader:
         if self._file.read(0, 4) != _MAGIC:
@@ -76,6 +77,8 @@ class _HeaderReader:
             raise self._damaged(
                 f"its header announces {tensor_count} tensors and {pair_count} key/values"
             )
+        require(self._file.path, "the number of tensors", tensor_count, TENSORS)
+        require(self._file.path, "the number of key/values", pair_count, KEYS)
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self._string()
@@ -107,6 +110,8 @@ class _HeaderReader:
     def _array(self, item_type: int, count: int) -> list[Any]:
         if count > self._file.size_bytes:
             raise self._damaged(f"an array announces {count} items")
+        self._items += count
+        require(self._file.path, "the number of items in its arrays", self._items, ITEMS)
         if item_type in _SCALARS:
             dtype = np.dtype("<" + _SCALARS[item_type])
             items: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
@@ -130,8 +135,8 @@ class _HeaderReader:
     def _take(self, length: int) -> bytes:
         if length > self._file.size_bytes - self._at:
             raise self._damaged("its header runs past the end of the file")
-        if self._at + length > _MAX_HEADER_BYTES:
-            raise self._damaged(f"its header is longer than {_MAX_HEADER_BYTES} bytes")
+        # Wrong counts in a large file would else take all memory.
+        require(self._file.path, "the size of its header", self._at + length, GGUF_HEADER_BYTES)
         piece = self._file.read(self._at, length)
         self._at += length
         return piece

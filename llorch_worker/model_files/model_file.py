@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.side_file import open_regular
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,18 +32,17 @@ class ModelFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._descriptor = open_regular(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.size_bytes = os.fstat(self._descriptor).st_size
+        if self.size_bytes == 0:
+            raise ModelLoadFailed(f"{path} is empty; download or convert the model again.")
         try:
-            with path.open("rb") as file:
-                self.size_bytes = file.seek(0, 2)
-                if self.size_bytes == 0:
-                    raise ModelLoadFailed(f"{path} is empty; download or convert the model again.")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._descriptor = os.dup(file.fileno())
+            self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelLoadFailed(
-                f"{path} cannot be read ({error.strerror}); check the path and its permissions."
+                f"{path} cannot be mapped ({error.strerror}); check its file system."
             ) from error
-        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, start: int, length: int) -> bytes:
         """A copy of ``length`` bytes; shorter at the end of the file."""

@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
+from llorch_worker.model_files.bounds import TEMPLATE_BYTES, TEMPLATES, check
+from llorch_worker.model_files.side_file import exists, read_text
 
 MOST_SECONDS = 5.0
 """That a template may take for a conversation."""
@@ -146,11 +148,15 @@ def templates_in_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def templates_in_folder(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """The templates of a folder by name; files come before those in tokenizer_config.json."""
-    files = {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
-    if (default := folder / "chat_template.jinja").is_file():
+    others = folder / "additional_chat_templates"
+    if exists(others) and not others.is_dir():
+        raise ValueError("additional_chat_templates is no folder")
+    files = {file.stem: file for file in others.glob("*.jinja")}
+    if exists(default := folder / "chat_template.jinja"):
         files["default"] = default
     if files:
-        return _by_name({name: file.read_text(encoding="utf-8") for name, file in files.items()})
+        check("the number of chat templates", len(files), TEMPLATES)
+        return _by_name({name: read_text(file) for name, file in files.items()})
     return _by_name(settings.get("chat_template"))
 
 
@@ -160,9 +166,14 @@ def _by_name(value: object) -> dict[str, str]:
         case None | "":
             return {}
         case str():
-            return {"default": value}
+            value = {"default": value}
         case list():
             value = {entry["name"]: entry["template"] for entry in value}
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
         raise ValueError("its chat_template is neither a template nor templates by name")
+    check("the number of chat templates", len(value), TEMPLATES)
+    for template in value.values():
+        # A surrogate stands for a byte that is not UTF-8.
+        size = len(template.encode(errors="surrogatepass"))
+        check("the size of a chat_template", size, TEMPLATE_BYTES)
     return dict(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llorch_worker.text.added_tokens import usable_ids
 from llorch_worker.text.chat import chat_format
 from llorch_worker.text.chat_templates import ChatTemplates, templates_in_gguf
 from llorch_worker.text.control_tokens import find_control_tokens
@@ -13,6 +14,8 @@ from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
 
 _END_KEYS = ("eos", "eot", "eom")
 """GGUF names several tokens that end an answer, and old files only one of those they have."""
+_NEEDED = ("bos", *_END_KEYS)
+"""Those without which prompts and answers would be others."""
 _TOKEN_KEYS = {
     name: (f"tokenizer.ggml.{key}_token_id", spelling)
     for name, key, spelling in (
@@ -40,11 +43,8 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         if token_id is None and spelling is not None and vocabulary.kind == "llama":
             default = vocabulary.token_to_id(spelling)
             token_id = default if default is not None and vocabulary.is_control(default) else None
-        if token_id is None:
-            continue
-        if not 0 <= int(token_id) < size:
-            raise ValueError(f"{key} is {token_id}, its vocabulary has {size} tokens")
-        named[name] = int(token_id)
+        for usable in usable_ids(key, token_id, size, needed=name in _NEEDED):
+            named[name] = usable
     spellings = {f"{name}_token": vocabulary.tokens[i] for name, i in named.items()}
     templates = ChatTemplates(templates_in_gguf(metadata), spellings)
     control = find_control_tokens(vocabulary, templates, ids=named.values())

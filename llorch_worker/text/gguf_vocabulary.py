@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from llorch_worker.model_files.bounds import TOKENS, check
+from llorch_worker.text.added_tokens import AddedToken
 from llorch_worker.text.codec import Codec
+from llorch_worker.text.definition_check import check_token
 from llorch_worker.text.pre_tokenizers import PRE_TOKENIZERS
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 
@@ -33,7 +36,9 @@ class GgufVocabulary:
                 f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: gpt2, llama"
             )
         self._metadata = metadata
+        check("tokenizer.ggml.tokens", len(metadata["tokenizer.ggml.tokens"]), TOKENS)
         self.tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+        check_token(max(self.tokens, key=len))
         try:
             self._kinds = [*map(PieceKind, metadata.get("tokenizer.ggml.token_type", ()))]
         except ValueError as error:
@@ -77,7 +82,7 @@ def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
 def _sentencepiece_codec(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
 ) -> Codec:
-    from llorch_worker.text.sentencepiece_codec import AddedToken, SentencePieceCodec
+    from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 
     scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
     if not len(tokens) == len(scores) == len(kinds):

@@ -11,6 +11,9 @@ from llorch_worker.text.folder_tokenizer import tokenizer_of_folder
 from llorch_worker.text.gguf_tokenizer import tokenizer_of_gguf
 from llorch_worker.text.tokenizer import Tokenizer
 
+_MALFORMED = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading settings of the wrong type raises."""
+
 
 class VocabularySource(Protocol):
     """The part of ``weights.Checkpoint`` that the tokenizer needs."""
@@ -35,8 +38,7 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
         if checkpoint.layout == "gguf":
             return tokenizer_of_gguf(checkpoint.metadata)
         return tokenizer_of_folder(checkpoint.path)
-    except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
-        # The last three mean settings of the wrong type.
+    except (*_MALFORMED, ValueError, OSError) as error:
         expected = isinstance(error, ValueError | OSError)
         reason = str(error) if expected else f"its settings are malformed ({error})"
         raise ModelLoadFailed(

@@ -7,30 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
 from sentencepiece import SentencePieceProcessor
 
+from llorch_worker.text.added_tokens import AddedToken
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
+from llorch_worker.text.definition_check import check_token
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, with_space_prefix
 from llorch_worker.text.spellings import any_of
 from llorch_worker.text.stand_ins import NO_STAND_INS, StandIns
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    """A token that a folder adds to its tokenizer.model, or whose spelling it changes."""
-
-    text: str
-    special: bool
-    lstrip: bool = False
-    """Whether the token takes the white space before it."""
-    rstrip: bool = False
 
 
 class SentencePieceCodec:
@@ -139,6 +129,7 @@ class SentencePieceCodec:
                 return b""
             case PieceKind.UNKNOWN:
                 surface: str = self._processor.decode([token_id])
+                check_token(surface)
                 return surface.encode()
             case PieceKind.BYTE:
                 if not _BYTE_PIECE.fullmatch(text):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from sentencepiece import SentencePieceProcessor
 
-from llorch_worker.text.sentencepiece_codec import AddedToken, SentencePieceCodec, load_processor
-from llorch_worker.text.sentencepiece_model import Piece, PieceKind, with_kinds, with_space_prefix
+from llorch_worker.model_files.bounds import TOKENS, check
+from llorch_worker.text.added_tokens import AddedToken
+from llorch_worker.text.definition_check import check_charsmap, check_token
+from llorch_worker.text.sentencepiece_codec import SentencePieceCodec, load_processor
+from llorch_worker.text.sentencepiece_model import (
+    Piece,
+    PieceKind,
+    charsmap_of,
+    with_kinds,
+    with_space_prefix,
+)
 
 _MAX_ADDED = 65_536
 """Larger ids of added tokens mean another model's vocabulary."""
 
 
 class SentencePieceFile:
-    """A tokenizer.model and the tokens that its folder adds, by id.
+    """A tokenizer.model and the tokens that its folder adds: by id, and ``more`` behind them.
 
     ``space_prefix``: whether a space is put in front of a text; None: as the model says.
     ``prefix_after_tokens``: whether that also holds for the text behind an added or control token,
@@ -30,6 +39,7 @@ class SentencePieceFile:
         model: bytes,
         added: Mapping[int, AddedToken],
         *,
+        more: Iterable[AddedToken] = (),
         space_prefix: bool | None = None,
         prefix_after_tokens: bool = True,
     ) -> None:
@@ -39,19 +49,29 @@ class SentencePieceFile:
             # unigram models have n-best lists.
             processor.nbest_encode("a", nbest_size=2)
             raise ValueError("it is a sentencepiece model, but not of the BPE kind")
+        check_charsmap(charsmap_of(model))
         # sentencepiece says -1 for a token that the model lacks.
         bos, eos = processor.bos_id(), processor.eos_id()
         self.bos_token_id = bos if bos >= 0 else None
         self.eos_token_id = eos if eos >= 0 else None
         self._model = model if space_prefix is None else with_space_prefix(model, space_prefix)
         self._prefix_after_tokens = prefix_after_tokens
-        self._added = added
         size = processor.vocab_size()
+        check("tokenizer.model: the number of tokens", size, TOKENS)
         self._pieces = [
             Piece(processor.id_to_piece(i), 0.0, _kind_of(processor, i)) for i in range(size)
         ]
+        check_token(max((piece.text for piece in self._pieces), key=len, default=""))
         self._own_kinds = [piece.kind for piece in self._pieces]
+        known = {piece.text for piece in self._pieces}
+        fresh = [token for token in more if token.text not in known]
+        self.appended = frozenset(token.text for token in fresh)
+        """The spellings of what was added of ``more``."""
+        behind = max((size - 1, *added)) + 1
+        self._added = added = {**added, **dict(enumerate(fresh, behind))}
         for token_id, token in sorted(added.items()):
+            if token.single_word:
+                raise ValueError(f"its token {token.text!r} is for single words only")
             if not 0 <= token_id < size + _MAX_ADDED:
                 raise ValueError(f"it adds a token as id {token_id} to a vocabulary of {size}")
             missing = token_id + 1 - len(self._pieces)
@@ -60,6 +80,11 @@ class SentencePieceFile:
             if self._pieces[token_id].kind != PieceKind.UNKNOWN:
                 self._pieces[token_id] = Piece(token.text, 0.0, kind)
         self._ids = {piece.text: i for i, piece in reversed([*enumerate(self._pieces)])}
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return len(self._pieces)
 
     def token_to_id(self, token: str, /) -> int | None:
         return self._ids.get(token)

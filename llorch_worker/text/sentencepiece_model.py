@@ -11,7 +11,7 @@ The field numbers are those of sentencepiece_model.proto:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -110,6 +110,31 @@ def with_kinds(model: bytes, kinds: Mapping[int, PieceKind]) -> bytes:
 def with_space_prefix(model: bytes, space_prefix: bool) -> bytes:
     """``model``, but whether it puts a space in front of a text is given."""
     return model + _field(3, _field(3, space_prefix))
+
+
+def charsmap_of(model: bytes) -> bytes:
+    """What ``model`` normalizes characters to, in sentencepiece's own form."""
+    specs = [content for tag, content in _messages(model) if tag == 3 << 3 | 2]
+    maps = [content for spec in specs for tag, content in _messages(spec) if tag == 2 << 3 | 2]
+    return maps[-1] if maps else b""
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tags and contents of the fields with a length, but for short pieces."""
+    at = 0
+    while at < len(data):
+        if data[at] == 0x0A and at + 1 < len(data) and data[at + 1] < 0x80:
+            at += 2 + data[at + 1]  # most of a model, so without a call
+            continue
+        tag, at = _read_varint(data, at)
+        if tag & 7 == 2:
+            length, at = _read_varint(data, at)
+            yield tag, data[at : at + length]
+            at += length
+        elif tag & 7 == 0:
+            _, at = _read_varint(data, at)
+        else:
+            at += 8 if tag & 7 == 1 else 4
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

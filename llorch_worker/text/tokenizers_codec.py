@@ -6,20 +6,25 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Self
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
+from llorch_worker.model_files.bounds import AROUND_TEXT, check
+from llorch_worker.text import added_tokens
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
+from llorch_worker.text.definition_check import check_definition
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE
 from llorch_worker.text.spellings import any_of
 from llorch_worker.text.stand_ins import NO_STAND_INS, StandIns
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 _NO_PART: dict[str, Any] = {"type": "none"}
 # Each call encodes one text, for which a pool of threads is no help.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,13 +39,24 @@ class TokenizersCodec:
 
     transformers_class = "PreTrainedTokenizerFast"
 
-    def __init__(self, definition: str) -> None:
-        """``definition``: the content of tokenizer.json."""
+    def __init__(
+        self,
+        definition: str,
+        by_id: Mapping[int, added_tokens.AddedToken] = MappingProxyType({}),
+        more: Sequence[added_tokens.AddedToken] = (),
+    ) -> None:
+        """``definition``: the content of tokenizer.json. ``by_id``: tokens that settings add to it
+        or change; ``more``: those that they add behind these, unless they are there."""
+        try:
+            parts = json.loads(definition)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("tokenizer.json is not valid JSON") from error
+        self._own_ids = check_definition(parts)
         # Two, because the switch is state of the object and many threads encode.
         self._parsing = _load(definition)
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
-        parts = json.loads(definition)
+        self._add(by_id, more)
         self._composes = (
             [part["type"] for part in _parts(parts.get("normalizer"), "normalizers")] == ["NFC"]
         ) and not any(token.normalized for token in self._added.values())
@@ -56,6 +72,30 @@ class TokenizersCodec:
             raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
+    def _add(
+        self,
+        by_id: Mapping[int, added_tokens.AddedToken],
+        more: Sequence[added_tokens.AddedToken],
+    ) -> None:
+        known = {token.content for token in self._added.values()}
+        # A token of the model's own is found in a text only once it is added, too.
+        fresh = [token for token in more if token.text not in known]
+        self.appended = frozenset(
+            token.text for token in fresh if self.token_to_id(token.text) is None
+        )
+        """The spellings of the tokens in ``more`` that the vocabulary lacks."""
+        lacking = {token.text for token in by_id.values() if self.token_to_id(token.text) is None}
+        for token in [*(by_id[token_id] for token_id in sorted(by_id)), *fresh]:
+            flags = {name: getattr(token, name) for name in _FLAGS}
+            for tokenizer in (self._parsing, self._literal):
+                tokenizer.add_tokens([AddedToken(token.text, **flags)])
+        for token_id, token in by_id.items():
+            if token.text in lacking and (got := self.token_to_id(token.text)) != token_id:
+                raise ValueError(
+                    f"its settings add {token.text[:40]!r} as id {token_id}, but the next of "
+                    f"tokenizer.json is {got}"
+                )
+
     @property
     def _added(self) -> dict[int, AddedToken]:
         added: dict[int, AddedToken] = self._parsing.get_added_tokens_decoder()
@@ -64,6 +104,11 @@ class TokenizersCodec:
     @cached_property
     def special_ids(self) -> dict[str, int]:
         return {token.content: token_id for token_id, token in self._added.items() if token.special}
+
+    @property
+    def size(self) -> int:
+        """The largest id and 1."""
+        return max(self._own_ids, *(token_id + 1 for token_id in self._added), 0)
 
     def token_to_id(self, token: str, /) -> int | None:
         token_id: int | None = self._parsing.token_to_id(token)
@@ -116,6 +161,13 @@ class TokenizersCodec:
         """The ids that the file's post-processor puts before and after a text."""
         with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
         bare = self._ids(self._literal, "a")
+        check("tokenizer.json: the number of tokens around a text", len(with_template), AROUND_TEXT)
+        for token_id in with_template:
+            if self.id_to_token(token_id) is None:
+                raise ValueError(
+                    f"the post_processor of tokenizer.json writes the id {token_id}, which is no "
+                    "token's"
+                )
         for start in range(len(with_template) - len(bare) + 1):
             if with_template[start : start + len(bare)] == bare:
                 return with_template[:start], with_template[start + len(bare) :]

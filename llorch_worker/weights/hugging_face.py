@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.bounds import SAFETENSORS_HEADER_BYTES, TENSORS, require
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
+from llorch_worker.model_files.side_file import exists, read_bytes, read_object
 from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
 from llorch_worker.weights.rope_order import RopeOrder
-
-_MAX_HEADER_BYTES = 100_000_000
-"""The format's limit on the JSON header."""
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED = {"I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn}
@@ -52,15 +51,15 @@ class HuggingFaceCheckpoint(Checkpoint):
         weight_map = _weight_map(path)
         names = sorted(set(weight_map.values())) if weight_map else [_SINGLE]
         self.files = tuple(path / name for name in names)
-        if not (path / "config.json").exists():
+        if not exists(path / "config.json"):
             raise ModelLoadFailed(
                 f"{path} has no config.json; "
                 "give a folder as transformers' save_pretrained writes it."
             )
-        metadata = _read_json(path / "config.json")
+        metadata = read_object(path / "config.json")
         for name in _SIDE_FILES:
-            if (path / f"{name}.json").exists():
-                metadata[name] = _read_json(path / f"{name}.json")
+            if exists(path / f"{name}.json"):
+                metadata[name] = read_object(path / f"{name}.json")
         self.metadata: Mapping[str, Any] = metadata
         self._stored: dict[str, _StoredTensor] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -76,14 +75,16 @@ class HuggingFaceCheckpoint(Checkpoint):
     def _index(self, file: ModelFile, weight_map: Mapping[str, str]) -> None:
         """``weight_map``: the file of each tensor, for those that files of one model share."""
         header_bytes = int.from_bytes(file.read(0, 8), "little")
-        if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
+        if not 2 <= header_bytes <= file.size_bytes - 8:
             raise _damaged(file, f"its header announces {header_bytes} bytes")
+        require(file.path, "the size of its header", header_bytes, SAFETENSORS_HEADER_BYTES)
         try:
             header = json.loads(file.read(8, header_bytes))
         except (ValueError, RecursionError) as error:
             raise _damaged(file, "its header is not valid JSON") from error
         if not isinstance(header, dict):
             raise _damaged(file, "its header is not a JSON object")
+        require(file.path, "the number of tensors", len(header), TENSORS)
         for name, entry in header.items():
             # A shard may hold another version of a tensor, which was replaced in a later one.
             if name == "__metadata__" or weight_map.get(name, file.path.name) != file.path.name:
@@ -145,10 +146,10 @@ class HuggingFaceCheckpoint(Checkpoint):
     def described_by(self) -> Iterator[bytes]:
         for name in _DESCRIPTIONS:
             path = self.path / name
-            yield path.read_bytes() if path.is_file() else b""
+            yield read_bytes(path) if exists(path) else b""
         for path in sorted((self.path / "additional_chat_templates").glob("*.jinja")):
             yield path.name.encode()
-            yield path.read_bytes()
+            yield read_bytes(path)
 
     def sample(self, name: str, at: int, length: int) -> bytes:
         stored, size = self._stored[name], self.tensors[name].stored_bytes
@@ -171,24 +172,24 @@ class HuggingFaceCheckpoint(Checkpoint):
 
 def _weight_map(path: Path) -> dict[str, str]:
     """The file of each tensor, as the index has it; empty if all are in one file."""
-    if (path / _INDEX).exists():
-        weight_map = _read_json(path / _INDEX).get("weight_map")
+    if exists(path / _INDEX):
+        weight_map = read_object(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelLoadFailed(f"{path / _INDEX} has no weight_map; download the model again.")
         weight_map = {name: str(file) for name, file in weight_map.items()}
         for name in sorted({*weight_map.values()}):
             # The index must not name files outside the folder.
-            if Path(name).name != name or not (path / name).exists():
+            if Path(name).name != name or not exists(path / name):
                 raise ModelLoadFailed(
                     f"{path} lacks {name}, which is in its index; download the model again."
                 )
-        if (path / _SINGLE).exists() and _SINGLE not in weight_map.values():
+        if exists(path / _SINGLE) and _SINGLE not in weight_map.values():
             raise ModelLoadFailed(
                 f"{path} holds both {_SINGLE} and {_INDEX}, which does not name it; "
                 "remove the one that is not meant."
             )
         return weight_map
-    if (path / _SINGLE).exists():
+    if exists(path / _SINGLE):
         return {}
     found = {file.suffix for file in path.iterdir()}
     if ".gguf" in found:
@@ -204,20 +205,6 @@ def _weight_map(path: Path) -> dict[str, str]:
         f"{path} holds no weights (neither {_SINGLE} nor {_INDEX}); "
         "give a .gguf file or a complete Hugging Face model folder."
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelLoadFailed(
-            f"{path} cannot be read ({error.strerror}); check its permissions."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadFailed(f"{path} is not valid JSON; download the model again.") from error
-    if not isinstance(document, dict):
-        raise ModelLoadFailed(f"{path} is not a JSON object; download the model again.")
-    return document
 
 
 def _damaged(file: ModelFile, what: str) -> ModelLoadFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,123 @@ def test_tokens_that_a_folder_names_are_control_tokens_as_in_transformers(
         messages, add_generation_prompt=True, return_dict=False
     )
     assert tokenizer.encode_chat(chat("Hi")) == expected
+
+
+def special(text: str, **flags: bool) -> dict[str, Any]:
+    plain = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    return {"content": text, "special": True, **plain, **flags}
+
+
+IM_START, IM_END, FILL, WHAT, ALSO, TEXT = TOKENS
+
+
+def decoder(first: int, *tokens: dict[str, Any]) -> dict[str, Any]:
+    return {str(token_id): token for token_id, token in enumerate(tokens, first)}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        lambda size: {
+            "tokenizer_config": {
+                "added_tokens_decoder": decoder(size, special(IM_START), special(IM_END)),
+                "eos_token": IM_END,
+            }
+        },
+        lambda _: {
+            "tokenizer_config": {
+                "additional_special_tokens": [IM_START, IM_END],
+                "eos_token": IM_END,
+                "pad_token": FILL,
+            }
+        },
+        lambda _: {
+            "tokenizer_config": {
+                "extra_special_tokens": {"end": IM_END, "begin": IM_START},
+                "eos_token": IM_END,
+            }
+        },
+        lambda _: {"special_tokens_map": {"additional_special_tokens": [IM_START, IM_END]}},
+        lambda size: {
+            "tokenizer_config": {"image_token": WHAT, "pad_token": FILL},
+            "special_tokens_map": {"eos_token": special(IM_END)},
+            "added_tokens": {IM_START: size, IM_END: size + 1, TEXT: size + 2},
+        },
+        lambda size: {
+            "tokenizer_config": {
+                "added_tokens_decoder": decoder(
+                    size,
+                    special(ALSO, lstrip=True),
+                    special(IM_START, rstrip=True),
+                    special(TEXT, special=False, normalized=True),
+                ),
+                "additional_special_tokens": [IM_END, ALSO],
+                "unk_token": WHAT,
+            }
+        },
+    ],
+    ids=["decoder", "additional", "extra", "map", "added_tokens", "all"],
+)
+def test_tokens_that_only_the_settings_have_get_the_ids_of_transformers(
+    folder: Callable[..., Path], source: Any, trained_model: Path, files: Callable[..., Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    path = folder([])
+    size = load_tokenizer(source(path)).vocab_size
+    path = folder([], **files(size))
+    reference = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(source(path))
+    assert tokenizer.vocab_size == len(reference) > size
+    text = f"a{IM_START}b c{IM_END} {FILL}d {WHAT} {ALSO} {TEXT} {IM_START}\n"
+    assert ids_of(tokenizer, text) == reference.encode(text, add_special_tokens=False)
+    control = {reference.convert_tokens_to_ids(token) for token in (IM_START, IM_END)}
+    literal = tokenizer.encode(text, add_special_tokens=False)
+    assert not control & {*literal}  # nobody can spell them
+    assert tokenizer.decode(control) == ""
+    assert reference.convert_tokens_to_ids(IM_END) in tokenizer.eos_token_ids
+
+
+def test_settings_that_give_a_new_token_another_id_than_the_next_are_refused(
+    folder: Callable[..., Path], source: Any
+) -> None:
+    """transformers gives it the next."""
+    size = load_tokenizer(source(folder([]))).vocab_size
+    config = {"added_tokens_decoder": decoder(size + 3, special(IM_END))}
+    with pytest.raises(ModelLoadFailed, match=f"as id {size + 3}, but the next .* is {size}"):
+        load_tokenizer(source(folder([], tokenizer_config=config)))
+
+
+@pytest.mark.parametrize("nothing", [2**32 - 1, -1, 10**6, 2**70])
+def test_ids_beyond_the_model_are_none_and_named(
+    folder: Callable[..., Path], source: Any, caplog: pytest.LogCaptureFixture, nothing: int
+) -> None:
+    plain = load_tokenizer(source(folder([])))
+    files = {
+        "config": {"pad_token_id": nothing, "eos_token_id": [nothing]},
+        "generation_config": {"pad_token_id": nothing},
+    }
+    tokenizer = load_tokenizer(source(folder([], **files)))
+    assert tokenizer.eos_token_ids == plain.eos_token_ids
+    assert caplog.text.count(f"pad_token_id is {nothing}, which is none of the model's") == 2
+    assert f"eos_token_id is {nothing}, which is none of the model's" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("eos_token_id", float("inf"), "eos_token_id is inf, which is no token id"),
+        ("eos_token_id", "2", "eos_token_id is '2', which is no token id"),
+        ("eos_token_id", [1, True], "eos_token_id is True, which is no token id"),
+        ("pad_token_id", {"a": 1}, "pad_token_id is {'a': 1}, which is no token id"),
+        ("bos_token_id", 10**6, "bos_token_id is 1000000, the model has"),
+    ],
+)
+def test_what_is_no_id_is_refused(
+    folder: Callable[..., Path], source: Any, field: str, value: Any, reason: str
+) -> None:
+    with pytest.raises(ModelLoadFailed, match=re.escape(reason)):
+        load_tokenizer(source(folder([], config={field: value})))
 
 
 def test_the_ends_of_generation_config_are_control_tokens(

@@ -125,6 +125,25 @@ def test_the_files_own_settings_are_obeyed(load: Load) -> None:
     assert tokenizer.decode([3, 3]) == " a a"
 
 
+@pytest.mark.parametrize("nothing", [2**32 - 1, 6, 2**40])
+@pytest.mark.parametrize("name", ["padding", "seperator", "mask", "cls", "unknown"])
+def test_an_id_that_decides_nothing_is_none_if_the_vocabulary_lacks_it(
+    load: Load, caplog: pytest.LogCaptureFixture, name: str, nothing: int
+) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    tokenizer = load({**SMALL, key: nothing})
+    assert tokenizer.encode("a") == load(SMALL).encode("a")
+    assert tokenizer.eos_token_ids == {2}
+    assert f"{key} is {nothing}, which is none of the model's 6 tokens" in caplog.text
+
+
+def test_a_beginning_of_minus_1_is_none(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = load({**SMALL, "tokenizer.ggml.bos_token_id": 2**32 - 1})
+    assert tokenizer.bos_token_id is None
+    assert tokenizer.encode("a") == [3]
+    assert "bos_token_id is 4294967295, which is none" in caplog.text
+
+
 def test_ids_of_a_padded_embedding_have_no_text(load: Load) -> None:
     tokenizer = load({**SMALL, "llama.vocab_size": 64})
     assert tokenizer.vocab_size == 64
@@ -145,7 +164,8 @@ def test_ids_of_a_padded_embedding_have_no_text(load: Load) -> None:
         ({"tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1]}, "256 byte tokens"),
         ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 6]}, "byte token 'a'"),
         ({"tokenizer.ggml.bos_token_id": 6}, "bos_token_id is 6"),
-        ({"tokenizer.ggml.eos_token_id": -1}, "eos_token_id is -1"),
+        ({"tokenizer.ggml.eos_token_id": -2}, "eos_token_id is -2"),
+        ({"tokenizer.ggml.eos_token_id": float("inf")}, "eos_token_id is inf, which is no token"),
         ({"llama.vocab_size": 10**12}, "model has 1000000000000 tokens"),
     ],
 )

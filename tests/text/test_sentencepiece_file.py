@@ -80,6 +80,29 @@ def test_ids_equal_transformers(
         assert ids_of(tokenizer, text) == reference.encode(text, add_special_tokens=False), text
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"additional_special_tokens": ["<pad>", "<call>"], "eos_token": "<call>"},
+        {"additional_special_tokens": ["<call>"], "eos_token": "<call>", "pad_token": "<pad>"},
+        {"added_tokens_decoder": {"32000": DECODER["32000"]}, "extra_special_tokens": ["<call>"]},
+    ],
+)
+def test_tokens_that_only_the_settings_list_come_behind_the_others_as_in_transformers(
+    folder: Write, source: Any, settings: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    path = folder(tokenizer_config={**LLAMA, **settings})
+    tokenizer, reference = load_tokenizer(source(path)), AutoTokenizer.from_pretrained(path)
+    text = "a<pad>b<call> c"
+    assert ids_of(tokenizer, text) == reference.encode(text, add_special_tokens=False)
+    ids = reference.convert_tokens_to_ids(["<pad>", "<call>"])
+    assert not {*ids} & {*ids_of(tokenizer, text, parse_special=False)}
+    assert tokenizer.decode(ids) == ""
+    assert tokenizer.eos_token_id == reference.eos_token_id
+
+
 def test_added_tokens_keep_the_ids_that_the_folder_gives(folder: Write, source: Any) -> None:
     """transformers 5 moves those behind a gap."""
     path = folder(
@@ -120,7 +143,8 @@ def test_a_piece_that_the_folder_calls_a_control_token_is_nobodys_text(
     ("token_id", "token", "reason"),
     [
         ("32000", {"single_word": True}, "'<call>' is for single words only"),
-        ("999999999", {}, "adds a token as id 999999999"),
+        ("99999", {}, "adds a token as id 99999 to a vocabulary of"),
+        ("999999999", {}, "an id in added_tokens_decoder is 999999999, but may be at most"),
     ],
 )
 def test_added_tokens_that_cannot_be_are_refused(

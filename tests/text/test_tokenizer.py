@@ -98,7 +98,7 @@ def test_a_folder_without_a_vocabulary_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("config.json", "[]", "config.json is not a JSON object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
         ("tokenizer.model", "no protobuf", "damaged, or not a sentencepiece model"),

@@ -159,7 +159,7 @@ def test_a_wrong_count_in_a_large_file_does_not_fill_the_memory(tmp_path: Path) 
     array, of_bytes, count = 9, 0, 150_000_000
     path.write_bytes(b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"a", array, of_bytes, count))
     os.truncate(path, 200_000_000)
-    with pytest.raises(ModelLoadFailed, match="longer than 100000000 bytes"):
+    with pytest.raises(ModelLoadFailed, match="items in its arrays is 150000000, but may be at"):
         open_checkpoint(path)
 
 

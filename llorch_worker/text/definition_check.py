@@ -1,0 +1,147 @@
+"""Checks what a tokenizer.json holds before a library reads it.
+
+The steps of its pipeline rewrite every text, so their growth multiplies: forty that double a text
+make a terabyte of one letter.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llorch_worker.model_files.bounds import (
+    AROUND_TEXT,
+    GROWTH,
+    INSERTED_BYTES,
+    MERGES,
+    PIPELINE_STEPS,
+    TOKEN_BYTES,
+    TOKENS,
+    check,
+)
+
+_COMPONENTS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
+"""Parts of the pipeline, and the key of each one's steps."""
+_LARGE = {"pattern": TOKEN_BYTES, "precompiled_charsmap": None}
+"""Strings of a step that are not written into a text, with their bounds."""
+_GROWTH = {
+    "NFD": 3.0,
+    "NFC": 3.0,
+    "NFKD": 11.0,
+    "NFKC": 11.0,
+    "Lowercase": 1.5,
+    "BertNormalizer": 8.0,
+}
+"""By how much a step may lengthen a text in UTF-8, as Unicode's tables have it."""
+_NFKC_BYTES = 33
+"""Of what NFKC makes of three bytes: the longest in the maps that sentencepiece trains with."""
+
+
+def check_definition(definition: Mapping[str, Any]) -> int:
+    """The number of ids. Raises ValueError, with the field, for what breaks one of the bounds."""
+    model = definition["model"]
+    vocabulary = model["vocab"]
+    tokens = vocabulary if isinstance(vocabulary, dict) else [entry[0] for entry in vocabulary]
+    added = definition.get("added_tokens") or []
+    check("tokenizer.json: the number of tokens", len(tokens) + len(added), TOKENS)
+    check("tokenizer.json: the number of merges", len(model.get("merges") or ()), MERGES)
+    ids: list[int] = [token["id"] for token in added]
+    if isinstance(vocabulary, dict) and vocabulary:
+        ids += [min(vocabulary.values()), max(vocabulary.values())]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise ValueError(f"tokenizer.json has the id {token_id!r}, which is no token id")
+        check("tokenizer.json: a token's id", token_id, TOKENS)
+    longest = max((*tokens, *(token["content"] for token in added)), key=len, default="")
+    check_token(longest)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        check(f"tokenizer.json: the length of {name}", _size(model.get(name)), INSERTED_BYTES)
+    growth = 1.0
+    for component, key in _COMPONENTS.items():
+        field = f"tokenizer.json: {component}"
+        steps = list(_steps(definition.get(component), key, field))
+        for step in steps:
+            _check_strings(f"{field}.{step['type']}", step)
+        if component in ("normalizer", "pre_tokenizer"):
+            for step in steps:
+                growth *= max(1.0, _growth(step))
+    check("tokenizer.json: the growth of a text in its pipeline", math.ceil(growth), GROWTH)
+    return max((len(tokens) - 1, *ids)) + 1
+
+
+def check_token(text: str) -> None:
+    """Raises ValueError if a token is too long."""
+    check(f"the length of the token {text[:20]!r}", _size(text), TOKEN_BYTES)
+
+
+def check_charsmap(charsmap: bytes) -> float:
+    """By how much a text may grow by a map of sentencepiece: a trie's bytes, and what it maps to.
+
+    Raises ValueError if that is out of bounds.
+    """
+    trie_bytes = int.from_bytes(charsmap[:4], "little")
+    longest = max(map(len, charsmap[4 + trie_bytes :].split(b"\0")), default=0)
+    check("the length of what its normalizer writes", longest, INSERTED_BYTES)
+    return _GROWTH["NFKC"] if longest <= _NFKC_BYTES else float(longest)
+
+
+def _steps(component: Any, key: str, field: str) -> Iterator[Mapping[str, Any]]:
+    """The steps of a component, those within sequences as well."""
+    left, count = [component], 0
+    while left:
+        step = left.pop()
+        if step is None:
+            continue
+        count += 1
+        check(f"{field}: the number of steps", count, PIPELINE_STEPS)
+        if step["type"] == "Sequence":
+            left += reversed(step[key])
+        else:
+            yield step
+
+
+def _check_strings(field: str, step: Mapping[str, Any]) -> None:
+    left: list[tuple[str, Any]] = [*step.items()]
+    seen = 0
+    while left:
+        key, value = left.pop()
+        seen += 1
+        check(f"{field}: the number of its settings", seen, INSERTED_BYTES)
+        if isinstance(value, str):
+            if (bound := _LARGE.get(key, INSERTED_BYTES)) is not None:
+                check(f"{field}: the length of {key}", _size(value), bound)
+        elif isinstance(value, dict):
+            left += [(key if key in _LARGE else inner, each) for inner, each in value.items()]
+        elif isinstance(value, list):
+            check(f"{field}: the number of {key}", len(value), AROUND_TEXT)
+            left += [(key, each) for each in value]
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    match step["type"]:
+        case "Replace":
+            written = _size(step["content"])
+            pattern = step["pattern"].get("String")
+            # An expression may match a single character, or between two of them.
+            return written / _size(pattern) if pattern else 1.0 + written
+        case "Prepend":
+            return 1.0 + _size(step["prepend"])
+        case "Metaspace":
+            return 1.0 + _size(step["replacement"])
+        case "ByteLevel":
+            return 4.0 if step.get("add_prefix_space") else 2.0
+        case "Precompiled":
+            return check_charsmap(base64.b64decode(step["precompiled_charsmap"]))
+        case name:
+            return _GROWTH.get(name, 1.0)
+
+
+def _size(text: str | None) -> int:
+    return len((text or "").encode(errors="surrogatepass"))
