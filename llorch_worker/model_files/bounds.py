@@ -54,6 +54,9 @@ GGUF_HEADER_BYTES: Final = Bound(100_000_000, "bytes")
 SAFETENSORS_HEADER_BYTES: Final = Bound(32 * MIB, "bytes")
 """As JSON takes more memory than it has bytes."""
 
+JSON_LISTS: Final = Bound(2**22, "objects and lists")
+"""Of one file; new versions of tokenizer.json have a list for each merge."""
+JSON_ITEMS: Final = Bound(2**23, "values")
 _FILE_MIB: Final = {
     "config.json": 4,
     "generation_config.json": 1,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model_files.bounds import file_bound, require
+from llorch_worker.model_files.bounds import JSON_ITEMS, JSON_LISTS, file_bound, require
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -80,17 +80,25 @@ def read_text(path: Path) -> str:
         raise ModelLoadFailed(f"{path} is not UTF-8; download the model again.") from error
 
 
-def parse_object(path: Path, text: str) -> dict[str, Any]:
-    """The JSON object that ``text`` is. Raises ModelLoadFailed, with ``path``, if it is none."""
+def read_object(path: Path) -> dict[str, Any]:
+    """See :func:`read_text`; the content must be a JSON object."""
+    try:
+        return parse_object(read_text(path))
+    except ValueError as error:
+        raise ModelLoadFailed(f"{path} {error}; download the model again.") from error
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object that ``text`` is. Raises ValueError, as a clause about a file."""
+    # A list of 3 bytes takes 64 as an object. Those in texts are counted, too.
+    lists, items = text.count("[") + text.count("{"), text.count(",")
+    for count, bound in ((lists, JSON_LISTS), (items, JSON_ITEMS)):
+        if count > bound.most:
+            raise ValueError(f"holds {count} {bound.unit}, but may hold at most {bound.most}")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelLoadFailed(f"{path} is not valid JSON; download the model again.") from error
+        raise ValueError("is not valid JSON") from error
     if not isinstance(document, dict):
-        raise ModelLoadFailed(f"{path} is not a JSON object; download the model again.")
+        raise ValueError("is not a JSON object")
     return document
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """See :func:`read_text`; the content must be a JSON object."""
-    return parse_object(path, read_text(path))

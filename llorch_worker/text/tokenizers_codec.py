@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import unicodedata
@@ -15,6 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.model_files.bounds import AROUND_TEXT, check
+from llorch_worker.model_files.side_file import parse_object
 from llorch_worker.text import added_tokens
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
 from llorch_worker.text.definition_check import check_definition
@@ -48,9 +48,9 @@ class TokenizersCodec:
         """``definition``: the content of tokenizer.json. ``by_id``: tokens that settings add to it
         or change; ``more``: those that they add behind these, unless they are there."""
         try:
-            parts = json.loads(definition)
-        except (ValueError, RecursionError) as error:
-            raise ValueError("tokenizer.json is not valid JSON") from error
+            parts = parse_object(definition)
+        except ValueError as error:
+            raise ValueError(f"tokenizer.json {error}") from error
         self._own_ids = check_definition(parts)
         # Two, because the switch is state of the object and many threads encode.
         self._parsing = _load(definition)

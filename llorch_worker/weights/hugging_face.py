@@ -7,7 +7,6 @@ Format: https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.bounds import SAFETENSORS_HEADER_BYTES, TENSORS, require
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
-from llorch_worker.model_files.side_file import exists, read_bytes, read_object
+from llorch_worker.model_files.side_file import exists, parse_object, read_bytes, read_object
 from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
 from llorch_worker.weights.rope_order import RopeOrder
 
@@ -79,11 +78,11 @@ class HuggingFaceCheckpoint(Checkpoint):
             raise _damaged(file, f"its header announces {header_bytes} bytes")
         require(file.path, "the size of its header", header_bytes, SAFETENSORS_HEADER_BYTES)
         try:
-            header = json.loads(file.read(8, header_bytes))
-        except (ValueError, RecursionError) as error:
-            raise _damaged(file, "its header is not valid JSON") from error
-        if not isinstance(header, dict):
-            raise _damaged(file, "its header is not a JSON object")
+            header = parse_object(file.read(8, header_bytes).decode())
+        except UnicodeDecodeError as error:
+            raise _damaged(file, "its header is not UTF-8") from error
+        except ValueError as error:
+            raise _damaged(file, f"its header {error}") from error
         require(file.path, "the number of tensors", len(header), TENSORS)
         for name, entry in header.items():
             # A shard may hold another version of a tensor, which was replaced in a later one.

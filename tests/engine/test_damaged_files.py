@@ -269,6 +269,10 @@ def decoder_of(**token: Any) -> dict[str, Any]:
             "the number of chat templates is 66, but may be at most 64",
         ),
         (
+            lambda folder: (folder / "tokenizer.json").write_text(f"[{'[],' * 5_000_000}[]]"),
+            "tokenizer.json holds 5000002 objects and lists, but may hold at most 4194304",
+        ),
+        (
             lambda folder: edit(folder, "tokenizer_config.json", **decoder_of()),
             "an id in added_tokens_decoder is 300000000, but may be at most 1048576",
         ),
