@@ -28,8 +28,8 @@ TOKENS: Final = Bound(2**20)
 MERGES: Final = Bound(2**22)
 TOKEN_BYTES: Final = Bound(4096, "bytes")
 """Of one token. An answer may repeat the longest."""
-TEMPLATE_BYTES: Final = Bound(MIB // 4, "bytes")
-"""Of a chat template; those in use have up to 0.03 MiB."""
+TEMPLATE_BYTES: Final = Bound(MIB // 8, "bytes")
+"""Of a chat template; gpt-oss has 17 kB. Jinja takes seconds for as much as this."""
 TEMPLATES: Final = Bound(64)
 PIPELINE_STEPS: Final = Bound(64)
 """Of a tokenizer's normalizer, pre-tokenizer, decoder and post-processor, each."""

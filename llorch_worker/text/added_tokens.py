@@ -135,7 +135,7 @@ def usable_ids(field: str, value: object, rows: int, *, needed: bool = False) ->
     ``rows``: of the embedding. ``needed``: prompts or answers would be others without the token.
     Raises ValueError for a needed one that the model lacks, and for what is no id.
     """
-    ids = []
+    ids, unknown = [], []
     for token_id in value if isinstance(value, list) else [value]:
         if token_id is None:
             continue
@@ -146,6 +146,9 @@ def usable_ids(field: str, value: object, rows: int, *, needed: bool = False) ->
         elif needed and token_id not in _NONE:
             raise ValueError(f"{field} is {shown(token_id)}, the model has {rows} tokens")
         else:
-            what = "%s is %s, which is none of the model's %d tokens; it counts as none"
-            logger.warning(what, field, shown(token_id), rows)
+            unknown.append(token_id)
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        what = "%s is %s%s, which is none of the model's %d tokens; it counts as none"
+        logger.warning(what, field, shown(unknown[0]), more, rows)
     return ids

@@ -19,7 +19,10 @@ MOST_SECONDS = 5.0
 """That a template may take for a conversation."""
 _KEY = "tokenizer.chat_template"
 # Errors that a template's own expressions may raise.
-_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_ERRORS = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract import InvalidRequest, ModelLoadFailed
 from llorch_worker.text.folder_tokenizer import tokenizer_of_folder
 from llorch_worker.text.gguf_tokenizer import tokenizer_of_gguf
 from llorch_worker.text.tokenizer import Tokenizer
@@ -38,8 +38,8 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
         if checkpoint.layout == "gguf":
             return tokenizer_of_gguf(checkpoint.metadata)
         return tokenizer_of_folder(checkpoint.path)
-    except (*_MALFORMED, ValueError, OSError) as error:
-        expected = isinstance(error, ValueError | OSError)
+    except (*_MALFORMED, ValueError, OSError, InvalidRequest) as error:
+        expected = isinstance(error, ValueError | OSError | InvalidRequest)
         reason = str(error) if expected else f"its settings are malformed ({error})"
         raise ModelLoadFailed(
             f"The tokenizer of {checkpoint.path} cannot be used: {reason}."

@@ -13,6 +13,7 @@ from typing import Any, Self
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
+from llorch_worker.contract import Fault, InvalidRequest
 from llorch_worker.model_files.bounds import AROUND_TEXT, check
 from llorch_worker.model_files.side_file import parse_object
 from llorch_worker.text import added_tokens
@@ -85,10 +86,12 @@ class TokenizersCodec:
         )
         """The spellings of the tokens in ``more`` that the vocabulary lacks."""
         lacking = {token.text for token in by_id.values() if self.token_to_id(token.text) is None}
-        for token in [*(by_id[token_id] for token_id in sorted(by_id)), *fresh]:
-            flags = {name: getattr(token, name) for name in _FLAGS}
-            for tokenizer in (self._parsing, self._literal):
-                tokenizer.add_tokens([AddedToken(token.text, **flags)])
+        tokens = [
+            AddedToken(token.text, **{name: getattr(token, name) for name in _FLAGS})
+            for token in [*(by_id[token_id] for token_id in sorted(by_id)), *fresh]
+        ]
+        for tokenizer in (self._parsing, self._literal):
+            tokenizer.add_tokens(tokens)
         for token_id, token in by_id.items():
             if token.text in lacking and (got := self.token_to_id(token.text)) != token_id:
                 raise ValueError(
@@ -227,8 +230,16 @@ class TokenizersCodec:
 
     def _ids(self, tokenizer: RustTokenizer, text: str) -> list[int]:
         text = self._composed(tokenizer, text)
-        # Only the functions for batches release Python's lock.
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            # Only the functions for batches release Python's lock.
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            # What the library raises when its expressions give up is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            rule = "the expressions of the model's tokenizer give up on this text"
+            fault = Fault(field="prompt", rule=rule, got=f"{len(text)} characters")
+            raise InvalidRequest.from_faults([fault]) from None
         ids: list[int] = encoding.ids
         return ids
 

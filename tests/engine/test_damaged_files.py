@@ -251,7 +251,7 @@ def decoder_of(**token: Any) -> dict[str, Any]:
         ),
         (
             lambda folder: grow(folder / "additional_chat_templates" / "tool_use.jinja", 10**8),
-            "tool_use.jinja: its size is 100000000, but may be at most 262144 bytes",
+            "tool_use.jinja: its size is 100000000, but may be at most 131072 bytes",
         ),
         (
             lambda folder: (
@@ -259,7 +259,7 @@ def decoder_of(**token: Any) -> dict[str, Any]:
                 (folder / "additional_chat_templates" / "tool_use.jinja").unlink(),
                 edit(folder, "tokenizer_config.json", chat_template="a" * 10**7),
             ),
-            "the size of a chat_template is 10000000, but may be at most 262144 bytes",
+            "the size of a chat_template is 10000000, but may be at most 131072 bytes",
         ),
         (
             lambda folder: [
@@ -327,7 +327,7 @@ SMALL = {
         ),
         (
             {"tokenizer.chat_template": "a" * 10**7},
-            "the size of a chat_template is 10000000, but may be at most 262144 bytes",
+            "the size of a chat_template is 10000000, but may be at most 131072 bytes",
         ),
         ({"llama.context_length": 2**30}, "context_length is 1073741824, but may be at most"),
     ],

@@ -130,12 +130,19 @@ def test_a_token_that_is_no_utf8_keeps_its_id_and_its_bytes(load_gguf: Load) -> 
         assert last - 1 not in tokenizer.encode("日本語 ÿ")
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}", "chat template is broken in line 1"),
+        ("{{ 'a' * 10**15 }}", "chat template refuses them: it failed with MemoryError"),
+    ],
+)
 def test_a_template_that_cannot_be_used_is_named_at_load(
-    load_gguf: Load, caplog: pytest.LogCaptureFixture
+    load_gguf: Load, caplog: pytest.LogCaptureFixture, template: str, said: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        load_gguf("gpt2", {}, chat_template="{% for m in messages %}")
-    assert "chat template is broken in line 1" in caplog.text
+        load_gguf("gpt2", {}, chat_template=template)
+    assert said in caplog.text
 
 
 # Hugging Face folders
@@ -281,6 +288,15 @@ def test_settings_that_give_a_new_token_another_id_than_the_next_are_refused(
     config = {"added_tokens_decoder": decoder(size + 3, special(IM_END))}
     with pytest.raises(ModelLoadFailed, match=f"as id {size + 3}, but the next .* is {size}"):
         load_tokenizer(source(folder([], tokenizer_config=config)))
+
+
+def test_many_ids_beyond_the_model_are_one_line_of_the_log(
+    folder: Callable[..., Path], source: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = list(range(10**6, 10**6 + 1000))
+    load_tokenizer(source(folder([], generation_config={"eos_token_id": many})))
+    assert len(caplog.records) == 1
+    assert "eos_token_id is 1000000 (and 999 more), which is none" in caplog.text
 
 
 @pytest.mark.parametrize("nothing", [2**32 - 1, -1, 10**6, 2**70])

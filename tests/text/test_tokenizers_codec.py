@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract import InvalidRequest, ModelLoadFailed
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
@@ -114,6 +114,21 @@ def test_a_damaged_file_is_refused_in_one_sentence(
     with pytest.raises(ModelLoadFailed, match=reason) as caught:
         load_tokenizer(source(tmp_path))
     assert "\n" not in caught.value.message
+
+
+def test_a_text_that_the_librarys_expressions_give_up_on_is_refused(
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    """Its panic is no Exception, and would end the thread that tokenises."""
+    definition = json.loads((trained_model / "hf" / "tokenizer.json").read_text())
+    doubling = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    steps = [doubling | {"invert": False}, definition["pre_tokenizer"]]
+    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = load_tokenizer(source(tmp_path))
+    assert tokenizer.encode("aab")
+    with pytest.raises(InvalidRequest, match=r"give up on this text .got 41 characters"):
+        tokenizer.encode("a" * 40 + "b")
 
 
 def test_a_decoder_that_llama_does_not_use_is_refused(
