@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.model_files.hub import local_path
+from llorch_worker.model_files.split_parts import split_parts
 
 
 @dataclass(frozen=True)
@@ -32,4 +33,5 @@ def open_vocabulary(path: Path) -> VocabularyFile:
     from llorch_worker.model_files.gguf_header import read_gguf_header
     from llorch_worker.model_files.model_file import ModelFile
 
-    return VocabularyFile(path, "gguf", read_gguf_header(ModelFile(path)).metadata)
+    first, *_ = split_parts(path)
+    return VocabularyFile(path, "gguf", read_gguf_header(ModelFile(first)).metadata)

@@ -18,6 +18,7 @@ from gguf.quants import dequantize
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
+from llorch_worker.model_files.split_parts import split_parts
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo, in_order
 from llorch_worker.weights.groups import GroupForm, group_form
 from llorch_worker.weights.rope_order import RopeOrder
@@ -44,7 +45,6 @@ _LAYER_TENSOR_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,5})\.(\w+)\.(weight|bias)")
-_SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class GgufCheckpoint(Checkpoint):
         self.path = path
         self._stored: dict[str, _StoredTensor] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        files = [ModelFile(part) for part in _parts(path)]
+        files = [ModelFile(part) for part in split_parts(path)]
         self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
         self._check_parts(headers)
@@ -209,22 +209,6 @@ def canonical_name(gguf_name: str, kinds: frozenset[str]) -> str:
         return f"model.layers.{int(match[1])}.{name}.{match[3]}"
     stem, _, kind = gguf_name.rpartition(".")
     return f"{_TENSOR_NAMES[stem]}.{kind}" if stem in _TENSOR_NAMES else gguf_name
-
-
-def _parts(path: Path) -> list[Path]:
-    """All files of a split model in order, or the one file."""
-    match = _SPLIT_NAME.fullmatch(path.name)
-    count = int(match[3]) if match else 0
-    if match is None or count == 0:
-        return [path]
-    parts = [path.with_name(f"{match[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    for part in parts:
-        if not part.exists():
-            raise ModelLoadFailed(
-                f"{path} is one part of {count}, and {part} is missing; "
-                "put all parts in one folder."
-            )
-    return parts
 
 
 @cache

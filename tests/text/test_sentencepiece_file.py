@@ -6,6 +6,7 @@ sentencepiece and transformers 4 put in front of them.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -154,3 +155,21 @@ def test_added_tokens_that_cannot_be_are_refused(
     path = folder(tokenizer_config={"added_tokens_decoder": decoder})
     with pytest.raises(ModelLoadFailed, match=reason):
         load_tokenizer(source(path))
+
+
+def test_a_model_that_writes_pages_for_a_character_is_refused(tmp_path: Path, source: Any) -> None:
+    rules, model = tmp_path / "rules.tsv", io.BytesIO()
+    rules.write_text("61\t" + " ".join(["62"] * 400) + "\n")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick brown fox jumps over lazy dogs"] * 50),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_tsv=str(rules),
+        hard_vocab_limit=False,
+        minloglevel=5,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    with pytest.raises(ModelLoadFailed, match="what its normalizer writes is 400, but may be at"):
+        load_tokenizer(source(tmp_path))

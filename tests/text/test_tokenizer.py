@@ -61,6 +61,16 @@ def test_the_vocabulary_alone_gives_the_same_tokenizer(
     assert [alone.encode(text) for text in corpus] == [whole.encode(text) for text in corpus]
 
 
+def test_the_vocabulary_of_a_split_model_is_in_its_first_part(
+    trained_model: Path, tmp_path: Path
+) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.symlink_to(trained_model / "f32.gguf")
+    second.touch()
+    whole = load_tokenizer(open_vocabulary(first))
+    assert load_tokenizer(open_vocabulary(second)).describe() == whole.describe()
+
+
 def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_text("no model")
     for path in (tmp_path / "notes.gguf", tmp_path / "missing.gguf", tmp_path):
