@@ -169,6 +169,8 @@ def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
         problem = f"RoPE cannot rotate {config.rotary_dim} numbers of heads of {config.head_dim}"
     elif scaling and {len(scaling.factors), len(scaling.long_factors)} - {0, pairs}:
         problem = f"{len(scaling.factors)} RoPE factors do not fit heads of {config.head_dim}"
+    elif scaling and scaling.kind == "yarn" and config.ropes[0].theta == 1:
+        problem = "YaRN cannot scale RoPE with a theta of 1"
     elif min(factors, default=1.0) <= 0:
         problem = f"a RoPE factor is {min(factors)}, but must be positive"
     if problem:

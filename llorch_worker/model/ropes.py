@@ -188,6 +188,8 @@ def _strength(factor: float, scale: float = 1.0) -> float:
 def _longrope(read: Reader, rope: Reader, dim: int) -> RopeScaling:
     context = read.integer("max_position_embeddings")
     original = _original_context(read, rope) or context
+    if original == 1:
+        raise read.refused("its original context is a single token", "longrope needs more")
     factor = rope.number("factor", context / original)
     strength = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return RopeScaling(

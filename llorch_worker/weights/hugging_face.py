@@ -78,12 +78,15 @@ class HuggingFaceCheckpoint(Checkpoint):
             raise _damaged(file, f"its header announces {header_bytes} bytes")
         require(file.path, "the size of its header", header_bytes, SAFETENSORS_HEADER_BYTES)
         try:
-            header = parse_object(file.read(8, header_bytes).decode())
+            text = file.read(8, header_bytes).decode()
+            header = parse_object(text)
         except UnicodeDecodeError as error:
             raise _damaged(file, "its header is not UTF-8") from error
         except ValueError as error:
             raise _damaged(file, f"its header {error}") from error
         require(file.path, "the number of tensors", len(header), TENSORS)
+        if text.count('"data_offsets"') > len(header):
+            raise _damaged(file, "its header has a tensor twice")
         for name, entry in header.items():
             # A shard may hold another version of a tensor, which was replaced in a later one.
             if name == "__metadata__" or weight_map.get(name, file.path.name) != file.path.name:

@@ -65,7 +65,8 @@ class NibbleWeight:
 
     @property
     def _group(self) -> int:
-        return self.info.shape[1] if self.config.group == -1 else self.config.group
+        columns = self.info.shape[1]
+        return columns if self.config.group == -1 else min(self.config.group, columns)
 
     @property
     def _group_of(self) -> npt.NDArray[np.int64]:
@@ -230,7 +231,8 @@ def _fp8_weight(folder: HuggingFaceCheckpoint, config: QuantizationConfig, name:
     scale = folder.require(inverse if inverse in folder.tensors else f"{name}_scale")
     for block in config.blocks:
         high, wide = (
-            size if each == -1 else each for size, each in zip(info.shape, block, strict=True)
+            size if each == -1 else min(each, size)
+            for size, each in zip(info.shape, block, strict=True)
         )
         counts = -(-info.shape[0] // high), -(-info.shape[1] // wide)
         # A column of scales, or a single one, may come with fewer dimensions.

@@ -173,6 +173,30 @@ def test_a_tensor_that_is_missing_renamed_or_misshapen_is_named(
     assert "\n" not in raised.value.message
 
 
+@pytest.mark.parametrize("most", [10**9, 2**40, 2**70])
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("awq-row", lambda most: {"group_size": most}),
+        ("fp8-channel", lambda most: {"strategy": "block", "block_structure": [1, most]}),
+    ],
+)
+def test_groups_wider_than_a_matrix_are_the_matrix(
+    tmp_path: Path, layout: str, changes: Callable[[int], dict[str, Any]], most: int
+) -> None:
+    """And take no more memory than it."""
+    reference = write("llama", layout, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    quantised = config["quantization_config"]
+    at = quantised["config_groups"]["group_0"]["weights"] if "config_groups" in quantised else None
+    (quantised if at is None else at).update(changes(most))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint, name = open_checkpoint(tmp_path), AT + "weight"
+    assert torch.equal(checkpoint.load(name, torch.float32), reference.state_dict()[name])
+    if layout == "awq-row":
+        assert checkpoint.group_form(name) is not None
+
+
 @pytest.mark.parametrize("layout", ["gptq", "gptq-8-named-first", "gptq-asymmetric"])
 def test_zero_points_are_read_where_the_file_does_not_say_sym(tmp_path: Path, layout: str) -> None:
     reference = write("llama", layout, tmp_path)

@@ -231,6 +231,18 @@ def test_rope_factors_that_make_no_frequency_are_refused(
             {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "rope_theta": 5e5},
             "two values of rope_theta",
         ),
+        ({"rope_scaling": YARN, "rope_theta": 1}, "YaRN cannot scale RoPE with a theta of 1"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "original_max_position_embeddings": 1,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                }
+            },
+            "its original context is a single token",
+        ),
         (
             {"rope_scaling": YARN, "original_max_position_embeddings": 128},
             r"two values of original_max_position_embeddings, \[128, 256\]",

@@ -150,6 +150,7 @@ def reindex(config: Path, **files: str) -> None:
         (lambda _, file: rewrite_header(file, r".+", "[1, 2]"), "header is not a JSON object"),
         (lambda _, file: rewrite_header(file, "data_offsets", "offsets"), "malformed"),
         (lambda _, file: rewrite_header(file, r"\[700,600\]", "[700,1e400]"), "malformed"),
+        (lambda _, file: rewrite_header(file, r'"half"', '"brain"'), "has a tensor twice"),
         (
             lambda _, file: rewrite_header(file, r'offsets":\[\d+', 'offsets":[1e400'),
             "malformed",
