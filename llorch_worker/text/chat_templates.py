@@ -14,6 +14,7 @@ from typing import Any
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
 from llorch_worker.model_files.bounds import TEMPLATE_BYTES, TEMPLATES, check
 from llorch_worker.model_files.side_file import exists, read_text
+from llorch_worker.text.spellings import SURROGATE
 
 MOST_SECONDS = 5.0
 """That a template may take for a conversation."""
@@ -176,7 +177,7 @@ def _by_name(value: object) -> dict[str, str]:
         raise ValueError("its chat_template is neither a template nor templates by name")
     check("the number of chat templates", len(value), TEMPLATES)
     for template in value.values():
-        # A surrogate stands for a byte that is not UTF-8.
         size = len(template.encode(errors="surrogatepass"))
         check("the size of a chat_template", size, TEMPLATE_BYTES)
-    return dict(value)
+    # Which UTF-8 cannot encode; they stand for what was no UTF-8 in the file.
+    return {name: SURROGATE.sub("\ufffd", template) for name, template in value.items()}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Final
+
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half a character, which counts as U+FFFD in texts."""
 
 
 def any_of(spellings: Collection[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -13,12 +12,12 @@ from llorch_worker.text.chat_templates import ChatOptions
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 from llorch_worker.text.dialects import Dialect
+from llorch_worker.text.spellings import SURROGATE
 from llorch_worker.text.thoughts import Tags, ThoughtSplitter, tags_of
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""
 _LONGEST_TAG_CHARS = 32
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def embedding_rows(model_tokens: object, vocab_size: int) -> int:
@@ -84,7 +83,7 @@ class Tokenizer:
                 a text with a few more may pass.
         """
         if not text.isascii():
-            text = _SURROGATE.sub("\ufffd", text)
+            text = SURROGATE.sub("\ufffd", text)
         if at_most is not None:
             self._codec.check_length(text, at_most)
         ids = self._codec.encode(text, parse_special)

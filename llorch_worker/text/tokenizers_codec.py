@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
@@ -162,7 +163,8 @@ class TokenizersCodec:
 
     def template_ids(self) -> tuple[list[int], list[int]]:
         """The ids that the file's post-processor puts before and after a text."""
-        with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
+        with _no_panic("a"):
+            with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
         bare = self._ids(self._literal, "a")
         check("tokenizer.json: the number of tokens around a text", len(with_template), AROUND_TEXT)
         for token_id in with_template:
@@ -230,18 +232,27 @@ class TokenizersCodec:
 
     def _ids(self, tokenizer: RustTokenizer, text: str) -> list[int]:
         text = self._composed(tokenizer, text)
-        try:
-            # Only the functions for batches release Python's lock.
+        # Only the functions for batches release Python's lock.
+        with _no_panic(text):
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except BaseException as error:
-            # What the library raises when its expressions give up is no Exception.
-            if type(error).__name__ != "PanicException":
-                raise
-            rule = "the expressions of the model's tokenizer give up on this text"
-            fault = Fault(field="prompt", rule=rule, got=f"{len(text)} characters")
-            raise InvalidRequest.from_faults([fault]) from None
         ids: list[int] = encoding.ids
         return ids
+
+
+@contextmanager
+def _no_panic(text: str) -> Iterator[None]:
+    """Refuses a text at which the library panics, which would end the thread: that is no Exception.
+
+    It does so when an expression gives up after millions of attempts.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        rule = "the model's tokenizer must be able to read it"
+        got = f"{len(text)} characters, at which it fails"
+        raise InvalidRequest.from_faults([Fault(field="prompt", rule=rule, got=got)]) from None
 
 
 def _load(definition: str) -> RustTokenizer:

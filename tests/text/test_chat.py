@@ -215,6 +215,13 @@ def test_a_template_that_runs_on_is_refused(
     assert sys.gettrace() is before
 
 
+def test_half_a_character_in_a_template_counts_as_the_replacement_character(
+    with_template: WithTemplate,
+) -> None:
+    tokenizer = with_template("a\ud800{{ messages[0].content }}")
+    assert tokenizer.decode(tokenizer.encode_chat(_messages(("user", "b")))).endswith("a\ufffdb")
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -127,8 +127,24 @@ def test_a_text_that_the_librarys_expressions_give_up_on_is_refused(
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     tokenizer = load_tokenizer(source(tmp_path))
     assert tokenizer.encode("aab")
-    with pytest.raises(InvalidRequest, match=r"give up on this text .got 41 characters"):
+    with pytest.raises(InvalidRequest, match=r"must be able to read it .got 41 characters"):
         tokenizer.encode("a" * 40 + "b")
+
+
+def test_a_post_processor_that_names_no_token_is_refused(
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    definition = json.loads((trained_model / "hf" / "tokenizer.json").read_text())
+    single = [
+        {"SpecialToken": {"id": "<x>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    definition["post_processor"] = {
+        "type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ModelLoadFailed, match="model's tokenizer must be able to read it"):
+        load_tokenizer(source(tmp_path))
 
 
 def test_a_decoder_that_llama_does_not_use_is_refused(
