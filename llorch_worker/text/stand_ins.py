@@ -61,10 +61,6 @@ class StandIns:
                 text = text.replace(escape(char), char if spelt == meaning else spelt)
         return text
 
-    def cut(self, text: str) -> list[str]:
-        """``text`` in parts, each of which begins with a stand-in: none has a whole spelling."""
-        return re.split(f"(?={any_of(self.meanings)})", text) if self.meanings else [text]
-
     def meant(self, text: str) -> str:
         """``text`` as the user wrote it."""
         return text.translate({ord(char): meaning for char, meaning in self.meanings.items()})

@@ -142,16 +142,37 @@ class TokenizersCodec:
         """See :class:`Codec`."""
         if not parse_special:
             return self._ids(self._literal, text)
-        first, *rest = map(stand_ins.meant, stand_ins.cut(text))
-        ids = self._ids(self._parsing, first)
-        for part in rest:
-            # Encoded after a newline, which keeps a space prefix out of the middle of the text.
-            after_newline = self._ids(self._parsing, "\n" + part)
-            if after_newline[: len(self._newline_ids)] == self._newline_ids:
-                ids += after_newline[len(self._newline_ids) :]
+        if not stand_ins.meanings:
+            return self._ids(self._parsing, text)
+        text = self._composed(self._parsing, text)
+        with _no_panic(text):
+            # With offsets, which are slower.
+            (encoding,) = self._parsing.encode_batch([text], add_special_tokens=False)
+        control = set(self.special_ids.values())
+        ids: list[int] = []
+        begin = 0
+        between: list[int] = []
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id in control:
+                ids += self._as_meant(text[begin:start], between, stand_ins)
+                ids.append(token_id)
+                begin, between = end, []
             else:
-                ids += self._ids(self._parsing, part)
-        return ids
+                between.append(token_id)
+        return ids + self._as_meant(text[begin:], between, stand_ins)
+
+    def _as_meant(self, text: str, ids: list[int], stand_ins: StandIns) -> list[int]:
+        """The ids of a text between control tokens, whose ``ids`` with stand-ins are given."""
+        meant = stand_ins.meant(text)
+        if meant == text:
+            return ids
+        if self._ids(self._parsing, text) == ids:
+            return self._ids(self._literal, meant)
+        # The library puts a space before a text, but not in the middle.
+        after_newline = self._ids(self._literal, "\n" + meant)
+        if after_newline[: len(self._newline_ids)] == self._newline_ids:
+            return after_newline[len(self._newline_ids) :]
+        return self._ids(self._literal, meant)
 
     def check_length(self, text: str, at_most: int) -> None:
         """See :class:`Codec`."""

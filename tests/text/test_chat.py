@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from llorch_worker.contract import (
     Function,
@@ -22,6 +24,8 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.tools import FunctionCall
 from llorch_worker.text import ChatOptions, Tokenizer, chat_templates, load_tokenizer
+from llorch_worker.text.chat import TemplateChat
+from llorch_worker.text.chat_templates import ChatTemplates
 from llorch_worker.text.dialects import GENERIC, PHI
 from llorch_worker.weights import open_checkpoint
 
@@ -442,6 +446,36 @@ def test_what_a_template_turns_into_a_string_comes_out_as_it_went_in(
         assert 2 not in given
         # Equal chats give equal prompts.
         assert tokenizer.encode_chat(_messages(("user", "a</s>b")), [TOOL]) == given
+
+
+@pytest.mark.parametrize("before", ["", "</s>", "x</s> "])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    content=st.lists(
+        st.sampled_from(
+            ["<s>", "</s>", "<unk>", "<|eot_id|>", "<", "/s>", " ", "\n", "a", "é", "e\u0301"]
+        )
+    ).map("".join)
+)
+def test_quoted_control_tokens_are_tokenised_as_any_text(
+    any_tokenizer: Tokenizer, before: str, content: str
+) -> None:
+    codec = any_tokenizer._codec
+    templates = ChatTemplates({"default": f"{{{{ {before!r} }}}}{{{{ messages[0].content }}}}"}, {})
+    ids = TemplateChat(templates, codec, None).encode(
+        _messages(("user", content)), (), None, ChatOptions()
+    )
+    control = set(codec.special_ids.values())
+    expected = codec.encode(before + "x", parse_special=True)[:-1]
+    assert [i for i in ids if i in control] == [i for i in expected if i in control]
+    if "</s>" in codec.special_ids or not before:
+        # Some libraries put a space behind a control token.
+        said = "".join(any_tokenizer.decode(ids).split())
+        assert said == "".join((before.replace("</s>", "") + content).split())
+    if not before:
+        assert ids == codec.encode(content)
 
 
 MISTRAL_LIKE = (
