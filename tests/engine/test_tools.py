@@ -253,8 +253,11 @@ def says(
 CALL = '{"name": "weather", "parameters": {"city": "Bern"}}'
 
 
-def test_a_call_that_the_model_chose_is_read(says: Callable[..., GenerationResult]) -> None:
-    (choice,) = says(CALL).choices
+@pytest.mark.parametrize("form", ["{}", "```json\n{}\n```", '{{"function": {}}}'])
+def test_a_call_that_the_model_chose_is_read(
+    says: Callable[..., GenerationResult], form: str
+) -> None:
+    (choice,) = says(form.format(CALL)).choices
     assert choice.text == ""
     assert choice.finish_reason == "tool_calls"
     assert choice.tool_calls is not None
@@ -314,8 +317,9 @@ def test_an_answer_with_a_shape_may_begin_like_a_call(
         ("It rains.", {}),
         (CALL, {"tool_choice": "none"}),
         (CALL.replace("weather", "forecast"), {}),
+        (CALL.replace('"Bern"', "'Bern'"), {}),
     ],
-    ids=["text", "none", "unknown tool"],
+    ids=["text", "none", "unknown tool", "no JSON"],
 )
 def test_other_answers_are_text(
     says: Callable[..., GenerationResult], text: str, fields: dict[str, Any]
