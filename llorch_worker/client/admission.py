@@ -68,8 +68,7 @@ class Admission:
             InvalidRequest: no model is named and there are several.
         """
         name = name or self._only_model(worker)
-        fresh = time.monotonic() - self._models_read_s < MODELS_FRESH_S
-        if not fresh or name not in self._models:
+        if self.fresh_card(name) is None:
             self._models = registry.models(self._redis)
             self._models_read_s = time.monotonic()
         card = self._models.get(name)
@@ -77,6 +76,11 @@ class Admission:
             known = ", ".join(sorted(self._models)) or "none"
             raise ModelNotServed(f"no worker here has ever served {name!r}; known models: {known}")
         return card
+
+    def fresh_card(self, name: str | None) -> ModelCard | None:
+        """The card of the model ``name``, if Redis was asked for it a moment ago."""
+        fresh = time.monotonic() - self._models_read_s < MODELS_FRESH_S
+        return self._models.get(name) if fresh and name is not None else None
 
     def _workers_of(self, model: str) -> str:
         alive = [card.hostname for card in registry.workers(self._redis) if card.model == model]

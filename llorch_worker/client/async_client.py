@@ -77,6 +77,11 @@ class AsyncClient:
 
     async def model_card(self, name: str | None = None, *, worker: str | None = None) -> ModelCard:
         """See :meth:`Client.model_card`."""
+        self._client._check_open()
+        card = self._client._admission.fresh_card(name or self._client.model)
+        if card is not None:
+            # Without a thread: a gateway asks for each request.
+            return card
         return await asyncio.to_thread(self._client.model_card, name, worker=worker)
 
     async def workers(self) -> list[WorkerCard]:
