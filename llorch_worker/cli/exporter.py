@@ -53,7 +53,7 @@ def exporter(
     url = f"http://{host}:{server.server_port}"
     screen = Screen(as_json=as_json)
     if as_json:
-        screen.document({"url": url})
+        screen.document({"url": url}, indent=None)
     else:
         screen.note(
             f"The fleet's metrics are at {url}/metrics, its workers at {url}/targets", "bold"

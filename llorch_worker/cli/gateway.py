@@ -62,7 +62,6 @@ def gateway(
     configure(settings.log_format)
     for sentence in warnings(Settings, GatewaySettings):
         logging.getLogger(__name__).warning(sentence)
-    logging.getLogger("uvicorn.access").addFilter(_without_query)
     logging.getLogger("uvicorn.error").addFilter(_without_refused_sockets)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
@@ -80,6 +79,7 @@ def gateway(
             ws_max_size=own.max_body_bytes,
             timeout_keep_alive=own.keep_alive_s,
             log_config=None,
+            access_log=False,  # of our own, with the key and the job
             backlog=BACKLOG,
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
@@ -95,7 +95,7 @@ def gateway(
     sockets[0].listen(BACKLOG)
     url = f"http://{own.host}:{sockets[0].getsockname()[1]}"
     if as_json:
-        screen.document({"url": url})
+        screen.document({"url": url}, indent=None)
     else:
         screen.note(
             f"The gateway and its console are at {url}, its description at {url}/openapi.json",
@@ -115,14 +115,6 @@ def _without_message(record: logging.LogRecord) -> bool:
 def _without_refused_sockets(record: logging.LogRecord) -> bool:
     """uvicorn calls it an error when an app refuses a WebSocket with an answer of its own."""
     return record.msg != "ASGI callable returned without completing handshake."
-
-
-def _without_query(record: logging.LogRecord) -> bool:
-    """uvicorn logs an URL with its query, which may be anything."""
-    match record.args:
-        case (client, method, str(path), *rest):
-            record.args = (client, method, path.partition("?")[0], *rest)
-    return True
 
 
 def gateway_key(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -137,7 +138,7 @@ def up(
         cards = stack.wait_ready()
         stack.wait_for_servers(SERVERS_TIMEOUT_S)
         if as_json:
-            screen.document(_document(plan, stack, cards))
+            screen.document(_document(plan, stack, cards), indent=None)
         else:
             _banner(screen, plan, stack, cards)
         try:
@@ -198,6 +199,11 @@ class _Prefixer:
 
     def __call__(self, name: str, line: str) -> None:
         if not line.strip():
+            return
+        from llorch_worker.telemetry.logs.streams import are_printed, tagged
+
+        if are_printed():
+            sys.stderr.write(tagged(line, name))
             return
         with self._lock:
             prefix = f"{name:<{self._width}} │ "

@@ -48,7 +48,9 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     model = settings.served_name
 
     def announce(**_: Any) -> None:
-        screen.document({"hostname": hostname, "model": model, "queue": normal_queue(model)})
+        screen.document(
+            {"hostname": hostname, "model": model, "queue": normal_queue(model)}, indent=None
+        )
 
     if as_json:
         worker_ready.connect(announce)

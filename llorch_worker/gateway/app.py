@@ -14,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from llorch_worker import __version__
 from llorch_worker.broker.deadlines import ending_overdue
 from llorch_worker.gateway import errors
+from llorch_worker.gateway.access_log import logging_access
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
@@ -130,7 +131,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     _document_400_for_422(app)
     # Around everything: Starlette answers defects outside of all middleware.
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: naming_requests(one_spelling(build()))  # type: ignore[method-assign]
+    app.build_middleware_stack = lambda: naming_requests(one_spelling(logging_access(build())))  # type: ignore[method-assign]
     return app
 
 

@@ -30,6 +30,7 @@ from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.makers_sampling import with_makers_sampling
 from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.token_questions import TokenQuestion
+from llorch_worker.gateway.access_log import note_job
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
@@ -195,6 +196,7 @@ class Gateway:
         request = owned(request, caller.name)
         earlier = await self._earlier(request, digest)
         if earlier is not None:
+            note_job(earlier.id)
             return earlier
         if waits:
             await self.require_worker(request.model)
@@ -208,6 +210,7 @@ class Gateway:
             enqueued = await self.client.submit(
                 request, job_id=job_id, owner=owner, stream=stream, digest=digest
             )
+            note_job(enqueued.id)
             return enqueued
         finally:
             # It failed, or an earlier job has the same idempotency key.

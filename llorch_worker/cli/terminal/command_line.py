@@ -21,6 +21,8 @@ from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, CommandErr
 _UsageError = typer.BadParameter.__mro__[1]
 
 
+_SERVICES = (["worker"], ["gateway"], ["exporter"], ["up"])
+"""Their stderr is a log."""
 _PLAIN = "llorch.plain"
 """The name by which Python's codecs know :func:`_in_plain_characters`."""
 _MARKS = {"✓": "+", "✗": "x", "→": "->", "─": "-", "…": "...", "·": "-"}
@@ -69,6 +71,10 @@ def run(app: typer.Typer, name: str) -> int:
     as_json = _json_wanted() and sys.stdout is not None
     codecs.register_error(_PLAIN, _in_plain_characters)
     _open_streams()
+    if sys.argv[1:2] in _SERVICES and os.environ.get("LLORCH_LOG_FORMAT") == "json":
+        from llorch_worker.telemetry.logs.streams import print_documents
+
+        print_documents()
     try:
         code = _run(app, name, as_json)
         sys.stdout.flush()

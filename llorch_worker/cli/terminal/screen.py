@@ -59,9 +59,9 @@ class Screen:
         """Whether to show progress bars and spinners."""
         return not self.as_json and sys.stderr.isatty()
 
-    def document(self, value: Any) -> None:
-        """Print ``value`` as the command's one JSON document."""
-        sys.stdout.write(json_text(value, indent=2) + "\n")
+    def document(self, value: Any, *, indent: int | None = 2) -> None:
+        """Print ``value`` as the command's one JSON document; services print a line."""
+        sys.stdout.write(json_text(value, indent=indent) + "\n")
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "dim") -> None:

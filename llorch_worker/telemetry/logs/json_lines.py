@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,14 +17,7 @@ class JsonFormatter(logging.Formatter):
     """``extra={"fields": {...}}`` of a logging call adds fields to the document."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        document: dict[str, Any] = {
-            "time": at.replace("+00:00", "Z"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            "process": record.process,
-        }
+        document = _document(record.created, record.levelname, record.name, record.getMessage())
         fields = getattr(record, "fields", {})
         # To ask Celery for the current task costs as much as the rest of the line.
         if "job_id" not in fields and current_task and current_task.request.id:
@@ -34,6 +29,22 @@ class JsonFormatter(logging.Formatter):
             document["exception"] = self.formatException(record.exc_info)
         # Only ASCII: no character of a name can control a terminal.
         return json.dumps(document, default=str)
+
+
+def document_line(level: str, logger: str, message: str) -> str:
+    """The line of what was printed and not logged."""
+    return json.dumps(_document(time.time(), level, logger, message)) + "\n"
+
+
+def _document(at_s: float, level: str, logger: str, message: str) -> dict[str, Any]:
+    at = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return {
+        "time": at.replace("+00:00", "Z"),
+        "level": level,
+        "logger": logger,
+        "message": message,
+        "process": os.getpid(),
+    }
 
 
 def _current_trace_id() -> str | None:

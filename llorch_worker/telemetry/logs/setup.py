@@ -12,6 +12,7 @@ from llorch_worker.settings import LogFormat
 from llorch_worker.telemetry.logs.job_line import is_of_celery, log_job
 from llorch_worker.telemetry.logs.json_lines import JsonFormatter
 from llorch_worker.telemetry.logs.repeats import Repeats
+from llorch_worker.telemetry.logs.streams import print_documents, say
 
 TEXT = "[%(asctime)s: %(levelname)s] %(message)s"
 _LOGGERS_OF_TASKS = ("celery.app.trace", "celery.worker.strategy")
@@ -19,6 +20,8 @@ _LOGGERS_OF_TASKS = ("celery.app.trace", "celery.worker.strategy")
 
 def configure(log_format: LogFormat) -> None:
     """Logs to stderr from level INFO on, in a process without Celery's logging."""
+    if log_format == "json":
+        print_documents()
     logging.basicConfig(level=logging.INFO, format=TEXT)
     _dress(logging.getLogger(), log_format)
 
@@ -37,6 +40,11 @@ class CeleryLogs:
         signals.after_setup_logger.connect(self._on_set_up, weak=False)
         signals.after_setup_task_logger.connect(self._on_set_up, weak=False)
         if self._format == "json":
+            print_documents()
+            from celery.apps import worker
+
+            # Celery says in its signal handlers that it shuts down.
+            worker.safe_say = say
             ENDED_JOBS.observe(log_job)
             for name in _LOGGERS_OF_TASKS:
                 logging.getLogger(name).addFilter(lambda record: not is_of_celery(record))

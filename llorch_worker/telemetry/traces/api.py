@@ -41,7 +41,7 @@ def _carrying_nothing() -> Any:
     from opentelemetry.propagators.composite import CompositePropagator
 
     class Nothing(CompositePropagator):
-        def extract(self, _carrier: Any, context: Any = None, **_: Any) -> Any:
+        def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:  # noqa: ARG002
             return get_current() if context is None else context
 
     return Nothing([])

@@ -24,6 +24,7 @@ from llorch_worker.contract.command_errors import USAGE, explain
 from llorch_worker.contract.errors import BrokerRefused, InvalidUrl
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.logs.setup import CeleryLogs
+from llorch_worker.telemetry.logs.streams import print_documents
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
@@ -84,6 +85,8 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     # Before the worker's first connection.
     settings: Settings = instance.app.settings
     CeleryLogs(settings.log_format).install()
+    # Its banner has many lines.
+    instance.quiet |= settings.log_format == "json"
     terms = ClaimTerms(
         lease_ms=round(settings.lease_s * 1e3),
         max_attempts=settings.max_attempts,
@@ -109,6 +112,8 @@ def build_from_environment(*modules: str) -> LlorchApp:
     its own.
     """
     in_command = _is_app_of_command(modules, sys.argv[1:])
+    if in_command and "worker" in sys.argv and os.environ.get("LLORCH_LOG_FORMAT") == "json":
+        print_documents()
     try:
         settings = Settings()
         if in_command and (refusal := contradicting_variable(settings.redis_url)):

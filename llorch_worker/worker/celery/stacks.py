@@ -10,6 +10,9 @@ import threading
 import traceback
 from typing import Any
 
+from llorch_worker.telemetry.logs.json_lines import document_line
+from llorch_worker.telemetry.logs.streams import are_printed
+
 _writing = False
 
 
@@ -30,7 +33,10 @@ def _write(*_: Any) -> None:
     _writing = True
     try:
         # Not through sys.stderr: the signal may have come while this thread writes there.
-        text = memoryview(_stacks().encode(errors="replace"))
+        stacks = _stacks()
+        if are_printed():
+            stacks = document_line("INFO", __name__, stacks)
+        text = memoryview(stacks.encode(errors="replace"))
         while text:
             text = text[os.write(2, text) :]
     except OSError:
