@@ -15,13 +15,14 @@ import httpx
 import pytest
 import redis
 
-from llorch_worker.broker import keys, registry
+from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import WorkerCard
 from tests.cli.command import COMMAND_TIMEOUT_S, environment, run
 from tests.forks import Fork
 from tests.messages import envelope
 from tests.services import RedisServer, free_port, own_redis
+from tests.store import add_letter
 from tests.waiting import wait_until
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -129,7 +130,7 @@ def _fill(store: redis.Redis) -> None:
     store.lpush(f"llorch.{EVIL}2", json.dumps(envelope([[], {}, {}])))
     letter = {"id": EVIL, "reason": EVIL, "list": f"llorch.{EVIL}", "message": "{}"}
     figures = {"attempts": 1, "history": f"{EVIL} 1", "at_ms": 0}
-    store.lpush(keys.DEAD, json.dumps(letter | figures))
+    add_letter(store, json.dumps(letter | figures))
 
 
 @pytest.mark.parametrize("command", ["status", "dead list", "doctor", "cancel", "watch"])
