@@ -17,7 +17,6 @@ from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
 from benches.battle.schedule import Order
 from benches.battle.watch import StreamReader
-from llorch_worker.broker import keys
 from llorch_worker.broker.queues import shared_lists
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client
@@ -25,7 +24,6 @@ from llorch_worker.contract import TASK_NAME
 
 TICK_S = 0.02
 LONGEST_BACKLOG_JOBS = 40
-WATCHED_S = 3600
 
 
 class DeafBackend(RedisBackend):  # type: ignore[misc]
@@ -87,9 +85,7 @@ class Producer(Background):
             due_s = now_s + order.countdown_s if order.countdown_s else 0.0
             self._ledger.jobs.append(replace(order.job, sent_s=now_s, due_s=due_s))
             if order.job.kind != STOCK:
-                self._reader.follow(order.job.id)
-            if order.watched:
-                self._client.set(keys.watchers(order.job.id), 1, ex=WATCHED_S)
+                self._reader.follow(order.job.id, listens=order.watched)
         if orders[0].ours is not None:
             self._ours.submit(job_id=orders[0].job.id, **orders[0].kwargs)
             return

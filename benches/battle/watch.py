@@ -15,6 +15,7 @@ from benches.battle.background import Background
 from benches.battle.ledger import Entry, Ledger, Result
 from benches.battle.recovery import TERMINAL_EVENTS, read_object
 from llorch_worker.broker import keys
+from llorch_worker.broker.scripts import database
 
 POLL_INTERVAL_S = 0.04
 EPILOGUE_S = 30.0
@@ -29,16 +30,19 @@ class StreamReader(Background):
     def __init__(self, url: str, ledger: Ledger) -> None:
         super().__init__("streams")
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self._pubsub = self._redis.pubsub()
         self._ledger = ledger
         self._lock = threading.RLock()
         self._last: dict[str, str] = {}
         self._worker: dict[str, str] = {}
         self._ended: dict[str, float] = {}
 
-    def follow(self, job_id: str) -> None:
-        """Starts to read this job's stream."""
+    def follow(self, job_id: str, *, listens: bool) -> None:
+        """Starts to read this job's stream. If it ``listens``, its worker writes more often."""
         with self._lock:
             self._last[job_id] = "0"
+            if listens:
+                self._pubsub.subscribe(keys.events_channel(database(self._redis), job_id))
 
     def held_by(self, worker: str) -> dict[str, int]:
         """The jobs that ``worker`` has started and that have neither ended nor been started by
@@ -70,6 +74,8 @@ class StreamReader(Background):
             if not live:
                 return
             found = self._redis.xread(live) or ()
+            while self._pubsub.subscribed and self._pubsub.get_message():
+                pass
             # Not before the read, which takes long on a busy machine: a job would begin too early.
             now_s = time.monotonic()
             for stream, entries in found:

@@ -9,7 +9,7 @@ from redis import Redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.results import failure_document, revoked_document
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import database, run_script
 from llorch_worker.contract import CancelledEvent, Event, Failed, LlorchError, encode_event
 from llorch_worker.settings import Settings
 
@@ -21,7 +21,7 @@ CancelOutcome = Literal["queued", "running", "ended", "unknown"]
 
 def channel(client: Redis) -> str:
     """Where the workers of the client's database hear of cancels."""
-    return keys.cancel_channel(client.get_connection_kwargs().get("db") or 0)
+    return keys.cancel_channel(database(client))
 
 
 def cancel(

@@ -43,7 +43,7 @@ def enqueue(
     places: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
     owner: str = "",
-    watched_s: int = 0,
+    awaited_s: int = 0,
     digest: str | None = None,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
@@ -52,8 +52,8 @@ def enqueue(
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
     count against the limit too. ``places``: where it might be placed instead, the best first, see
     :mod:`.placement`. ``headers`` go beside the message's own. ``owner``: the
-    gateway's key that sends the job. ``watched_s``: for how long a client counts as reading its
-    stream, without having said so. ``digest``: what requests with the same key must share; by
+    gateway's key that sends the job. ``awaited_s``: for how long a client counts as reading its
+    stream before it does. ``digest``: what requests with the same key must share; by
     default that of this request.
 
     Raises:
@@ -89,7 +89,7 @@ def enqueue(
                 tenant,
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,
-                watched_s,
+                awaited_s,
                 *places,
             ],
             [pushed_to, *counted],

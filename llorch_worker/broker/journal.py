@@ -13,7 +13,8 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.scripts import queue_script
 from llorch_worker.contract import Event, Journal, Tokens, decode_event, encode_event, read_journal
 
-WRITTEN, WRITTEN_CANCEL = 1, 2
+WRITTEN, CANCEL_REQUESTED, IS_READ = 1, 2, 4
+"""Bits of the reply to a write."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def read(client: Redis, job_id: str) -> JournalPage:
 def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event]) -> None:
     """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline.
 
-    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was also requested, or 0 if the claim
-    was lost. Sending it twice writes the events once.
+    The reply is 0 if the claim was lost. Else it has ``WRITTEN``, and ``CANCEL_REQUESTED`` and
+    ``IS_READ`` if they hold. Sending it twice writes the events once.
     """
     queue_script(
         pipe,

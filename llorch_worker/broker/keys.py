@@ -61,8 +61,9 @@ job = Key("job:{}")
 
 From our client: ``sent``, the Unix time at which it enqueued the job, ``line``, the list
 that it pushed to, ``tenant``, or empty, ``idempotency``, its key, with ``request``, a digest of
-what was sent with the key, and ``owner``, the gateway's key that sent it. From a gateway before
-that ``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
+what was sent with the key, and ``owner``, the gateway's key that sent it. If a client is about to
+read the stream ``awaited_s``, the Unix time until which it counts as reading it. From a gateway
+before that ``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
@@ -78,13 +79,15 @@ events = Key("job:{}:events")
 cancel = Key("job:{}:cancel")
 """By claimed job. The id of the call that requested its cancel; that call is sent again if its
 reply is lost. Expires with the results."""
-watchers = Key("job:{}:watchers")
-"""By job. Exists while a client reads the stream, or is about to; readers renew it."""
 idempotency = Key("idempotency:{}:{}")
 """By model and idempotency key. The id of the first job that was sent with it. Which ends of that
 job leave the key free, ``lua/parts/first_job.lua`` says."""
 result = Key("celery-task-meta-{}", prefix="")
 """By job. Key and pub/sub channel of Celery's Redis backend. All databases share the channel."""
+events_channel = Key("/{}." + PREFIX + "job:{}:events", prefix="")
+"""By database, because all databases share their channels, and job. Each message is what was
+written to the job's stream: the number of its first entry, then the events, each on a line. Whoever
+reads the stream subscribes, and the reply to PUBLISH shows it."""
 cancel_channel = Key("/{}." + PREFIX + "cancel", prefix="")
 """By database, because all databases share their channels. Each message is the id of a job to
 cancel now."""

@@ -57,7 +57,6 @@ _NAMES: dict[str, str | keys.Key] = {
     "events_key": keys.events,
     "result_key": keys.result,
     "cancel_key": keys.cancel,
-    "watchers_key": keys.watchers,
     "bell_key": keys.bell,
     "load_key": keys.load,
     "tenants_key": keys.tenants,
@@ -83,40 +82,50 @@ _NAMES: dict[str, str | keys.Key] = {
 
 
 @cache
-def source(name: str) -> str:
-    """The whole script."""
+def source(name: str, db: int = 0) -> str:
+    """The whole script, for the database ``db``: all share their channels."""
     parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
-    return "\n".join([*_names(), *map(_text, ("prelude", *parts, name))])
+    return "\n".join([*_names(db), *map(_text, ("prelude", *parts, name))])
 
 
 def _text(file: str) -> str:
     return (files("llorch_worker.broker") / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
-def _names() -> Iterator[str]:
+def _names(db: int) -> Iterator[str]:
     for name, value in _NAMES.items():
         if isinstance(value, str):
             yield f"local {name} = '{value}'"
         else:
-            before, after = value("@").split("@")
-            yield f"local function {name}(id) return '{before}' .. id .. '{after}' end"
+            yield _function(name, value("@"))
+    yield _function("events_channel", keys.events_channel(db, "@"))
+
+
+def _function(name: str, made: str) -> str:
+    before, after = made.split("@")
+    return f"local function {name}(id) return '{before}' .. id .. '{after}' end"
 
 
 @cache
-def digest(name: str) -> str:
+def digest(name: str, db: int = 0) -> str:
     """The SHA-1 by which the server knows the script."""
-    return hashlib.sha1(source(name).encode()).hexdigest()
+    return hashlib.sha1(source(name, db).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
     """Loads the script into the server, so that its digest is enough."""
-    client.script_load(source(name))
+    client.script_load(source(name, database(client)))
+
+
+def database(client: Any) -> int:
+    """The number of the database of a client or a pipeline."""
+    return int(client.connection_pool.connection_kwargs.get("db") or 0)
 
 
 def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
     """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
     ``NoScriptError``."""
-    pipe.evalsha(*_call(digest(name), arguments, ()))
+    pipe.evalsha(*_call(digest(name, database(pipe)), arguments, ()))
 
 
 def run_script(
@@ -126,10 +135,11 @@ def run_script(
 
     After a restart or a failover the server does not know the digest; it then gets the source.
     """
+    db = database(client)
     try:
-        return client.evalsha(*_call(digest(name), arguments, lists))
+        return client.evalsha(*_call(digest(name, db), arguments, lists))
     except NoScriptError:
-        return client.eval(*_call(source(name), arguments, lists))
+        return client.eval(*_call(source(name, db), arguments, lists))
 
 
 async def run_script_async(
@@ -141,10 +151,11 @@ async def run_script_async(
     """:func:`run_script` for asyncio."""
     # redis-py's annotations cover all its clients at once.
     server: Any = client
+    db = database(client)
     try:
-        return await server.evalsha(*_call(digest(name), arguments, lists))
+        return await server.evalsha(*_call(digest(name, db), arguments, lists))
     except NoScriptError:
-        return await server.eval(*_call(source(name), arguments, lists))
+        return await server.eval(*_call(source(name, db), arguments, lists))
 
 
 def _call(script: str, arguments: Sequence[Argument], lists: Sequence[str]) -> tuple[Any, ...]:

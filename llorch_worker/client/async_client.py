@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect_async, unless_refused
+from llorch_worker.broker.connection import connect_async
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState
 from llorch_worker.client.client import Client, Job
+from llorch_worker.client.feed import Feed
+from llorch_worker.client.listener import Listener
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.patience import Patience
-from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
 from llorch_worker.client.stream import (
     FROM_THE_START,
     READ_COUNT,
-    WATCH_TTL_S,
+    RECHECK_S,
     Position,
     StreamCursor,
     StreamEntry,
@@ -28,12 +29,15 @@ from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchEr
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.settings import Settings
 
+MOST_LOOKS = 32
+"""Readers that look at their streams at a time. All do when Redis is back."""
+
 
 class AsyncClient:
     """:class:`Client` for asyncio. It belongs to one event loop at a time.
 
-    Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. Each
-    stream holds a connection to Redis while it is read; all results share one.
+    Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. All
+    streams and results wait over one connection to Redis.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
@@ -90,7 +94,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         self._enter_loop()
-        await self._results.close()
+        await self._listener.close()
         await asyncio.to_thread(self._client.close)
         await self.redis.aclose()
 
@@ -113,7 +117,8 @@ class AsyncClient:
 
     def _connect(self) -> None:
         self.redis = connect_async(self.settings.redis_url)
-        self._results = ResultListener(self.redis)
+        self._listener = Listener(self.redis)
+        self._looks = asyncio.Semaphore(MOST_LOOKS)
 
     def _enter_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -147,23 +152,31 @@ class AsyncJob:
         timeout: float | None = None,
         *,
         patience_s: float = 0.0,
-    ) -> AsyncIterator[StreamEntry]:
+    ) -> AsyncGenerator[StreamEntry]:
         """See :meth:`Job.stream`, and :class:`StreamCursor`. Outages of Redis of up to
         ``patience_s`` are only a pause."""
         cursor = self._sync._cursor(from_id, timeout)
         trace = self._sync._trace()
         patience = Patience(patience_s)
-        block_ms = None
-        while not cursor.ended:
-            try:
-                reply, state = await self._look(cursor, block_ms, trace)
-            except BrokerUnavailable as error:
-                await patience.bear(error)
-                continue
-            patience.relax()
-            for entry in cursor.entries(reply, state):
-                yield entry
-            block_ms = cursor.block_ms()
+        self._client._enter_loop()
+        with self._client._listener.following(self.id, patience_s) as feed:
+            while not cursor.ended:
+                message = await self._hear(feed, cursor, trace)
+                if message is not None:
+                    entries = cursor.news(message)
+                else:
+                    try:
+                        reply, state = await self._look(cursor, trace)
+                    except BrokerUnavailable as error:
+                        await patience.bear(error)
+                        feed.look()
+                        continue
+                    patience.relax()
+                    if reply and len(reply[0][1]) == READ_COUNT:
+                        feed.look()
+                    entries = cursor.entries(reply, state)
+                for entry in entries:
+                    yield entry
 
     async def result(
         self, timeout: float | None = None, *, patience_s: float = 0.0
@@ -171,7 +184,10 @@ class AsyncJob:
         """See :meth:`Job.result`. Outages of Redis of up to ``patience_s`` are only a pause."""
         try:
             async with asyncio.timeout(timeout):
-                end = await self._end(Patience(patience_s), self._sync._trace())
+                async with self._client._in_use():
+                    end = await self._client._listener.end_of(
+                        self.id, self._sync._trace(), patience_s
+                    )
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
@@ -186,37 +202,27 @@ class AsyncJob:
         """See :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
 
-    async def _end(self, patience: Patience, trace: Trace) -> GenerationResult | LlorchError:
-        while True:
-            try:
-                async with self._client._in_use():
-                    return await self._client._results.end_of(self.id, trace)
-            except BrokerUnavailable as error:
-                await patience.bear(error)
-
-    async def _look(
-        self, cursor: StreamCursor, block_ms: int | None, trace: Trace
-    ) -> tuple[Any, StoredState | None]:
-        """New entries, or the job's state if there are none."""
+    async def _hear(self, feed: Feed, cursor: StreamCursor, trace: Trace) -> str | None:
+        """The next message. None if it is time to look at the stream."""
+        wait_s = RECHECK_S if trace.is_missing else math.inf
+        left_s = cursor.left_s()
+        if left_s is not None:
+            wait_s = min(wait_s, left_s)
         async with self._client._in_use():
-            if cursor.must_announce():
-                await self._announce_reader()
-            reply = await self._read(cursor, block_ms)
+            return await feed.next(None if wait_s == math.inf else wait_s)
+
+    async def _look(self, cursor: StreamCursor, trace: Trace) -> tuple[Any, StoredState | None]:
+        """New entries, or the job's state if there are none."""
+        async with self._client._in_use(), self._client._looks:
+            reply = await self._read(cursor)
             state = None if reply else await self._state(trace)
             if state is not None and state.end is not None:
                 # The last events may have arrived between the two commands.
-                reply = await self._read(cursor, None)
+                reply = await self._read(cursor)
         return reply, state
 
-    async def _announce_reader(self) -> None:
-        # Reading works without the mark, only slower.
-        with unless_refused():
-            await self._client.redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
-
-    async def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
-        return await self._client.redis.xread(
-            {cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms
-        )
+    async def _read(self, cursor: StreamCursor) -> Any:
+        return await self._client.redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT)
 
     async def _state(self, trace: Trace) -> StoredState:
         async with self._client.redis.pipeline(transaction=False) as pipe:

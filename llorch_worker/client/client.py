@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
 from celery.utils import uuid
+from redis.client import PubSub
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
@@ -18,20 +19,21 @@ from llorch_worker.broker.connection import (
     close_idle,
     connect,
     subscribe,
-    unless_refused,
 )
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.scripts import database
 from llorch_worker.broker.waiting import position
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
+    AWAITED_S,
     FROM_THE_START,
     READ_COUNT,
-    WATCH_TTL_S,
+    RECHECK_S,
     Position,
     StreamCursor,
     StreamEntry,
@@ -124,7 +126,6 @@ class Client:
             job_id = job_id or uuid()
             free = worker is None and self.settings.placement
             places = self._placement.candidates(request, model.name) if free else ()
-            sent_at_s = time.monotonic()
             with publishing(model.name, job_id) as headers:
                 enqueued = enqueue(
                     self.redis,
@@ -136,14 +137,12 @@ class Client:
                     places=places,
                     headers=headers,
                     owner=owner,
-                    watched_s=WATCH_TTL_S if stream else 0,
+                    awaited_s=AWAITED_S if stream else 0,
                     digest=digest,
                 )
         job = self.job(enqueued, known=True)
         if enqueued == job_id:
             job.generation_config = request.makers
-        if stream and enqueued == job_id:
-            job._announced_at_s = sent_at_s
         return job
 
     def job(self, job_id: str, *, known: bool = False) -> Job:
@@ -221,8 +220,6 @@ class Job:
         self._redis = client.redis
         self.generation_config: dict[str, int | float] = {}
         """What the request did not name and :meth:`Client.submit` took from the model's files."""
-        self._announced_at_s = float("-inf")
-        """When the job was marked as one that is read, if that was done as it was enqueued."""
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
@@ -242,18 +239,24 @@ class Job:
         """
         cursor = self._cursor(from_id, timeout)
         trace = self._trace()
-        block_ms = None
-        while not cursor.ended:
-            with self._client._in_use():
-                if cursor.must_announce():
-                    self._announce_reader()
-                reply = self._read(cursor, block_ms)
-                state = None if reply else self._state(trace)
-                if state is not None and state.end is not None:
-                    # The last events may have arrived between the two commands.
-                    reply = self._read(cursor, None)
-            yield from cursor.entries(reply, state)
-            block_ms = cursor.block_ms()
+        channel = keys.events_channel(database(self._redis), self.id)
+        with ExitStack() as stack:
+            pubsub: PubSub | None = None
+            must_look = True
+            while not cursor.ended:
+                with self._client._in_use():
+                    message = None
+                    if not must_look:
+                        # A job that has ended needs no subscription.
+                        pubsub = pubsub or stack.enter_context(subscribe(self._redis, channel))
+                        message = _heard(pubsub, cursor, trace)
+                    if message is None:
+                        reply, state = self._look(cursor, trace)
+                if message is not None:
+                    yield from cursor.news(message)
+                    continue
+                must_look = bool(reply) and len(reply[0][1]) == READ_COUNT
+                yield from cursor.entries(reply, state)
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Waits for the end of the job.
@@ -308,15 +311,19 @@ class Job:
         return replace(found, sent_at_s=None if sent is None else float(sent))
 
     def _cursor(self, from_id: str | Position, timeout: float | None) -> StreamCursor:
-        return StreamCursor(self.id, from_id, timeout, announced_at_s=self._announced_at_s)
+        return StreamCursor(self.id, from_id, timeout)
 
-    def _announce_reader(self) -> None:
-        # Reading works without the mark, only slower.
-        with unless_refused():
-            self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+    def _look(self, cursor: StreamCursor, trace: Trace) -> tuple[Any, StoredState | None]:
+        """New entries, or the job's state if there are none."""
+        reply = self._read(cursor)
+        state = None if reply else self._state(trace)
+        if state is not None and state.end is not None:
+            # The last events may have arrived between the two commands.
+            reply = self._read(cursor)
+        return reply, state
 
-    def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
-        return self._redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms)
+    def _read(self, cursor: StreamCursor) -> Any:
+        return self._redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT)
 
     def _trace(self) -> Trace:
         return Trace(self.id, self._client.settings.lease_s, known=self._known)
@@ -340,3 +347,12 @@ class Job:
                 end = self._state(trace).end
                 if end is not None:
                     return end
+
+
+def _heard(pubsub: PubSub, cursor: StreamCursor, trace: Trace) -> str | None:
+    """The next message about a stream. None if it is time to look at it: after a while, and when
+    the subscription has been made or renewed."""
+    wait_s = RECHECK_S if trace.is_missing else RESULT_POLL_S
+    left_s = cursor.left_s()
+    message = pubsub.get_message(timeout=wait_s if left_s is None else min(wait_s, left_s))
+    return message["data"] if message and message["type"] == "message" else None

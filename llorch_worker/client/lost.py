@@ -26,6 +26,11 @@ class Trace:
         self._known = known
         self._missing_since_s: float | None = None
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether Redis had no trace of the job when it was last asked, and the job was known."""
+        return self._missing_since_s is not None
+
     def ask(self, pipe: Any) -> Any:
         """Adds the question for :meth:`state` to ``pipe``, which it returns."""
         pipe.get(keys.result(self._job_id))

@@ -13,12 +13,12 @@ from llorch_worker.broker.results import StoredState, terminal_event
 from llorch_worker.contract import TERMINAL_EVENTS, Event, Restarted, Started, Tokens, decode_event
 
 FROM_THE_START = "0"
-BLOCK_MS = 1_000
-"""How long one read blocks. Between reads the reader looks for a stored result."""
-WATCH_TTL_S = 5
-"""How long the publisher flushes at its fast interval after a reader last announced itself."""
-WATCH_RENEW_S = 2.0
+AWAITED_S = 5
+"""How long a client that submits a job to read its stream counts as reading it before it does."""
+RECHECK_S = 1.0
+"""How often a reader looks again at a job of which Redis has no trace."""
 READ_COUNT = 200
+"""Entries that are read at once."""
 _FORMAT = re.compile(
     r"(\d{1,20}-\d{1,20})(?::(?:(\d{1,12}\.\d{1,12}(?:,\d{1,12}\.\d{1,12}){0,15})|(end)))?",
     re.ASCII,
@@ -114,24 +114,15 @@ class StreamCursor:
     :class:`Position`, which moves on.
 
     ``timeout``: how many seconds a reader waits for an event; None: without limit.
-    ``announced_at_s``: when the publisher was last notified of a reader, by ``time.monotonic``.
     """
 
-    def __init__(
-        self,
-        job_id: str,
-        from_id: str | Position,
-        timeout: float | None,
-        *,
-        announced_at_s: float = float("-inf"),
-    ) -> None:
+    def __init__(self, job_id: str, from_id: str | Position, timeout: float | None) -> None:
         self.key = keys.events(job_id)
         self.last_id = from_id if isinstance(from_id, str) else FROM_THE_START
         self._position = Position() if isinstance(from_id, str) else from_id
         self._job_id = job_id
         self._timeout = timeout
         self._heard_at_s = time.monotonic()
-        self._announced_at_s = announced_at_s
         self._model: str | None = None
         """The fingerprint of the last event ``started`` that was read."""
 
@@ -139,19 +130,19 @@ class StreamCursor:
     def ended(self) -> bool:
         return self._position.ended
 
-    def must_announce(self) -> bool:
-        """Whether to notify the publisher now that a client reads; assumes that the caller does."""
-        due = time.monotonic() - self._announced_at_s > WATCH_RENEW_S
-        if due:
-            self._announced_at_s = time.monotonic()
-        return due
+    def left_s(self) -> float | None:
+        """How long the next event may take."""
+        return None if self._timeout is None else max(0.001, self._timeout - self._silent_s())
 
-    def block_ms(self) -> int:
-        """How long the next read may block."""
-        if self._timeout is None:
-            return BLOCK_MS
-        # 0 would block forever.
-        return max(1, min(BLOCK_MS, int((self._timeout - self._silent_s()) * 1e3)))
+    def news(self, message: str) -> Iterator[StreamEntry]:
+        """:meth:`entries` of a message on the stream's channel. What was read is skipped."""
+        first, *events = message.split("\n")
+        last = _number(self.last_id)
+        numbered = (
+            (f"{number}-0", {"event": each}) for number, each in enumerate(events, int(first))
+        )
+        new = [(entry_id, fields) for entry_id, fields in numbered if _number(entry_id) > last]
+        return self.entries([(self.key, new)] if new else [], None)
 
     def entries(self, reply: Any, state: StoredState | None) -> Iterator[StreamEntry]:
         """The entries of an XREAD reply, without tokens that the reader has.

@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from redis.client import Pipeline
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from llorch_worker.broker import journal, keys, scripts
+from llorch_worker.broker import journal, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.repeater import Repeater
@@ -211,15 +211,15 @@ class Publisher(Repeater):
             queued = [outbox for outbox in due if self._queue(pipe, outbox)]
             replies = pipe.execute(raise_on_error=False)
         failure: RedisError | None = None
-        for outbox, written, watched in zip(queued, replies[::2], replies[1::2], strict=True):
+        for outbox, written in zip(queued, replies, strict=True):
             if isinstance(written, ResponseError) and WRONG_TYPE in str(written):
                 logger.error("the stream key of job %s is not a stream", outbox.claim.job_id)
                 self._confirm(outbox, watched=False)
             elif isinstance(written, RedisError):
                 failure = written
-            elif written in (journal.WRITTEN, journal.WRITTEN_CANCEL):
-                self._confirm(outbox, watched=watched == 1)
-                if written == journal.WRITTEN_CANCEL:
+            elif written & journal.WRITTEN:
+                self._confirm(outbox, watched=bool(written & journal.IS_READ))
+                if written & journal.CANCEL_REQUESTED:
                     self._on_cancelled(outbox.claim.job_id)
             else:
                 self._lose(outbox)
@@ -241,7 +241,6 @@ class Publisher(Repeater):
             outbox.sending = []
             self._confirm(outbox, watched=outbox.watched)
             return False
-        pipe.exists(keys.watchers(outbox.claim.job_id))
         return True
 
     def _confirm(self, outbox: _Outbox, *, watched: bool) -> None:

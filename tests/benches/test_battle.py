@@ -68,7 +68,7 @@ def test_a_stream_is_read_on_after_the_retry_of_its_dead_letter() -> None:
         ledger = Ledger()
         reader = StreamReader(server.url, ledger)
         ledger.jobs.append(Job("job", 1, 2, kind=POISON))
-        reader.follow("job")
+        reader.follow("job", listens=False)
 
         def write(number: int, kind: str) -> None:
             add_entry(client, "job", json.dumps({"type": kind}), f"{number}-0")
@@ -97,7 +97,7 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
         reader, watcher = StreamReader(server.url, ledger), ResultWatcher(server.url, ledger)
         watcher.start()
         ledger.jobs.append(Job("job", 1, 2))
-        reader.follow("job")
+        reader.follow("job", listens=False)
         first = add_entry(client, "job", '{"type":"started","worker":"a"}')
         assert reader.held_by("a") == {"job": 1}
         assert reader.held_by("b") == {}

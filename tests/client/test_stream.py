@@ -27,17 +27,6 @@ def test_the_time_that_a_reader_spends_on_an_entry_is_not_silence(
         list(cursor.entries([], running))
 
 
-def test_a_reader_who_was_announced_need_not_say_so_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now_s))
-    cursor = StreamCursor("a", FROM_THE_START, None, announced_at_s=now_s)
-    assert not cursor.must_announce()
-    now_s += stream.WATCH_TTL_S / 2
-    assert cursor.must_announce()
-
-
 def reply(*events: Event, first: int = 1) -> Any:
     """What XREAD brings."""
     entries = [

@@ -46,11 +46,14 @@ def test_readers_that_do_not_read_cost_the_worker_no_memory(
     with ExitStack() as stack:
         for number in range(READERS):
             job = jobs[number % len(jobs)]
-            # Asks for the whole stream again and again, and reads no reply.
-            deaf = stack.enter_context(socket.create_connection((LOCALHOST, own_server.port)))
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.sendall(request("SET", keys.watchers(job.id), 1, "EX", 5))
-            deaf.sendall(request("XREAD", "STREAMS", keys.events(job.id), 0) * 20)
+            # Listens, and asks for the whole stream again and again, and reads no reply.
+            for command in (
+                request("SUBSCRIBE", keys.events_channel(0, job.id)),
+                request("XREAD", "STREAMS", keys.events(job.id), 0) * 20,
+            ):
+                deaf = stack.enter_context(socket.create_connection((LOCALHOST, own_server.port)))
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                deaf.sendall(command)
             # One reader vanishes midway, and one pauses there.
             assert list(islice(job.stream(timeout=GET_S), 2))
             slow.append(job.stream(timeout=GET_S))

@@ -88,8 +88,10 @@ def test_tokens_stay_apart_for_a_reader_that_keeps_up(
     publisher: Publisher, store: redis.Redis, watched: int, tokens: int, entries: int
 ) -> None:
     claim = claimed(store, "a")
+    pubsub = store.pubsub()
     if watched:
-        store.set(keys.watchers("a"), 1)
+        pubsub.subscribe(keys.events_channel(0, "a"))
+        assert pubsub.get_message(timeout=FLUSH_S)
     publisher.open(claim, 1)
     publisher.append(claim, token(0))
     assert publisher.flush(claim, patience(FLUSH_S))
@@ -97,6 +99,7 @@ def test_tokens_stay_apart_for_a_reader_that_keeps_up(
     for index in range(1, tokens + 1):
         publisher.append(claim, token(index))
     left = publisher.take(claim, patience(FLUSH_S))
+    pubsub.close()
     assert left is not None
     assert len(left.events) == entries
     assert ids_of(list(left.events)) == list(range(1, tokens + 1))

@@ -31,7 +31,7 @@ local request = ARGV[7] -- with a key, a digest of the request
 local tenant = ARGV[8] -- or '': see tenants.lua
 local deadline_ms = ARGV[9] -- from now, or ''
 local owner = ARGV[10] -- the gateway's key that sends the job, or ''
-local watched_s = ARGV[11] -- for how long a reader counts as there already; 0 for none
+local awaited_s = ARGV[11] -- for how long a reader counts as there already; 0 for none
 local candidates = {unpack(ARGV, 12)} -- places, the best first; none for a job that is not placed
 
 if idempotency ~= '' then
@@ -59,8 +59,8 @@ if redis.call('HSETNX', job, 'sent', now_s) == 0 then
 end
 redis.call('EXPIRE', job, keep_s)
 redis.call('HSET', job, 'line', KEYS[1], 'tenant', tenant, 'owner', owner)
-if watched_s ~= '0' then
-  redis.call('SET', watchers_key(job_id), 1, 'EX', watched_s)
+if awaited_s ~= '0' then
+  redis.call('HSET', job, 'awaited_s', seconds + awaited_s)
 end
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)

@@ -105,14 +105,23 @@ end
 -- any, after them. Existing entries are skipped, so a write whose reply was lost can be sent again.
 -- Each entry has one field, `event`. `call` is redis.call, or redis.pcall to ignore refused writes.
 -- The stream is the job's journal, so it begins to expire, in ttl_s seconds, only with the job's end.
+--
+-- What is new is also published for those who read the stream: see keys.events_channel. Returns how many
+-- heard it.
 local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
+  local new = {} -- the number of the first new entry, then the events
   local function add(by, number, event)
-    return by('XADD', stream, string.format('%d-0', number), 'event', event)
+    local added = type(by('XADD', stream, string.format('%d-0', number), 'event', event)) == 'string'
+    if added then
+      new[1] = new[1] or string.format('%d', number)
+      new[#new + 1] = event
+    end
+    return added
   end
   local number = last_numbers[job_id]
   -- Mostly there are only earlier entries. Then the first event shows this by going in.
-  if not number and events[1] and type(add(redis.pcall, first, events[1])) == 'string' then
+  if not number and events[1] and add(redis.pcall, first, events[1]) then
     number = tonumber(first)
   end
   number = number or last_number(job_id) or 0
@@ -127,6 +136,9 @@ local function write_events(call, job_id, first, events, end_event, ttl_s)
     add(call, number + 1, end_event)
     call('EXPIRE', stream, ttl_s)
   end
+  -- A user who may not publish there loses no write by it.
+  local heard = new[1] and redis.pcall('PUBLISH', events_channel(job_id), table.concat(new, '\n'))
+  return type(heard) == 'number' and heard or 0
 end
 
 -- Write the last events of a job. Each refused write is ignored: a stream key of the wrong type must

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llorch_worker.broker.results import StoredState, decode_state
-from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, result_listener
-from llorch_worker.client.result_listener import TASK_NAME, ResultListener
+from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, listener
+from llorch_worker.client.listener import TASK_NAME, Listener
 from llorch_worker.contract import Failed, InternalError
 from tests.client.stored_results import Results
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
@@ -23,12 +23,13 @@ GET_S = 60
 @pytest.fixture(autouse=True)
 def _never_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test finds a result only in the way that it is about."""
-    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 100 * GET_S)
+    monkeypatch.setattr(listener, "RESULT_POLL_S", 100 * GET_S)
 
 
 @pytest.fixture
 def looks_often(_never_looks_by_itself: None, monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 0.02)
+    monkeypatch.setattr(listener, "RESULT_POLL_S", 0.02)
+    monkeypatch.setattr(listener, "LINGER_S", 0.0)
     return 0.02
 
 
@@ -98,7 +99,7 @@ def test_other_tasks_run_between_the_results_that_come_together(
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(result_listener, "decode_state", decode)
+    monkeypatch.setattr(listener, "decode_state", decode)
     for job_id in ids:
         results.end(job_id)
 
@@ -114,7 +115,7 @@ def test_other_tasks_run_between_the_results_that_come_together(
 def test_results_that_exist_already_are_fetched_in_few_commands(
     redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_listener, "MOST_AT_ONCE", 20)
+    monkeypatch.setattr(listener, "MOST_AT_ONCE", 20)
     ids = [f"job-{number}" for number in range(100)]
     for job_id in ids:
         results.end(job_id)
@@ -162,13 +163,13 @@ def test_a_result_that_was_not_announced_is_found(
 def test_a_result_between_the_first_look_and_the_subscription_is_found(
     redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe = ResultListener._subscribe
+    subscribe = Listener._subscribe
 
     async def late(*arguments: Any) -> None:
         results.end("a")
         await subscribe(*arguments)
 
-    monkeypatch.setattr(ResultListener, "_subscribe", late)
+    monkeypatch.setattr(Listener, "_subscribe", late)
     run(redis_server.url, lambda client: ended(client, "a"))
 
 
