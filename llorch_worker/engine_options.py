@@ -16,6 +16,8 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
+PrefixSharing = Literal["all", "tenant"]
+"""Whose prompts share KV blocks: those of all jobs, or of each tenant apart."""
 Speculation = Literal["auto", "off", "lookup", "suffix", "model"]
 """What drafts tokens. ``off``: nothing; ``lookup``: each sequence's own prompt and text;
 ``suffix``: that and the recent texts of its tenant; ``model``: a smaller model. ``auto``:
@@ -35,6 +37,7 @@ class EngineOptions:
     max_step_tokens: int = 512
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
+    prefix_sharing: PrefixSharing = "all"
     kernels: KernelChoice = "auto"
     kv_dtype: KvDtype = "auto"
     cuda_graphs: bool = True

@@ -27,6 +27,7 @@ from llorch_worker.engine_options import (
     EngineOptions,
     KernelChoice,
     KvDtype,
+    PrefixSharing,
     Speculation,
 )
 
@@ -156,6 +157,8 @@ class Settings(BaseSettings):
     contexts, if they fit."""
     prefix_caching: bool = True
     """Reuse KV blocks for prompts with a common prefix."""
+    prefix_sharing: PrefixSharing = "all"
+    """Whose prompts share these blocks: ``all`` jobs', or those of each ``tenant`` apart."""
     placement: bool = True
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
+from weakref import WeakValueDictionary
 
 from llorch_worker.cache.prefix import Prefix
 
@@ -32,12 +33,18 @@ class BlockPool:
     def __init__(self, total: int) -> None:
         self.total = total
         self.root = Prefix()
+        # Each lives as long as something begins with it.
+        self._roots: WeakValueDictionary[str | None, Prefix] = WeakValueDictionary()
         self._holders = [0] * total
         self._contents: list[Prefix | None] = [None] * total
         # Allocated from the end: low ids first, then the last freed.
         self._blank = list(range(total - 1, -1, -1))
         # Free blocks with contents, the one freed longest ago first.
         self._kept: OrderedDict[int, None] = OrderedDict()
+
+    def root_of(self, tenant: str | None) -> Prefix:
+        """The root of a tree that only this tenant's sequences share."""
+        return self._roots.setdefault(tenant, Prefix())
 
     @property
     def free_count(self) -> int:
@@ -168,7 +175,7 @@ class BlockPool:
             del prefix.parent.children[prefix.token_ids]
 
     def _tree(self) -> Iterable[Prefix]:
-        rest = [self.root]
+        rest = [self.root, *self._roots.values()]
         while rest:
             prefix = rest.pop()
             rest += prefix.children.values()

@@ -10,7 +10,7 @@ class Prefix:
     node only if they begin alike; a hash alone decides nothing.
     """
 
-    __slots__ = ("children", "copies", "depth", "parent", "token_ids")
+    __slots__ = ("__weakref__", "children", "copies", "depth", "parent", "tenants", "token_ids")
 
     def __init__(self, parent: Prefix | None = None, token_ids: tuple[int, ...] = ()) -> None:
         """``token_ids`` are those of the last block. The root has neither ids nor a parent."""
@@ -21,6 +21,9 @@ class Prefix:
         self.children: dict[tuple[int, ...], Prefix] = {}
         self.copies: list[int] = []
         """Blocks with the keys and values of ``token_ids`` after all that come before."""
+
+        self.tenants: set[str | None] = set()
+        """Those whose sequences have held such a block."""
 
     @property
     def known(self) -> bool:

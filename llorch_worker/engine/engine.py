@@ -118,6 +118,7 @@ class Engine:
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
+            prefix_sharing=options.prefix_sharing,
             planner=DraftPlanner(DRAFT_ROWS, drafts) if options.drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )

@@ -47,7 +47,7 @@ from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
 from llorch_worker.engine.step_plan import Chunk, StepPlan
-from llorch_worker.engine_options import EngineOptions
+from llorch_worker.engine_options import EngineOptions, PrefixSharing
 
 _ORDER = attrgetter("order")
 
@@ -64,6 +64,7 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_caching: bool = True,
+        prefix_sharing: PrefixSharing = "all",
         planner: DraftPlanner | None = None,
         low_waits_at_most_s: float = EngineOptions.low_waits_at_most_s,
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +76,11 @@ class Scheduler:
         sequence that has waited ``low_waits_at_most_s`` in all, by ``clock``, ranks as high.
         """
         self.blocks = SequenceBlocks(
-            pool, windows, block_size=block_size, prefix_caching=prefix_caching
+            pool,
+            windows,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            prefix_sharing=prefix_sharing,
         )
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)

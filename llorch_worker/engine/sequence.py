@@ -108,7 +108,8 @@ class Sequence:
         """How long it waited before it started and after each preemption, and prefilled before a
         preemption that left it without a token."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were found in the KV cache and never computed for it."""
+        """Tokens of the prompt that were found in the KV cache and never computed for it. Those
+        that only other tenants had sent do not count."""
         self.token_s: float | None = None
         """When its last token came, in monotonic seconds. Only an observer of steps keeps it."""
         self.most_computed = 0
@@ -185,10 +186,11 @@ class Sequence:
             return len(self.token_ids) - 1
         return prompt.read_tokens
 
-    def skip_to(self, tokens: int) -> None:
-        """Notes that ``blocks`` hold its first ``tokens`` tokens, found in the prefix cache."""
+    def skip_to(self, tokens: int, own: int) -> None:
+        """Notes that ``blocks`` hold its first ``tokens`` tokens, found in the prefix cache. Its
+        tenant has had the first ``own`` of them before."""
         known = max(self.computed, self.most_computed)
-        self.cached_tokens += max(0, min(tokens, self.prompt_length) - known)
+        self.cached_tokens += max(0, min(own, self.prompt_length) - known)
         self.computed = tokens
 
     def lose_blocks(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence as Items
 
 from llorch_worker.cache import BlockPool, Prefix, WindowPool
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine_options import PrefixSharing
 
 BlockKey = tuple[Prefix, tuple[int, ...]]
 """The contents of a block that is not published yet: the prefix before it, and its own ids."""
@@ -32,19 +33,21 @@ class SequenceBlocks:
         *,
         block_size: int,
         prefix_caching: bool,
+        prefix_sharing: PrefixSharing,
     ) -> None:
         """``block_size`` in tokens. Without ``prefix_caching`` no block is published or found."""
         self._pool = pool
         self._windows = windows
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._prefix_sharing = prefix_sharing
         self._reserved = 0
         self.hits_total = 0
         self.found_tokens_total = 0
 
     def enter(self, sequence: Sequence) -> None:
-        """Places a new sequence at the root of the prefix tree."""
-        sequence.prefix = self._pool.root
+        """Places a new sequence at the root of its prefix tree."""
+        sequence.prefix = self._root(sequence)
 
     def fits(self, sequence: Sequence, *, spare: int) -> bool:
         """Whether all known tokens of a waiting sequence fit, with ``spare`` blocks left over."""
@@ -88,15 +91,20 @@ class SequenceBlocks:
         if not self._in_tree(sequence) or have * self._block_size != sequence.computed:
             return
         self._find(sequence)
-        found = [self._pool.share(prefix) for prefix in sequence.prefix.path(have)]
-        if not found:
+        path = sequence.prefix.path(have)
+        if not path:
             return
+        found = [self._pool.share(prefix) for prefix in path]
+        # Of what others alone have asked, the figures say nothing.
+        own = have + sum(sequence.request.tenant in prefix.tenants for prefix in path)
+        for prefix in path:
+            prefix.tenants.add(sequence.request.tenant)
         if not have:
             self.hits_total += 1
         self.found_tokens_total += len(found) * self._block_size
         self._add(sequence, found, reserved=len(found))
         before = sequence.computed
-        sequence.skip_to(len(sequence.blocks) * self._block_size)
+        sequence.skip_to(len(sequence.blocks) * self._block_size, own * self._block_size)
         for window in self._windows:
             window.share(sequence.blocks[max(have, window.first(sequence.computed)) :])
         self._slide(sequence, before, have)
@@ -131,6 +139,7 @@ class SequenceBlocks:
             return
         for index in range(prefix.depth, sequence.computed // size):
             prefix = self._pool.publish(sequence.blocks[index], prefix, self._ids(sequence, index))
+            prefix.tenants.add(sequence.request.tenant)
         sequence.prefix = prefix
 
     def release(self, sequence: Sequence) -> None:
@@ -197,7 +206,7 @@ class SequenceBlocks:
             raise RuntimeError("a waiting sequence holds KV blocks")
 
     def _check_contents(self, sequence: Sequence) -> None:
-        before = self._pool.root
+        before = self._root(sequence)
         for index, block in enumerate(sequence.blocks):
             contents = self._pool.contents(block)
             if contents is None:
@@ -209,6 +218,11 @@ class SequenceBlocks:
             if (index + 1) * self._block_size > sequence.computed:
                 raise RuntimeError("a KV block was published before it was computed")
             before = contents
+
+    def _root(self, sequence: Sequence) -> Prefix:
+        if self._prefix_sharing == "tenant":
+            return self._pool.root_of(sequence.request.tenant)
+        return self._pool.root
 
     @property
     def _unreserved(self) -> int:

@@ -74,6 +74,44 @@ def together(
     return run
 
 
+def test_figures_say_nothing_of_what_another_tenant_asked(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    def cached(tenant: str | None, ids: list[int]) -> int:
+        generation = engine.submit(request(ids, tenant=tenant, max_tokens=1))
+        told = generation.result(timeout=60).usage.cached
+        assert started(generation).cached_tokens == told
+        return told
+
+    text = [*STORY[:192], 3, 7]
+    assert cached("a", text) == 0
+    assert [cached(tenant, text) for tenant in ("b", None)] == [0, 0]
+    # They were found all the same, and are each one's own from then on.
+    assert engine.stats().cached_tokens_total == 2 * 192
+    assert [cached(tenant, text) for tenant in ("a", "b", None)] == [192] * 3
+    # Where two go on alike, each has only what it had itself.
+    assert cached("b", STORY) == 192
+    assert [cached("a", STORY), cached("a", STORY)] == [192, 384]
+
+
+def test_of_blocks_that_several_made_the_own_ones_count(together: Callable[..., Any]) -> None:
+    requests = [request([*STORY, 3 + i], tenant=tenant) for i, tenant in enumerate("abab")]
+    _, _, generations = together(requests)
+    cached = [generation.result(timeout=60).usage.cached for generation in generations]
+    assert cached == [0, 0, 400, 400]
+
+
+def test_with_sharing_within_a_tenant_nobody_computes_less_because_of_another(
+    together: Callable[..., Any],
+) -> None:
+    requests = [request([*STORY, 3 + i], tenant=tenant) for i, tenant in enumerate("abab")]
+    engine, model, generations = together(requests, prefix_sharing="tenant", max_step_tokens=1024)
+    cached = [generation.result(timeout=60).usage.cached for generation in generations]
+    assert cached == [0, 0, 400, 400]
+    assert model.steps[1] == (401, 401), "neither waits for the other's blocks"
+    assert engine.stats().prompt_tokens_total == 1 + 2 * 401 + 2
+
+
 def test_64_jobs_with_a_common_prefix_prefill_it_once(
     together: Callable[..., Any], make_engine: MakeEngine
 ) -> None:
