@@ -43,7 +43,6 @@ EXTRA_OF_MODULE: Final = {
     "flower": "flower",
     "fastapi": "gateway",
     "uvicorn": "gateway",
-    "sse_starlette": "gateway",
     "python_multipart": "gateway",
     "fsspec": "gateway",
     "httpcore": "gateway",

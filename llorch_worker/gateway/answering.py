@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from itertools import islice
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, T
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, OwnClock, Progress
+from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock, Progress, job_events
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.body import Body, Chunks
@@ -163,15 +164,15 @@ class Answering:
         begun = False
         chunks = self._body.chunks(self._requests, self._jobs[0].id, self._created)
         with_prompt_ids = await self._prompt_ids()
-        events = JobEvents(self._jobs, self._clock)
         try:
-            async for job, event in events.read():
-                if not begun and isinstance(event, Finished):
-                    _refuse_nothing([event])
-                for document in await self._documents(job, event, chunks):
-                    begun = True
-                    document = with_prompt_ids(document)
-                    yield encoded(document, document.get("type"))
+            async with aclosing(job_events(self._jobs, self._clock)) as events:
+                async for job, event in events:
+                    if not begun and isinstance(event, Finished):
+                        _refuse_nothing([event])
+                    for document in await self._documents(job, event, chunks):
+                        begun = True
+                        document = with_prompt_ids(document)
+                        yield encoded(document, document.get("type"))
             for document in chunks.end():
                 yield encoded(document, document.get("type"))
             if self._body.done:
@@ -181,8 +182,6 @@ class Answering:
                 raise
             self._waiting.broken = True
             yield self._failure(error)
-        finally:
-            events.close()
 
     def _failure(self, error: Exception) -> bytes:
         shown = as_shown(error)

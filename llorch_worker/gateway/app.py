@@ -17,6 +17,7 @@ from llorch_worker.gateway import errors
 from llorch_worker.gateway.access_log import logging_access
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
+from llorch_worker.gateway.collecting import Collecting
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.files.expiry import removing_expired
@@ -79,7 +80,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         driving = runner.running(gateway.batches, gateway.new_run)
         removing = removing_expired(gateway.files, gateway.file_store)
         with ending_overdue(settings):
-            async with gateway.webhooks.running(), driving, removing:
+            collecting = Collecting(requests.count).running()
+            async with gateway.webhooks.running(), driving, removing, collecting:
                 yield
         await requests.ended()
         await gateway.close()

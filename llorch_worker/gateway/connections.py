@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-Waiting = dict[str, dict["_Connection", None]]
+from llorch_worker.gateway.comments import Comments
+
+CONNECTION = "connection"
+"""Where the state of a request has its connection."""
+COMMENT = b": alive\n\n"
+MOST_NOT_TAKEN = 4
+"""A reader that takes nothing while so many comments are due is gone."""
+
+Waiting = dict[str, dict["Connection", None]]
 """The connections of each address without a request, the longest waiting first."""
 
 
@@ -31,15 +41,20 @@ def connections(header_timeout_s: float, most_waiting: int) -> type[asyncio.Prot
         "header_timeout_s": header_timeout_s,
         "most_waiting": most_waiting,
         "waiting": defaultdict(dict),
+        "comments": Comments(),
     }
-    return type("Connection", (_Connection,), own)
+    return type("_Connection", (Connection,), own)
 
 
-class _Connection(H11Protocol):
+class Connection(H11Protocol):
     header_timeout_s: float
     most_waiting: int
     waiting: Waiting
+    comments: Comments
 
+    at_stop: Callable[[], None] | None = None
+    """Ends an answer that would not end by itself when the gateway stops."""
+    _not_taken = 0
     _header_due: asyncio.TimerHandle | None = None
     _address = ""
     _half_closed = False
@@ -56,7 +71,7 @@ class _Connection(H11Protocol):
             self._expect_header()
         super().data_received(data)
         if self._is_answering():
-            self._stop_waiting()
+            self._answer()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         self._stop_waiting()
@@ -66,7 +81,7 @@ class _Connection(H11Protocol):
         self._wait()
         super().on_response_complete()
         if self._is_answering():  # the next request had come already
-            self._stop_waiting()
+            self._answer()
         elif self._half_closed:
             self.transport.close()
 
@@ -90,11 +105,38 @@ class _Connection(H11Protocol):
                 next_s, self._probe, min(2 * next_s, LONGEST_PROBE_S)
             )
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.at_stop is not None:
+            self.at_stop()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self.end_comments()
         if self._next_probe is not None:
             self._next_probe.cancel()
         super().connection_lost(exc)
+
+    def begin_comments(self) -> None:
+        """Writes comments into the answer now and then, until :meth:`end_comments`. They pass by
+        everything around the route: what each costs is paid some hundred times a second."""
+        self.comments.add(self._comment)
+
+    def end_comments(self) -> None:
+        self.comments.remove(self._comment)
+
+    def _comment(self) -> None:
+        if self.flow.write_paused:
+            self._not_taken += 1
+            if self._not_taken >= MOST_NOT_TAKEN:
+                self.transport.abort()
+            return
+        self._not_taken = 0
+        self.transport.write(self.conn.send(h11.Data(data=COMMENT)))
+
+    def _answer(self) -> None:
+        self._stop_waiting()
+        self.cycle.scope["state"][CONNECTION] = self
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -6,54 +6,112 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from fastapi import Request
-from sse_starlette import EventSourceResponse
+from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from llorch_worker.client.cancelling import cancelled
+from llorch_worker.gateway.connections import CONNECTION, Connection
 from llorch_worker.gateway.hang_up import unless_hung_up
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 60.0
 """A reader that takes nothing for so long is gone."""
-DRAIN_S = 3600.0
-"""sse-starlette would end a stream without a word when the gateway stops; OpenRequests does it."""
-
-
 BEGIN_S = 30.0
 """The longest wait for the first event before the answer's header. Clients and proxies give up on
 an answer of which nothing comes: nginx after 60 s, agents after 5 minutes."""
 
 
-class _EventSource(EventSourceResponse):
-    """Sends ``body``, which reads ``stream`` after its ``first`` event. The stream is closed in any
-    case: a body whose client hangs up before the first event is never begun, and would close
-    nothing."""
+class EventSource(Response):
+    """Sends ``body``, and comments in between, until the client hangs up.
+
+    It has one task besides the request's own, because thousands may wait at a time. ``body`` is
+    closed in any case, and so is ``stream``, which it reads after its ``first`` event: a body whose
+    client hangs up before the first event is never begun, and would close nothing.
+    ``ends_at_stop``: it ends at once, and not with its body, when the gateway stops.
+    """
 
     def __init__(
         self,
         body: AsyncGenerator[bytes],
-        stream: AsyncGenerator[bytes],
+        stream: AsyncGenerator[bytes] | None = None,
         first: asyncio.Future[bytes] | None = None,
+        *,
+        ends_at_stop: bool = False,
     ) -> None:
-        super().__init__(body, send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S)
+        self.status_code = 200
+        self.media_type = "text/event-stream"
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._body = body
         self._stream = stream
         self._first = first
+        self._ends_at_stop = ends_at_stop
+        self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._stream):
-            try:
-                await super().__call__(scope, receive, send)
-            finally:
-                if self._first is not None:
-                    await _given_up(self._first)
+        async with AsyncExitStack() as stack:
+            if self._stream is not None:
+                await stack.enter_async_context(aclosing(self._stream))
+            if self._first is not None:
+                stack.push_async_callback(_given_up, self._first)
+            await stack.enter_async_context(aclosing(self._body))
+            await self._until_gone(scope, receive, send)
+        if not self._gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _until_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asked, over = task.cancelling(), False
 
-def event_source(stream: AsyncGenerator[bytes]) -> EventSourceResponse:
-    return _EventSource(stream, stream)
+        def end() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                task.cancel()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._gone = True
+            end()
+
+        # Only our own server has one.
+        connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+        if connection is not None and self._ends_at_stop:
+            connection.at_stop = end
+        watching = asyncio.create_task(watch())
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            if connection is not None:
+                connection.begin_comments()
+            async for data in self._body:
+                message = {"type": "http.response.body", "body": data, "more_body": True}
+                try:
+                    async with asyncio.timeout(SEND_TIMEOUT_S):
+                        await send(message)
+                except TimeoutError:
+                    self._gone = True
+                    return
+        except asyncio.CancelledError:
+            if not over or task.uncancel() > asked:
+                raise
+        finally:
+            over = True
+            if connection is not None:
+                connection.end_comments()
+                connection.at_stop = None
+            await cancelled(watching)
 
 
 async def begun_event_source(
@@ -61,7 +119,7 @@ async def begun_event_source(
     stream: AsyncGenerator[bytes],
     failure: Callable[[Exception], bytes],
     patience_s: float = BEGIN_S,
-) -> EventSourceResponse:
+) -> EventSource:
     """Waits for the first event: what ``stream`` raises before it is an answer of its own, or after
     ``patience_s`` the event that ``failure`` makes of it."""
     first = asyncio.ensure_future(anext(stream))
@@ -72,7 +130,7 @@ async def begun_event_source(
     except BaseException:
         await _given_up(first)
         raise
-    return _EventSource(_all(request.url.path, first, stream, failure), stream, first)
+    return EventSource(_all(request.url.path, first, stream, failure), stream, first)
 
 
 async def _given_up(first: asyncio.Future[bytes]) -> None:

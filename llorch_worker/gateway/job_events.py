@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 from llorch_worker.client import AsyncJob, StreamEntry
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Cancelled,
@@ -64,62 +65,68 @@ class OwnClock:
             yield entry
 
 
-class JobEvents:
-    """Reads the streams of ``jobs``, each on a task of its own, until :meth:`close`.
+async def job_events(
+    jobs: Sequence[AsyncJob], clock: OwnClock
+) -> AsyncGenerator[tuple[int, Progress]]:
+    """Each event of ``jobs`` with the number of its job, until all have finished. Several are read
+    each on a task of its own. ``clock``: when they must have ended.
 
-    ``clock``: when they must have ended.
+    Raises:
+        LlorchError: a job failed or was cancelled, or its deadline is long past.
+        BrokerUnavailable: Redis does not answer.
     """
+    left = len(jobs)
+    async with aclosing(_events_of(0, jobs[0]) if left == 1 else _merged(jobs)) as events:
+        while left:
+            async with clock.limiting():
+                job, event = await anext(events)
+            left -= isinstance(event, Finished)
+            yield job, event
 
-    def __init__(self, jobs: Sequence[AsyncJob], clock: OwnClock | None = None) -> None:
-        self._clock = clock or OwnClock([])
-        self._queue: asyncio.Queue[tuple[int, Progress] | Exception] = asyncio.Queue(MOST_UNREAD)
-        self._left = len(jobs)
-        self._tasks = [asyncio.create_task(self._follow(*each)) for each in enumerate(jobs)]
 
-    async def read(self) -> AsyncIterator[tuple[int, Progress]]:
-        """Each event with the number of its job, until all jobs have finished.
+async def _merged(jobs: Sequence[AsyncJob]) -> AsyncGenerator[tuple[int, Progress]]:
+    queue: asyncio.Queue[tuple[int, Progress] | Exception] = asyncio.Queue(MOST_UNREAD)
 
-        Raises:
-            LlorchError: a job failed or was cancelled, or its deadline is long past.
-            BrokerUnavailable: Redis does not answer.
-        """
-        while self._left:
-            async with self._clock.limiting():
-                found = await self._queue.get()
-            match found:
-                case Exception() as error:
-                    raise error
-                case job, event:
-                    self._left -= isinstance(event, Finished)
-                    yield job, event
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _follow(self, number: int, job: AsyncJob) -> None:
-        started = has_text = False
+    async def follow(number: int, job: AsyncJob) -> None:
         try:
-            async for entry in job.stream(patience_s=PATIENCE_S):
-                match entry.event:
-                    case Failed(error=error):
-                        kind = ERROR_CLASSES.get(error.code, InternalError)
-                        raise kind(error.message, faults=error.faults)
-                    case CancelledEvent():
-                        raise Cancelled("the job was cancelled")
-                    case Restarted():
-                        if has_text:
-                            raise ModelChanged(CHANGED)
-                        continue
-                    case Finished() if not started:
-                        # The stream has expired, but not the result.
-                        for event in _replayed(await job.result(patience_s=PATIENCE_S)):
-                            await self._queue.put((number, event))
-                started = True
-                has_text = has_text or isinstance(entry.event, Tokens)
-                await self._queue.put((number, entry.event))
+            async with aclosing(_events_of(number, job)) as events:
+                async for found in events:
+                    await queue.put(found)
         except Exception as error:  # noqa: BLE001 - the reader raises it
-            await self._queue.put(error)
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(follow(*each)) for each in enumerate(jobs)]
+    try:
+        while True:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+    finally:
+        await cancelled(*tasks)
+
+
+async def _events_of(number: int, job: AsyncJob) -> AsyncGenerator[tuple[int, Progress]]:
+    started = has_text = False
+    async with aclosing(job.stream(patience_s=PATIENCE_S)) as entries:
+        async for entry in entries:
+            match entry.event:
+                case Failed(error=error):
+                    kind = ERROR_CLASSES.get(error.code, InternalError)
+                    raise kind(error.message, faults=error.faults)
+                case CancelledEvent():
+                    raise Cancelled("the job was cancelled")
+                case Restarted():
+                    if has_text:
+                        raise ModelChanged(CHANGED)
+                    continue
+                case Finished() if not started:
+                    # The stream has expired, but not the result.
+                    for event in _replayed(await job.result(patience_s=PATIENCE_S)):
+                        yield number, event
+            started = True
+            has_text = has_text or isinstance(entry.event, Tokens)
+            yield number, entry.event
 
 
 def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:

@@ -25,6 +25,9 @@ class OpenRequests:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def count(self) -> int:
+        return len(self._tasks)
+
     async def ended(self) -> None:
         """Waits for the requests to end, but not for ever."""
         if self._tasks:

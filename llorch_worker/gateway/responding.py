@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from celery.utils import uuid
 from fastapi import Request
-from sse_starlette import EventSourceResponse
 
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncJob
@@ -23,7 +22,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.token_questions import TokenizeChat
 from llorch_worker.gateway.errors import HttpError, as_shown
-from llorch_worker.gateway.event_source import encoded, event_source
+from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock
 from llorch_worker.gateway.keys import Caller
@@ -79,13 +78,13 @@ class Creation:
         """The one that was sent, or found."""
         return self._waiting.jobs
 
-    async def respond(self, request: Request) -> Response | EventSourceResponse:
+    async def respond(self, request: Request) -> Response | EventSource:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
         record, job = await self._begin(stream=bool(self.body.stream))
         if self.body.background:
             if self.body.stream:
                 events = response_events(record, job, job.stream(patience_s=PATIENCE_S))
-                return event_source(encoded(each, each["type"]) async for each in events)
+                return EventSource(encoded(each, each["type"]) async for each in events)
             return await response_now(record, job)
         if not self.body.stream:
             return await self._waiting.answer(request, self._result(record, job))

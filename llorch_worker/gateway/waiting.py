@@ -8,11 +8,10 @@ from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
 from fastapi import Request
-from sse_starlette import EventSourceResponse
 
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.gateway.event_source import begun_event_source
+from llorch_worker.gateway.event_source import EventSource, begun_event_source
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.keys import Caller
@@ -65,7 +64,7 @@ class Waiting:
         request: Request,
         events: AsyncGenerator[bytes],
         failure: Callable[[Exception], bytes],
-    ) -> EventSourceResponse:
+    ) -> EventSource:
         """See :func:`begun_event_source`."""
         return await begun_event_source(request, self._each(events), failure)
 

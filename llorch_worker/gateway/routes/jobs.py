@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from celery.utils import uuid
 from fastapi import Depends, Header, Query, Response
-from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
 from llorch_worker.client.stream import Position
@@ -25,7 +24,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import SEND_TIMEOUT_S, on_one_line
+from llorch_worker.gateway.event_source import EventSource, on_one_line
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
 from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_document
 
@@ -118,7 +117,8 @@ async def cancel_job(job: TheJob, response: Response, gateway: TheGateway) -> Jo
 
 @router.get(
     "/v1/jobs/{job_id}/events",
-    response_class=EventSourceResponse,
+    status_code=200,
+    response_class=EventSource,
     responses={
         200: {
             "description": "Server-sent events: `event` is the type, `data` the event as JSON, "
@@ -144,10 +144,10 @@ async def job_events(
     if position.ended:
         return Response(status_code=204)
     await _document(gateway, job.id)
-    return EventSourceResponse(_events(job, position), send_timeout=SEND_TIMEOUT_S)
+    return EventSource(_events(job, position), ends_at_stop=True)
 
 
-async def _events(job: AsyncJob, position: Position) -> AsyncIterator[ServerSentEvent]:
+async def _events(job: AsyncJob, position: Position) -> AsyncGenerator[bytes]:
     try:
         async for _, event in job.stream(position, patience_s=PATIENCE_S):
             yield sent_event(event, position)
@@ -158,8 +158,9 @@ async def _events(job: AsyncJob, position: Position) -> AsyncIterator[ServerSent
         logger.warning("a stream of job %s ends early: %s", job.id, error)
 
 
-def sent_event(event: Event, position: Position) -> ServerSentEvent:
-    return ServerSentEvent(on_one_line(encode_event(event)), event=event.type, id=str(position))
+def sent_event(event: Event, position: Position) -> bytes:
+    document = on_one_line(encode_event(event))
+    return f"id: {position}\nevent: {event.type}\ndata: {document}\n\n".encode()
 
 
 def _position(last_event_id: str | None) -> Position:

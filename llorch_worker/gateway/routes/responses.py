@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Query, Request, WebSocket
 from fastapi import Response as PlainResponse
 from pydantic import BaseModel
-from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey, say_ignored, say_makers
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import encoded, event_source
+from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation
@@ -70,11 +69,11 @@ async def create(
     caller: TheCaller,
     head: PlainResponse,
     idempotency_key: IdempotencyKey = None,
-) -> Response | EventSourceResponse:
+) -> Response | EventSource:
     """The next turn of a conversation. With background, come back for it."""
     creation = Creation(gateway, caller, body.keyed(idempotency_key))
     answer = await creation.respond(request)
-    said_in = answer if isinstance(answer, EventSourceResponse) else head
+    said_in = answer if isinstance(answer, EventSource) else head
     say_ignored(said_in, body.ignored)
     say_makers(said_in, creation.jobs)
     return answer
@@ -117,7 +116,7 @@ async def retrieve(
     store: TheStore,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
-) -> Response | EventSourceResponse:
+) -> Response | EventSource:
     """What has come of it by now; with stream, its events from the first on, or from the one after
     the number ``starting_after``."""
     record = await store.get(response_id)
@@ -136,7 +135,7 @@ async def retrieve(
         raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
     events = response_events(record, job, entries, first)
     after = -1 if starting_after is None else starting_after
-    return event_source(
+    return EventSource(
         encoded(event, event["type"]) async for event in events if event["sequence_number"] > after
     )
 
