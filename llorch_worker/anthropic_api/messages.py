@@ -83,6 +83,9 @@ class OutputConfig(Spelt, Loose):
 class CountTokensRequest(Body):
     """Anthropic's request, with our own fields beside it. What it does not know is ignored."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}]}]}
+    )
     done = b""
 
     messages: Annotated[list[Turn], Field(max_length=MOST_TURNS)]
@@ -168,6 +171,14 @@ class CountTokensRequest(Body):
 
 
 class MessagesRequest(CountTokensRequest):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 32}
+            ]
+        }
+    )
+
     max_tokens: SkipValidation[int]
 
     def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def gateway(
         screen.document({"url": url}, indent=None)
     else:
         screen.note(
-            f"The gateway and its console are at {url}, its description at {url}/openapi.json",
+            f"The gateway and its console are at {url}, all endpoints at {url}/docs",
             "bold",
         )
     server.run(sockets)

@@ -69,7 +69,13 @@ class GenerationRequest(BaseModel):
         InvalidRequest: with one :class:`Fault` for each rule that a field breaks.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
     prompt_token_ids: PromptTokenIds | None = None
@@ -107,15 +113,15 @@ class GenerationRequest(BaseModel):
     """None: drawn from the job's id. -1 means the same, as in vLLM."""
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
-        BeforeValidator(_stop_as_tuple),
         Field(max_length=MAX_STOP_STRINGS),
+        BeforeValidator(_stop_as_tuple, json_schema_input_type=str | list[str]),
     ] = ()
     include_stop_str_in_output: bool = False
     """Whether the text ends with the stop string that ended it."""
     skip_special_tokens: bool = True
     """Whether control tokens give no text. The one that ends the answer never does."""
     stop_token_ids: Annotated[
-        tuple[TokenId, ...], BeforeValidator(as_tuple), Field(max_length=128)
+        tuple[TokenId, ...], Field(max_length=128), BeforeValidator(as_tuple)
     ] = ()
     ignore_eos: bool = False
     n: int = Field(1, ge=1, le=MAX_CHOICES)

@@ -60,8 +60,8 @@ def _agreeing(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 Tools = Annotated[
     tuple[Tool, ...],
-    BeforeValidator(as_tuple),
     Field(max_length=MAX_TOOLS),
+    BeforeValidator(as_tuple),
     AfterValidator(_agreeing),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from socket import gethostname
-from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
@@ -13,13 +12,14 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llorch_worker import __version__
 from llorch_worker.broker.deadlines import ending_overdue
-from llorch_worker.gateway import errors
+from llorch_worker.gateway import documentation, errors
 from llorch_worker.gateway.access_log import logging_access
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.collecting import Collecting
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
+from llorch_worker.gateway.documentation import Documentation
 from llorch_worker.gateway.files.expiry import removing_expired
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.limits import saying_limits
@@ -65,6 +65,7 @@ _ROUTERS = (
     webhooks.router,
     console_routes.router,
     console_files.router,
+    documentation.router,
 )
 
 
@@ -90,19 +91,18 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await to_thread.run_sync(tracing.close)
 
     tracing = start_tracing("llorch-gateway", gethostname())
-    # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
     app = FastAPI(
         title="llorch gateway",
         version=__version__,
         lifespan=running,
         telemetry=REQUEST_SPANS | {"tracing": is_traced()},
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
     )
     app.state.gateway = gateway
     app.state.console = console
     app.state.metrics = measured
+    app.state.documentation = Documentation(app, needs_key=own.keys is not None)
     app.state.scrapes = CapacityLimiter(metrics.MOST_SCRAPES)
     errors.install(app)
     for router in _ROUTERS:
@@ -130,22 +130,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     app.add_middleware(measuring, metrics=measured, routes=app.routes)
     if is_traced():
         app.add_middleware(without_query)
-    _document_400_for_422(app)
     # Around everything: Starlette answers defects outside of all middleware.
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: naming_requests(one_spelling(logging_access(build())))  # type: ignore[method-assign]
     return app
-
-
-def _document_400_for_422(app: FastAPI) -> None:
-    """FastAPI documents a 422 that :func:`errors.install` never lets it answer."""
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make()
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -26,7 +26,10 @@ _EVENT_TYPES = {
 class JobRequest(GenerationRequest):
     """The fields of ``llorch.generate``, and where to send the end."""
 
-    model_config = ConfigDict(title="JobRequest", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        title="JobRequest",
+        json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 32}]},
+    )
 
     callback_url: CallbackUrl | None = None
     """An http or https URL. The gateways post the job's document there once it has ended."""

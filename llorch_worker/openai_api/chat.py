@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SkipValidation
+from pydantic import ConfigDict, Field, SkipValidation
 
 from llorch_worker.contract import (
     Fault,
@@ -29,6 +29,14 @@ TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_fi
 
 class ChatRequest(OpenAIBody):
     """OpenAI's request, with our own fields beside it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 32}
+            ]
+        }
+    )
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: SkipValidation[int | None] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, SkipValidation
+from pydantic import BeforeValidator, ConfigDict, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import (
@@ -50,6 +50,10 @@ def _are_ids(value: Any) -> bool:
 
 class CompletionRequest(OpenAIBody):
     """OpenAI's request, with our own fields beside it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 32}]}
+    )
 
     prompt: Annotated[
         SkipValidation[list[Prompt]],

@@ -160,6 +160,10 @@ def _as_items(value: Any) -> Any:
 class ResponseRequest(Sampling):
     """OpenAI's request, with our own fields beside it."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"input": "Tell me a story.", "max_output_tokens": 32}]}
+    )
+
     input: Annotated[
         list[InputItem],
         Field(max_length=MOST_TURNS),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
-from pydantic import ConfigDict, SkipValidation
+from pydantic import ConfigDict, GetJsonSchemaHandler, SkipValidation
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from llorch_worker.contract import Fault, GenerationRequest, Priority, StructuredOutputs
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
@@ -75,6 +79,22 @@ class Sampling(WholeBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """With the ranges of the contract, which has the only copy."""
+        schema = super().__get_pydantic_json_schema__(core, handler)
+        fields = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, rule in _contract_fields().items():
+            if name in fields and _leaves_ranges_out(fields[name], rule):
+                about = {key: rule[key] for key in ("title", "description") if key in rule}
+                ranged = fields[name].get("anyOf", [])
+                only = {} if ranged else _kinds(rule)[0]
+                null = {"anyOf": [*_kinds(rule), _NULL]} if ranged else {}
+                fields[name] = about | fields[name] | only | null
+        return schema
+
     @property
     def ignored(self) -> Sequence[str]:
         """What of the request changes nothing, though it may have been meant to."""
@@ -120,6 +140,32 @@ class Sampling(WholeBody):
 
 
 _PASSED_ON = tuple(name for name in Sampling.model_fields if name in GenerationRequest.model_fields)
+
+
+@cache
+def _contract_fields() -> dict[str, dict[str, Any]]:
+    """The schemas of the contract's fields, without those that refer to others."""
+    fields = GenerationRequest.model_json_schema()["properties"]
+    return {name: rule for name, rule in fields.items() if "$ref" not in json.dumps(rule)}
+
+
+def _leaves_ranges_out(field: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Whether a body's field has the types of a contract's, and says no more of them."""
+    own = _kinds(field)
+    return all(kind.keys() <= _UNRANGED for kind in own) and (
+        [kind["type"] for kind in own] == [kind.get("type") for kind in _kinds(rule)]
+    )
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a value may be but null."""
+    kinds = schema.get("anyOf") or [{k: v for k, v in schema.items() if k not in _ABOUT}]
+    return [kind for kind in kinds if kind not in (_NULL, {})]
+
+
+_ABOUT = ("title", "description", "default")
+_UNRANGED = {"type", "items", "additionalProperties"}
+_NULL = {"type": "null"}
 
 
 def _predicted(prediction: Any) -> str | None:

@@ -11,11 +11,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
 from llorch_worker.contract.token_ids import MAX_COUNT
@@ -112,6 +114,19 @@ class WholeBody(Spelt, Shape):
     :data:`KNOWN_FIELDS` says that it would, or it is a known one but for a slip."""
 
     model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core)
+        fields = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, known in KNOWN_FIELDS.items():
+            instead = f"; send {known.instead}" if known.instead else ""
+            refused = {"description": f"Refused{instead}.", "deprecated": True}
+            harmless = {"description": "Accepted, and changes nothing."}
+            fields.setdefault(name, harmless if known.harmless else refused)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import ConfigDict, Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
@@ -24,6 +24,8 @@ class TokenizeRequest(WholeBody):
 
     A conversation is tokenised as a job would be, by the model's template.
     """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time"}]})
 
     model: ModelName | None = None
     prompt: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
@@ -72,6 +74,8 @@ class TokenizeRequest(WholeBody):
 
 
 class DetokenizeRequest(WholeBody):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [1, 2, 3]}]})
+
     model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,10 +83,13 @@ def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
     assert plain.get("/console/routes.py").status_code == 404
 
 
-def test_no_other_page_of_this_origin_runs_scripts(plain: httpx.Client) -> None:
-    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+def test_the_other_page_of_this_origin_runs_no_script_but_its_own(plain: httpx.Client) -> None:
+    for path in ("/redoc", "/docs/oauth2-redirect", "/docs/..%2fcore.py"):
         assert plain.get(path).status_code == 404
-    assert plain.get("/openapi.json").status_code == 200
+    policy = plain.get("/docs").headers["content-security-policy"]
+    assert re.search(r"script-src 'self' 'sha256-[A-Za-z0-9+/=]+';", policy)
+    for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"):
+        assert rule in policy
 
 
 def test_without_keys_only_loopback_names_are_answered(

@@ -28,7 +28,7 @@ TEXT = "w0 w1 "
 LISTS = {"/v1/files", "/v1/batches", "/v1/webhooks/dead", "/v1/usage"}
 """Each shows what is the caller's."""
 HARMLESS = {
-    *("/health", "/ready", "/openapi.json", "/", "/console/api/session"),
+    *("/health", "/ready", "/docs", "/openapi.json", "/", "/console/api/session"),
     *("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/v1/jobs", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
     *("/v1/messages", "/v1/messages/count_tokens"),

@@ -22,8 +22,18 @@ _POLICY = {
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
-HEADERS = {
-    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+
+
+def policy(**changed: str) -> dict[str, str]:
+    """The header of a page that loads nothing from elsewhere. ``changed``: what it may do besides;
+    such a page may write HTML."""
+    allowed = _POLICY | changed
+    if changed:
+        del allowed["require-trusted-types-for"], allowed["trusted-types"]
+    return {"Content-Security-Policy": "; ".join(map(" ".join, allowed.items()))}
+
+
+HEADERS = policy() | {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",

@@ -8,7 +8,7 @@ import uuid
 from typing import Annotated, Literal
 
 from fastapi import Query, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
@@ -28,6 +28,18 @@ _UNIT_S = {"h": 3600, "d": 24 * 3600}
 
 
 class NewBatch(WholeBody):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "input_file_id": "file-<the id of an upload>",
+                    "endpoint": "/v1/completions",
+                    "completion_window": "24h",
+                }
+            ]
+        }
+    )
+
     input_file_id: Label
     """A file with the purpose ``batch``: JSON lines of custom_id, method, url and body."""
     endpoint: str

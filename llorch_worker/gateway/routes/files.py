@@ -79,7 +79,7 @@ class FileDeleted(BaseModel):
 async def upload_file(
     gateway: TheGateway,
     caller: TheCaller,
-    upload: Annotated[FileUpload, Form()],
+    upload: Annotated[FileUpload, Form(media_type="multipart/form-data")],
     answer: Response,
 ) -> FileObject:
     """Keeps a file, until it expires or is deleted."""
