@@ -24,6 +24,8 @@ Waiting = dict[str, dict["Connection", None]]
 """The connections of each address without a request, the longest waiting first."""
 
 
+MOST_CHUNKS = 8_192
+"""Of a body, in what is read of a connection at once: at most 256 KiB."""
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 15.0
 """Pauses between looks at a client that has closed its sending half."""
@@ -57,16 +59,29 @@ class Connection(H11Protocol):
     _not_taken = 0
     _header_due: asyncio.TimerHandle | None = None
     _address = ""
+    _chunks = 0
     _half_closed = False
     _next_probe: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._parse = self.conn.next_event
+        self.conn.next_event = self._next_event  # type: ignore[method-assign]
         self._address = self.client[0] if self.client else ""
         self._expect_header()
         self._wait()
 
+    def _next_event(self) -> Any:
+        """h11 takes as long for a chunk of one byte as for one of thousands."""
+        event = self._parse()
+        if isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > MOST_CHUNKS:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
+
     def data_received(self, data: bytes) -> None:
+        self._chunks = 0
         if self._header_due is None and not self._is_answering():
             self._expect_header()
         super().data_received(data)

@@ -80,6 +80,24 @@ def test_a_second_request_has_the_same_time_for_its_header(gateway: GatewayProce
         ask(kept)
 
 
+def test_a_body_in_tiny_chunks_is_cut_off(gateway: GatewayProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(gateway) as raw, suppress(ConnectionError):
+        raw.sendall(head)
+        for _ in range(100):
+            raw.sendall(b"1\r\na\r\n" * 10_000)
+        raw.sendall(b"0\r\n\r\n")
+        answer = raw.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"Invalid HTTP request" in answer
+
+
+def test_a_body_may_come_in_many_chunks(gateway: GatewayProcess) -> None:
+    chunks = (b"x" * 64 for _ in range(20_000))
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=chunks)
+    assert "must be JSON" in answer.json()["error"]["message"]
+
+
 def completion(prompt: str) -> bytes:
     body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
