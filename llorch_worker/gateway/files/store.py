@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from llorch_worker.contract import shown
 from llorch_worker.contract.command_errors import USAGE, CommandError
 from llorch_worker.gateway.errors import HttpError, no_space
+
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2**20
 
@@ -117,5 +120,6 @@ def storage_errors() -> Iterator[None]:
     except OSError as error:
         if (full := no_space(error)) is not None:
             raise full from None
+        logger.warning("503: no file is read or written now: %s", type(error).__name__)
         message = "the store of files does not answer; try again later"
         raise HttpError(503, "FILES_UNAVAILABLE", message) from None
