@@ -7,6 +7,7 @@ package reads ``[message, code, retriable, faults]`` from ``AsyncResult(...).res
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -91,9 +92,9 @@ class InvalidRequest(LlorchError):
 
     @classmethod
     def from_faults(cls, faults: Iterable[Fault]) -> InvalidRequest:
-        """The first :data:`MOST_FAULTS` are reported; a list of a million wrong token ids has as
-        many."""
-        faults = tuple(faults)
+        """The first :data:`MOST_FAULTS` are reported, and no more are made; a list of a million
+        wrong token ids has as many."""
+        faults = tuple(islice(faults, MOST_FAULTS + 1))
         reported = faults[:MOST_FAULTS]
         more = "; and more" if len(faults) > len(reported) else ""
         return cls("; ".join(map(str, reported)) + more, faults=reported)

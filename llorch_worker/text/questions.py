@@ -66,10 +66,9 @@ def _tokens(tokenizer: Tokenizer, ids: list[int], *, strings: bool) -> dict[str,
 
 def _check(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> None:
     size = tokenizer.vocab_size
-    faults = [
-        Fault(field=f"tokens.{index}", rule=f"must be below {size}", got=str(token_id))
-        for index, token_id in enumerate(tokens)
-        if token_id >= size
-    ]
-    if faults:
-        raise InvalidRequest.from_faults(faults)
+    beyond = [index for index, token_id in enumerate(tokens) if token_id >= size]
+    if beyond:
+        raise InvalidRequest.from_faults(
+            Fault(field=f"tokens.{index}", rule=f"must be below {size}", got=str(tokens[index]))
+            for index in beyond
+        )

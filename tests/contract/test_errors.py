@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,7 @@ from llorch_worker.contract import (
     Fault,
     InvalidRequest,
 )
+from llorch_worker.contract.errors import MOST_FAULTS
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_CLASSES))
@@ -28,3 +30,16 @@ def test_a_stock_app_reads_code_and_faults_from_args() -> None:
     assert message == "n: at most 16 (got 17)"
     assert (code, retriable) == ("INVALID_REQUEST", False)
     assert faults == [{"field": "n", "rule": "at most 16", "got": "17"}]
+
+
+def test_no_more_faults_are_made_than_are_reported() -> None:
+    made = 0
+
+    def faults() -> Iterator[Fault]:
+        nonlocal made
+        for made in range(1, 1_000_000):
+            yield Fault(field=f"tokens.{made}", rule="must be below 9", got="9")
+
+    error = InvalidRequest.from_faults(faults())
+    assert (len(error.faults), made) == (MOST_FAULTS, MOST_FAULTS + 1)
+    assert error.message.endswith("; and more")
