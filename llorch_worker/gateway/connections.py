@@ -29,6 +29,8 @@ MOST_CHUNKS = 8_192
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 15.0
 """Pauses between looks at a client that has closed its sending half."""
+OLD_CLIENT_S = 5.0
+"""How long a client of HTTP/1.0 may wait then, before it counts as gone."""
 
 
 def connections(header_timeout_s: float, most_waiting: int) -> type[asyncio.Protocol]:
@@ -106,15 +108,24 @@ class Connection(H11Protocol):
         One that has hung up looks the same until something is sent to it. An interim response
         changes nothing for the first, and ends the connection to the second.
         """
-        waits = self._is_answering() and not self.cycle.more_body
-        if not waits or self.cycle.response_started or self.scope["http_version"] == "1.0":
+        if not self._waits_for_answer() or self.cycle.more_body:
             return False
         self._half_closed = True
-        self._probe(FIRST_PROBE_S)
+        if self.scope["http_version"] == "1.0":  # knows no interim responses
+            self._next_probe = self.loop.call_later(OLD_CLIENT_S, self._give_up)
+        else:
+            self._probe(FIRST_PROBE_S)
         return True
 
+    def _waits_for_answer(self) -> bool:
+        return self._is_answering() and not self.cycle.response_started
+
+    def _give_up(self) -> None:
+        if self._waits_for_answer():
+            self.transport.close()
+
     def _probe(self, next_s: float) -> None:
-        if self._is_answering() and not self.cycle.response_started:
+        if self._waits_for_answer():
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
             self._next_probe = self.loop.call_later(
                 next_s, self._probe, min(2 * next_s, LONGEST_PROBE_S)

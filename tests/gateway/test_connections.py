@@ -98,9 +98,11 @@ def test_a_body_may_come_in_many_chunks(gateway: GatewayProcess) -> None:
     assert "must be JSON" in answer.json()["error"]["message"]
 
 
-def completion(prompt: str) -> bytes:
+def completion(prompt: str, version: str = "1.1") -> bytes:
     body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    )
     return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
 
 
@@ -113,6 +115,15 @@ def test_a_client_that_closes_its_sending_half_gets_its_answers(
         answers = b"".join(iter(lambda: raw.recv(65536), b""))
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert answers.count(b'"finish_reason":"length"') == 2
+
+
+def test_a_client_of_http_1_0_that_closes_its_sending_half_gets_its_answer(
+    gateway: GatewayProcess, toy_worker: WorkerProcess
+) -> None:
+    with connect(gateway) as raw:
+        raw.sendall(completion("One", "1.0"))
+        raw.shutdown(socket.SHUT_WR)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_client_that_hangs_up_then_cancels_all_the_same(
