@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import takewhile
 
 from pydantic_settings import BaseSettings
@@ -66,9 +67,20 @@ def meant(name: str, known: Iterable[str]) -> str:
     """The one of ``known`` that ``name`` is but for a slip: a letter that is lost, added, wrong or
     swapped with the next, or another way to part words (``maxTokens``, ``max-tokens``); or ""."""
     given = _letters(name)
-    found = [right for right in sorted(known) if _is_slip(given, _letters(right))]
+    # One slip leaves the first letter or the last as it is.
+    found = [
+        right
+        for right, letters in _spelt(frozenset(known))
+        if (letters[0] == given[:1] or letters[-1] == given[-1:]) and _is_slip(given, letters)
+    ]
     # A letter more than the words' parting says less: topP is top_p, not top_k.
     return min(found, key=lambda right: _letters(right) != given, default="")
+
+
+@lru_cache(maxsize=64)
+def _spelt(known: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """Each of ``known`` with its letters, in order."""
+    return tuple((right, _letters(right)) for right in sorted(known))
 
 
 def _letters(name: str) -> str:

@@ -17,7 +17,7 @@ from llorch_worker.contract import Fault, InvalidRequest, describe, shown
 from llorch_worker.contract.values import UnreadableJson, read_json
 from llorch_worker.openai_api.shape import AnyDocument, read_as
 
-SMALL_BYTES = 2**16
+SMALL_BYTES = 2**15
 """A body that can hold the event loop up for a few milliseconds at most."""
 
 _CHARSET = re.compile(r'charset="?([^\s;"]+)', re.IGNORECASE)
