@@ -318,7 +318,9 @@ def test_dead_letters_are_retried_and_dropped(
         jobs = [client.submit(prompt="x", max_tokens=3) for _ in range(2)]
         # A claim leaves other workers their share, also one that has just died.
         for claim in chain.from_iterable(take(client.redis, TERMS) for _ in jobs):
-            dead_letters.refuse(client.redis, claim, "died", InternalError("died"), TERMS)
+            dead_letters.refuse(
+                client.redis, claim, dead_letters.EXHAUSTED, InternalError("died"), TERMS
+            )
     retried, dropped = (job.id for job in jobs)
     here = visit()
     here.see("#dead-badge", "2")
