@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llorch_worker.cache.rope_tables import inverse_frequencies
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import Graph, ModelConfig
 from llorch_worker.model.families import BY_GGUF, BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
@@ -152,6 +153,15 @@ def _windowed(read: Reader, graph: Graph, layers: int, context: int, key: str) -
     return replace(graph, windows=tuple(window if slides else None for slides in sliding))
 
 
+def _turns(config: ModelConfig) -> bool:
+    """Whether every angle of every rotation is a finite number, at short and long contexts."""
+    return all(
+        bool((inverse_frequencies(rope, config.head_dim, context) * context).isfinite().all())
+        for rope in config.ropes
+        for context in (1, config.longest_context)
+    )
+
+
 def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Raise ModelLoadFailed unless the numbers agree with each other and with the tensors."""
     problem = None
@@ -173,6 +183,9 @@ def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
         problem = "YaRN cannot scale RoPE with a theta of 1"
     elif min(factors, default=1.0) <= 0:
         problem = f"a RoPE factor is {min(factors)}, but must be positive"
+    if problem is None:
+        check_tensors(checkpoint, config)  # also that a head is no larger than the file
+        if not _turns(config):
+            problem = "its RoPE turns by angles that are no finite numbers"
     if problem:
         raise ModelLoadFailed(f"{checkpoint.path}: {problem}; convert the model again.")
-    check_tensors(checkpoint, config)

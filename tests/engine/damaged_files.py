@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import gguf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,13 +29,13 @@ WORDS = [
 ]  # fmt: skip
 
 
-def damage(data: bytes, random: Random, header: int, *, json: bool) -> bytes:
+def damage(data: bytes, random: Random, header: int, *, is_json: bool) -> bytes:
     """``data`` with a few faults, most of them in its first ``header`` bytes, which may be JSON."""
     found = bytearray(data)
     for _ in range(random.choice([1, 1, 1, 2, 5])):
         end = header if random.random() < 0.85 else len(found)
         at = random.randrange(max(1, min(end, len(found))))
-        match 6 if json and random.random() < 0.7 else random.randrange(6):
+        match 6 if is_json and random.random() < 0.7 else random.randrange(6):
             case 0:
                 found[at] ^= 1 << random.randrange(8)
             case 1:
@@ -78,7 +83,7 @@ def _damaged_gguf(random: Random, source: Path, folder: Path) -> Path:
     header = read_gguf_header(ModelFile(source)).data_start
     # Most of a header is vocabulary.
     header = random.choice([header, 2_000])
-    file.write_bytes(damage(source.read_bytes(), random, header, json=False))
+    file.write_bytes(damage(source.read_bytes(), random, header, is_json=False))
     return file
 
 
@@ -88,13 +93,42 @@ def _damaged_folder(random: Random, kind: str, source: Path, folder: Path) -> Pa
     file = model / names.get(kind, random.choice(["tokenizer.json", "tokenizer_config.json"]))
     data = file.read_bytes() if file.exists() else b"{}"
     header = 8 + int.from_bytes(data[:8], "little") if kind == "safetensors" else len(data)
-    data = damage(data, random, header, json=True)
+    data = damage(data, random, header, is_json=True)
     if kind == "safetensors" and random.random() < 0.7:
         # A header of another length would be all that is seen.
         end = max(data.rfind(b"}}", 0, header + 20_000) + 2, 8)
         data = (end - 8).to_bytes(8, "little") + data[8:]
     file.write_bytes(data)
     return model
+
+
+EXTREMES = [
+    *HUGE, -1, 2, 10**30, 1e308, 1e-308, math.nan, math.inf, "x", "x" * 5000, "\ud800", "\0", True,
+    None, [], {}, [math.inf], {"a": {}}, [[[]]], ["x"] * 70,
+]  # fmt: skip
+
+
+def damaged_value(seed: int, sources: list[Path], folder: Path) -> Path:
+    """A model in ``folder``: a folder among ``sources`` in which one value of a JSON file is
+    another."""
+    random = Random(seed)
+    source = random.choice([source for source in sources if source.is_dir()])
+    model = Path(shutil.copytree(source, folder / "hf"))
+    path = random.choice(sorted(model.glob("*config.json")) * 3 + [model / "tokenizer.json"])
+    document = json.loads(path.read_text())
+    inside, key = random.choice(list(_places(document)))
+    inside[key] = random.choice(EXTREMES)
+    path.write_text(json.dumps(document))
+    return model
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value inside ``value``: what holds it, and under which key. Of many, the first three."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in islice(inner, 40 if isinstance(value, dict) else 3):
+        yield value, key
+        if isinstance(each, dict | list):
+            yield from _places(each)
 
 
 def make_families(folder: Path) -> list[Path]:

@@ -24,7 +24,13 @@ from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model_files import gguf_header
 from llorch_worker.model_files.bounds import Bound
 from llorch_worker.text import definition_check, gguf_vocabulary, sentencepiece_file
-from tests.engine.damaged_files import damaged_family, damaged_model, make_families, outcome
+from tests.engine.damaged_files import (
+    damaged_family,
+    damaged_model,
+    damaged_value,
+    make_families,
+    outcome,
+)
 from tests.sizes import sized
 
 
@@ -52,6 +58,17 @@ def test_a_load_of_a_damaged_file_of_any_family_ends(
 ) -> None:
     ended = outcome(damaged_family(seed, families, tmp_path))
     assert ended in ("loaded", "MODEL_LOAD_FAILED")
+
+
+@pytest.mark.parametrize("seed", [*range(sized(usual=60, full=3000)), 75, 1755, 2182, 2534])
+def test_a_load_with_a_value_that_no_model_has_ends(
+    families: list[Path], tmp_path: Path, seed: int
+) -> None:
+    with within(20):
+        ended = outcome(damaged_value(seed, families, tmp_path))
+    # The prompt may be longer than the context, or have tokens that the model lacks.
+    answered = ("loaded", "loaded, INVALID_REQUEST", "loaded, CONTEXT_LENGTH_EXCEEDED")
+    assert ended in (*answered, "MODEL_LOAD_FAILED")
 
 
 @contextmanager
