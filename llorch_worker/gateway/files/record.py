@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
-from llorch_worker.gateway.documents import Documents, Record
+from llorch_worker.gateway.documents import READ_AT_ONCE, Documents, Record
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import Caller
@@ -52,8 +52,17 @@ class FileRecords(Documents[FileRecord]):
     async def remove_expired(self, store: FileStore, now_s: float) -> None:
         """Removes the bytes and the records of what has expired by ``now_s``. All gateways may do
         so at once. Raises ``OSError`` if the store does not answer."""
+        while due := await self._due(now_s):
+            await self._remove_all(due, store)
+
+    async def _due(self, now_s: float) -> list[str]:
         with broker_errors(self._url):
-            due = await self._redis.zrangebyscore(keys.FILES_DUE, 0, now_s)
+            due: list[str] = await self._redis.zrangebyscore(
+                keys.FILES_DUE, 0, now_s, start=0, num=READ_AT_ONCE
+            )
+        return due
+
+    async def _remove_all(self, due: list[str], store: FileStore) -> None:
         for file_id, record in zip(due, await self._read(due), strict=True):
             if record is not None:
                 # First: a gateway that dies in between leaves a record, by which another goes on.
