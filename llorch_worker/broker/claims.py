@@ -21,7 +21,7 @@ from redis import Redis
 
 from llorch_worker.broker import keys, queues, registry
 from llorch_worker.broker.body import is_exit
-from llorch_worker.broker.message import owner_of, reread, unix_ms
+from llorch_worker.broker.message import most_raw_bytes, owner_of, reread, unix_ms
 from llorch_worker.broker.results import (
     decode_state,
     failure_document,
@@ -234,10 +234,9 @@ def _reread(client: Redis, claims: Sequence[Claim], terms: ClaimTerms) -> None:
     sizes = []
     # Each goes to the head, so the earliest ends up in front.
     for claim in reversed(claims):
-        message = _reread_message(claim.message)
-        letter = claim.message.decode(errors="replace")
-        bounds = (terms.dead_letters_bytes, MOST_DEAD_LETTERS)
-        known = (claim.job_id, claim.fence, message or "", letter, *bounds)
+        message = _reread_message(claim.message, terms)
+        letter = letter_of(claim, terms)
+        known = (claim.job_id, claim.fence, message or "", *letter)
         if run_script(client, "reread", known) and message is None:
             sizes.append(len(claim.message))
     if sizes:
@@ -246,7 +245,18 @@ def _reread(client: Redis, claims: Sequence[Claim], terms: ClaimTerms) -> None:
         logger.error(text, entries, sum(sizes))
 
 
-def _reread_message(raw: bytes) -> str | None:
+def letter_of(claim: Claim, terms: ClaimTerms) -> tuple[str, int, int, int]:
+    """What the scripts that keep a dead letter get: the message as text, empty if it is too large
+    to be read, its bytes, and the most bytes and letters in all."""
+    raw = claim.message
+    keeps = len(raw) <= most_raw_bytes(terms.max_message_bytes)
+    text = raw.decode(errors="replace") if keeps else ""
+    return text, len(raw), terms.dead_letters_bytes, MOST_DEAD_LETTERS
+
+
+def _reread_message(raw: bytes, terms: ClaimTerms) -> str | None:
+    if len(raw) > most_raw_bytes(terms.max_message_bytes):
+        return None
     try:
         return reread(raw)
     except BaseException as error:

@@ -12,11 +12,10 @@ from pydantic import BaseModel, Field, ValidationError
 from redis import Redis
 
 from llorch_worker.broker import claims, keys
-from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
+from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.message import owner_of, read_task
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import as_bytes, run_script
-from llorch_worker.settings import DEAD_LETTERS_BYTES
 
 PAGE_LETTERS = 20
 """They may be as long as prompts."""
@@ -84,13 +83,10 @@ class _Stored(BaseModel):
     message_bytes: float | None = None
 
 
-def bury(client: Redis, claim: Claim, reason: str, *, most_bytes: int = DEAD_LETTERS_BYTES) -> bool:
-    """Keeps a claim's message as a dead letter; the caller ends the claim. False if it was lost.
-
-    ``most_bytes``: of all letters."""
-    message = claim.message.decode("utf-8", "replace")
-    bounds = (most_bytes, MOST_DEAD_LETTERS)
-    return bool(run_script(client, "bury", [claim.job_id, claim.fence, reason, message, *bounds]))
+def bury(client: Redis, claim: Claim, reason: str, terms: ClaimTerms) -> bool:
+    """Keeps a claim's message as a dead letter; the caller ends the claim. False if it was lost."""
+    letter = claims.letter_of(claim, terms)
+    return bool(run_script(client, "bury", [claim.job_id, claim.fence, reason, *letter]))
 
 
 def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: ClaimTerms) -> None:
@@ -100,7 +96,7 @@ def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: Cl
     one letter. Not a transaction: a server at maxmemory refuses them. Nothing happens if the claim
     was lost.
     """
-    bury(client, claim, reason, most_bytes=terms.dead_letters_bytes)
+    bury(client, claim, reason, terms)
     claims.fail(client, claim, error, terms)
 
 

@@ -18,7 +18,7 @@ from llorch_worker.broker.body import Unreadable, inflate, read_body, read_typed
 from llorch_worker.broker.queues import Route
 from llorch_worker.contract import TASK_NAME, GenerationRequest
 from llorch_worker.contract.plain_objects import mark_plain
-from llorch_worker.contract.values import bound_json
+from llorch_worker.contract.values import UnreadableJson, bound_json
 from llorch_worker.settings import MAX_MESSAGE_BYTES
 
 TENANT = "llorch_tenant"
@@ -31,11 +31,13 @@ PLACE = "llorch_place"
 """Message header: the worker queue of the worker that should run the job, if any; see
 :mod:`.placement`. ``lua/enqueue.lua`` writes it."""
 
+MOST_HEADER_BYTES = 2**20
 MOST_ID_BYTES = 65_536
 """As in ``lua/parts/message.lua``."""
 
 _TIME = f"@time{uuid()}@"
 """A placeholder; random, so that no field of a request can contain it."""
+_BODY = b'"body": "'
 _EARLIEST_S, _LATEST_S = 1e9, 1e11
 """The year 2001, and 5138: a time in milliseconds is above."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -101,16 +103,16 @@ def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
     Raises:
         Unreadable: it is no message of at most ``most_bytes``.
     """
-    # Base64 takes a third more, and headers are short.
-    if len(raw) > 2 * most_bytes:
+    if len(raw) > most_raw_bytes(most_bytes):
         raise too_large(f"it has {len(raw)} bytes", most_bytes)
     try:
-        bound_json(raw)
-        envelope: Any = read_typed(raw.decode())
+        envelope, body = _without_body(raw)
         # Delivery and acknowledgement read these fields; here a missing one does no harm.
         properties, headers = envelope["properties"], envelope.get("headers") or {}
         info = properties["delivery_info"]
         names = (properties["delivery_tag"], info["exchange"], info["routing_key"])
+    except UnreadableJson as error:
+        raise Unreadable(f"it {error}") from None
     except _UNREADABLE:
         raise Unreadable("it is not a task message") from None
     parts = (envelope, properties, info, headers)
@@ -118,10 +120,10 @@ def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
         isinstance(name, str) for name in names
     ):
         raise Unreadable("it is not a task message")
-    read: dict[str, Any] = {}
+    read: dict[str, Any] = {"size": len(raw)}
     try:
         payload, read["size"] = read_body(
-            envelope.get("body"),
+            body,
             encoding=properties.get("body_encoding"),
             compression=headers.get("compression"),
             content_type=envelope.get("content-type"),
@@ -136,6 +138,26 @@ def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
     headers = {name: value for name, value in headers.items() if name != "compression"}
     properties = {**properties, "body_encoding": None}
     return {**envelope, "headers": headers, "body": "", "properties": properties, **read}
+
+
+def most_raw_bytes(most_bytes: int) -> int:
+    """How many a message has whose body has ``most_bytes``: base64 takes a third more."""
+    return most_bytes * 4 // 3 + MOST_HEADER_BYTES
+
+
+def _without_body(raw: bytes) -> tuple[Any, Any]:
+    """The envelope, and its body, which may be long: as kombu writes it, it need not be parsed."""
+    start = raw.find(_BODY) + len(_BODY)
+    end = raw.find(b'"', start)
+    if start >= len(_BODY) and b"\\" not in raw[start:end]:
+        rest = raw[:start] + _TIME.encode() + raw[end:]
+        bound_json(rest)
+        envelope: Any = read_typed(rest.decode())
+        if envelope["body"] == _TIME:
+            return envelope, raw[start:end]
+    bound_json(raw)
+    envelope = read_typed(raw.decode())
+    return envelope, envelope.get("body")
 
 
 def reread(raw: bytes) -> str | None:

@@ -219,7 +219,7 @@ def test_letters_are_found_by_their_ids(producer: Client, monkeypatch: pytest.Mo
     monkeypatch.setattr(dead_letters, "PAGE_LETTERS", 2)
     jobs = [producer.submit(prompt="x", metadata={"é": n}) for n in range(5)]
     for claim in take(producer.redis):
-        dead_letters.bury(producer.redis, claim, "for a reason")
+        dead_letters.bury(producer.redis, claim, "for a reason", TERMS)
     producer.redis.lpush("llorch.toy", b"no json")
     take_lapsed(producer)
     whole = list(dead_letters.letters(producer.redis))
@@ -233,7 +233,6 @@ def test_the_oldest_letters_are_forgotten(
 ) -> None:
     # An owner has a quarter.
     monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 12)
-    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 12)
     for number in range(5):
         producer.redis.lpush("llorch.toy", f"no json {number}")
         take_lapsed(producer)
@@ -242,7 +241,7 @@ def test_the_oldest_letters_are_forgotten(
     ]  # fmt: skip
     job = producer.submit(prompt="x")
     (claim,) = take_lapsed(producer)
-    assert dead_letters.bury(producer.redis, claim, "for a reason")
+    assert dead_letters.bury(producer.redis, claim, "for a reason", TERMS)
     newest, *rest = dead_letters.letters(producer.redis)
     assert (newest.id, newest.reason, newest.attempts) == (job.id, "for a reason", 1)
     assert [worker for worker, _ in newest.history] == ["w@h"]
@@ -256,7 +255,9 @@ def bury_of(client: Client, name: str, chars: int, **sender: str) -> None:
     """A dead letter of this name, and of about so many bytes as base64 makes of them."""
     client.submit(prompt="x" * (chars * 3 // 4), job_id=name, **sender)
     (claim,) = take(client.redis)
-    assert dead_letters.bury(client.redis, claim, "for a reason", most_bytes=MOST_BYTES)
+    assert dead_letters.bury(
+        client.redis, claim, "for a reason", replace(TERMS, dead_letters_bytes=MOST_BYTES)
+    )
 
 
 def kept(client: Client) -> list[str]:
@@ -311,7 +312,7 @@ def test_a_message_above_a_share_leaves_a_letter_without_it(producer: Client) ->
 def test_many_short_letters_of_one_key_leave_room_for_others(
     producer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 40)
+    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 40)
     bury_of(producer, "mine", 10, owner="me")
     for number in range(50):
         bury_of(producer, f"flood{number}", 10, owner="flood")
@@ -341,7 +342,7 @@ def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
     (claim,) = take_lapsed(producer)
     sweep(producer.redis)
-    assert not dead_letters.bury(producer.redis, claim, "late")
+    assert not dead_letters.bury(producer.redis, claim, "late", TERMS)
     assert dead_letters.count(producer.redis) == 0
 
 

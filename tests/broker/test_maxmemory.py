@@ -62,5 +62,5 @@ def test_an_entry_that_is_not_a_message_is_buried(store: redis.Redis) -> None:
     store.lpush(QUEUE, "no json")
     fill(store)
     (claim,) = take(store, ONE_ATTEMPT)
-    assert dead_letters.bury(store, claim, "no task")
+    assert dead_letters.bury(store, claim, "no task", TERMS)
     assert len(letters_in(store)) == 2

@@ -102,7 +102,7 @@ def a_user_reads_a_stream(stage: Stage) -> Acts:
 @STEPS.breaking("retry")
 def an_operator_retries_a_letter(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
-    dead_letters.bury(stage.store, claim, "attempts exhausted")
+    dead_letters.bury(stage.store, claim, "attempts exhausted", TERMS)
     claims.fail(stage.store, claim, InternalError("the first end"), TERMS)
     claims.end(stage.store, claim, TERMS)
     (letter,) = dead_letters.letters(stage.store)

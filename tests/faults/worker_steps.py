@@ -244,7 +244,7 @@ def a_worker_sweeps(stage: Stage) -> Acts:
 
 def refuse(client: redis.Redis, claim: Claim) -> None:
     """As a channel refuses a message that kombu cannot read."""
-    dead_letters.bury(client, claim, dead_letters.MALFORMED)
+    dead_letters.bury(client, claim, dead_letters.MALFORMED, TERMS)
     claims.fail(client, claim, InvalidRequest("the end"), TERMS)
     claims.end(client, claim, TERMS)
 
@@ -268,7 +268,7 @@ def a_worker_refuses_a_message(stage: Stage) -> Acts:
 def a_worker_keeps_a_letter(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
     yield None
-    buried, _ = insist(lambda: dead_letters.bury(stage.channel, claim, "malformed"))
+    buried, _ = insist(lambda: dead_letters.bury(stage.channel, claim, "malformed", TERMS))
     yield ["a"]
     assert buried
     assert stage.letters() == ["a"]

@@ -5,8 +5,8 @@
 
 local id, fence = ARGV[1], ARGV[2]
 local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
-local letter = ARGV[4] -- the message as UTF-8
-local letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6])
+local letter = ARGV[4] -- the message as UTF-8, or ''
+local message_bytes, letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local list = redis.call('HGET', job_key(id), 'list')
 if not is_claimed(id, fence) or not takes_jobs(list) then
@@ -18,7 +18,7 @@ redis.call('DEL', job_key(id), result_key(id))
 if reread ~= '' then
   redis.call('RPUSH', list, reread)
 else
-  bury({id = '', reason = 'malformed', message = letter, list = list, attempts = 0, history = ''}, letters_bytes,
-    most_letters)
+  bury({id = '', reason = 'malformed', message = letter, message_bytes = message_bytes, list = list,
+    attempts = 0, history = ''}, letters_bytes, most_letters)
 end
 return 1

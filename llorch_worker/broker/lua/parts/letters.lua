@@ -77,8 +77,8 @@ local function make_room(most_bytes, most_letters)
   end
 end
 
--- Keep a dead letter: {id, reason, message, list, attempts, history}; id is '' if the message names
--- no job, and the message must be UTF-8. A job is buried once: a reply may be lost and the call sent
+-- Keep a dead letter: {id, reason, message, message_bytes, list, attempts, history}; id is '' if the message
+-- names no job, and the message must be UTF-8. A job is buried once: a reply may be lost and the call sent
 -- again, and a worker that dies before it ends the claim leaves the message to the next one.
 local function bury(letter, most_bytes, most_letters)
   letter.at_ms = now_ms()
@@ -98,7 +98,7 @@ local function bury(letter, most_bytes, most_letters)
   end
   if not json or #json > share then
     -- It would be the only one of its owner, or not even that.
-    letter.message, letter.message_bytes = '', #message
+    letter.message = ''
     json = cjson.encode(letter)
   end
   local entry = number .. ' ' .. #json .. ' ' .. owner_of(letter.id)

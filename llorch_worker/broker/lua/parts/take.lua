@@ -45,7 +45,7 @@ end
 
 -- End a job whose attempts are used up.
 local function exhaust(id, message, list, record, terms)
-  bury({id = id, reason = 'attempts exhausted', message = message, list = list,
+  bury({id = id, message_bytes = #message, reason = 'attempts exhausted', message = message, list = list,
     attempts = record.attempts, history = record.history}, terms.letters_bytes, terms.most_letters)
   end_record(id, terms.keep_s, terms.keep_s)
   store_state(id, document_of(terms.failure, id), terms.keep_s)
