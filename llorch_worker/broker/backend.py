@@ -23,7 +23,7 @@ from celery.states import READY_STATES
 from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import RedisError
+from redis.exceptions import DataError, RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import usage
@@ -245,7 +245,15 @@ class _OneEnd(Backend):  # type: ignore[misc]
             return
         tag = _delivery_tag(task_id, request)
         try:
-            yield
+            try:
+                yield
+            except (LookupError, TypeError, ValueError, AttributeError, DataError) as error:
+                claim = HELD_CLAIMS.get(tag)
+                if claim is None or not HELD_CLAIMS.has_ended(claim):
+                    raise
+                # The end stands. Another worker cannot do what follows either.
+                kind = type(error).__name__
+                logger.error("cannot follow up the end of job %s: %s", task_id, kind)
             keep_s = self.app.settings.result_ttl_s
             run_script(self.client, "followed_up", [task_id, keep_s, tag.rpartition("/")[2]])
         except (RedisError, OperationalError) as error:
@@ -255,12 +263,6 @@ class _OneEnd(Backend):  # type: ignore[misc]
             if not (stored or away):
                 raise
             logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            claim = HELD_CLAIMS.get(tag)
-            if claim is None or not HELD_CLAIMS.has_ended(claim):
-                raise
-            # The end stands. What follows cannot be done by another worker either.
-            logger.error("cannot follow up the end of job %s: %s", task_id, type(error).__name__)
 
 
 def follows(request: Any, state: str) -> bool:

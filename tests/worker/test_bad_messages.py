@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
 from tests.malformed import malformed
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, wait_until
-from tests.store import clear_letters, held_ids, letters_in, stored_result
+from tests.store import clear_letters, follow_ups_in, held_ids, letters_in, stored_result
 
 GET_S = 60
 TOO_LONG = "x" * 70_000
@@ -205,6 +206,30 @@ def test_an_invalid_message_that_names_its_job_also_ends_it(
         assert letter["reason"] == reason
         (fault,) = caught.value.faults
         assert (fault.field, fault.rule) == ("message", reason)
+
+
+BAD_FOLLOW_UPS = {
+    "errback": {"errbacks": [{"task": "x", "options": {"task_id": "y", "link": 5}}]},
+    "kwargs of an errback": {"errbacks": [{"task": "x", "args": 7}]},
+    "link of a chain": {"chain": [{"task": "x", "options": {"group_id": {"a": 1}, "chord": 5}}]},
+    "chord": {"chord": {"task": "x", "options": {"group_id": [5]}}},
+    "body of a chord": {"chain": [{"task": "x", "subtask_type": "chord", "kwargs": {"body": 7}}]},
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOLLOW_UPS)
+@pytest.mark.parametrize("fields", [{"prompt": "x", "max_tokens": 1}, {"prompt": ""}], ids=str)
+def test_what_cannot_follow_a_job_is_tried_once(
+    client: Client, name: str, fields: dict[str, Any]
+) -> None:
+    job_id = f"followed by bad {name} {len(fields)}"
+    body = [[], fields, BAD_FOLLOW_UPS[name]]
+    named = {"task": TASK_NAME, "id": job_id, "group": "g"}
+    client.redis.lpush(QUEUE, json.dumps(envelope(body, headers=named)))
+    with suppress(InvalidRequest):
+        client.job(job_id).result(GET_S)
+    wait_until(lambda: not follow_ups_in(client.redis), timeout_s=GET_S)
+    clear_letters(client.redis)
 
 
 @pytest.mark.parametrize("job_id", ["x" * 256, "ü" * 256, "a/b:" * 2_500])

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
+from redis.exceptions import DataError, RedisError
 
 from llorch_worker.broker import follow_ups
 from llorch_worker.broker.connection import connect
@@ -60,8 +60,11 @@ class FollowUps(Repeater):
                 if request.chord and self._app.backend.sends_body(request):
                     # Look again when this worker's time for the job is over.
                     return
-            except (RedisError, OperationalError):
-                raise
+            except (RedisError, OperationalError) as error:
+                # Of what a message holds, not of Redis.
+                if not isinstance(error, DataError):
+                    raise
+                logger.error("cannot follow up job %s: %s", ended.job_id, type(error).__name__)
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
                 logger.error("cannot follow up job %s: %s", ended.job_id, type(error).__name__)
         keep_s = self._settings.result_ttl_s
