@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llorch_worker.broker import body, claim_delivery, claims, message
+from llorch_worker.broker.backend import ResultBackend
 from llorch_worker.worker.celery import consumer
 from llorch_worker.worker.celery.request import JobRequest
 from llorch_worker.worker.celery.task import GenerateTask
@@ -65,6 +66,17 @@ consumer.fault_of = _raising("fault", consumer.fault_of, lambda found: found.hea
 Delivery.request = _raising(  # type: ignore[method-assign]
     "arguments", Delivery.request, lambda job: _of_raw(job.claim.message)
 )
+
+
+_store = ResultBackend.store_result
+
+
+def _store_result(backend: Any, *args: Any, request: Any = None, **options: Any) -> Any:
+    _raise("report", getattr(request, "raises", None))
+    return _store(backend, *args, request=request, **options)
+
+
+ResultBackend.store_result = _store_result
 
 
 class RaisingRequest(JobRequest):

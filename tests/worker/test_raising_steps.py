@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.client import Client
-from llorch_worker.contract import TASK_NAME, InvalidRequest
+from llorch_worker.contract import TASK_NAME, AttemptsExhausted, InvalidRequest
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.raising import make
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
@@ -41,7 +41,13 @@ def worker(
 ) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("raising")
     with running_worker(
-        redis_server.url, folder, app="tests.raising_app", model_name="toy", max_sequences=4
+        redis_server.url,
+        folder,
+        app="tests.raising_app",
+        model_name="toy",
+        max_sequences=4,
+        LLORCH_MAX_ATTEMPTS=1,
+        LLORCH_SWEEP_S=0.2,
     ) as worker:
         yield worker
 
@@ -110,6 +116,16 @@ def test_a_value_whose_decoder_raises_stays_an_object(
         metadata = client.job(f"{step}-{kind}").result(GET_S).metadata
         wanted = {"__type__": "raising", "__value__": kind} if step == "typed body" else None
         assert metadata == wanted
+    _serves_on(worker, client)
+
+
+@pytest.mark.parametrize("kind", ["builtins.TypeError", "decimal.InvalidOperation"])
+def test_a_job_whose_report_raises_has_its_attempts_counted(
+    worker: WorkerProcess, client: Client, kind: str
+) -> None:
+    client.redis.lpush(QUEUE, message(f"report-{kind}", "report", kind))
+    with pytest.raises(AttemptsExhausted):
+        client.job(f"report-{kind}").result(GET_S)
     _serves_on(worker, client)
 
 
