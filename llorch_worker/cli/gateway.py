@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from typing import Annotated
 
@@ -67,8 +66,6 @@ def gateway(
         handler.addFilter(_without_message)
     raise_file_limit()
     app = create_app(settings, own)
-    # A full collection would walk all that was imported, and stop the event loop for 100 ms.
-    gc.freeze()
     server = uvicorn.Server(
         uvicorn.Config(
             app,
