@@ -31,7 +31,7 @@ def failure(error: Exception) -> bytes:
 def test_no_text_breaks_the_line_of_an_event() -> None:
     """Also for clients that know more ends of lines than events have, as ``splitlines`` does."""
     text = "a\u0085b\u2028c\u2029d\r\n\v\f\x1c\x1d\x1ee"
-    of_job = sent_event(Tokens(index=0, text=text, ids=(1,)), Position()).encode()
+    of_job = sent_event(Tokens(index=0, text=text, ids=(1,)), Position())
     for event in (encoded({"text": text}), of_job):
         lines = event.decode().splitlines()
         data = [line for line in lines if line.startswith("data: ")]
