@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sysconfig
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from llorch_worker.contract.installing import install_command
 from tests.cli.command import Ran, run
+from tests.services import RedisServer
 
 NOBODY = "redis://127.0.0.1:1/0"
 WORKER_MODULES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "psutil")
@@ -62,6 +64,12 @@ def test_without_a_home_folder_only_what_keeps_files_there_is_refused(tmp_path: 
     assert said == (
         "There is no home folder to keep models in; set HF_HOME to a folder, or give a file."
     )
+
+
+@pytest.mark.parametrize("command", ["watch", "cancel"])
+def test_an_argument_that_is_no_text(redis_server: RedisServer, command: str) -> None:
+    said = sentence(run(command, os.fsdecode(b"J\xff"), "--redis", redis_server.url), 2)
+    assert said.startswith("an argument is not text in this locale's encoding")
 
 
 def test_a_gateways_port_that_is_taken() -> None:

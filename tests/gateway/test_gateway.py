@@ -142,6 +142,16 @@ def test_a_defect_is_logged_without_the_text_that_it_quotes(
     assert "Once upon" not in gateway.log.read_text()
 
 
+def test_a_path_forges_no_line_of_the_log(redis_server: RedisServer, tmp_path: Path) -> None:
+    with running_gateway(redis_server.url, tmp_path) as gateway:
+        assert httpx.get(f"{gateway.url}/a%0Aforged%E2%80%AE%1B?q=secret").status_code == 404
+        wait_until(lambda: "forged" in gateway.log.read_text())
+        log = gateway.log.read_text()
+    assert r'"GET /a\nforged\u202e\x1b HTTP/1.1" 404' in log
+    assert not {"\u202e", "\x1b"} & {*log}
+    assert "secret" not in log
+
+
 def test_a_misspelt_setting_is_named_in_the_log(redis_server: RedisServer, tmp_path: Path) -> None:
     with running_gateway(redis_server.url, tmp_path, prot=1) as gateway:
         wait_until(lambda: "did you mean LLORCH_GATEWAY_PORT?" in gateway.log.read_text())

@@ -15,7 +15,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import ErrorDocument
-from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, CommandError, explain
+from llorch_worker.contract.command_errors import (
+    INTERRUPTED,
+    USAGE,
+    CommandError,
+    explain,
+    usage_error,
+)
 
 # click's UsageError, which newer releases of typer vendor and older ones import.
 _UsageError = typer.BadParameter.__mro__[1]
@@ -100,6 +106,9 @@ def _run(app: typer.Typer, name: str, as_json: bool) -> int:
             if not _sentence(error):
                 return USAGE  # no arguments: the help is already printed
             explained = _usage_document(error), USAGE
+        if isinstance(error, UnicodeEncodeError) and any(map(_is_not_text, sys.argv)):
+            message = "an argument is not text in this locale's encoding; LC_ALL=C.UTF-8 is UTF-8"
+            explained = explain(usage_error(message))
         if explained is None:
             raise
         _report(explained[0], as_json=as_json)
@@ -203,6 +212,11 @@ def _sentence(error: BaseException) -> str:
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     # Newer versions of typer put the exception's kind before some values.
     return " ".join(message.split()).replace(": Value error, ", ": ").rstrip(".")
+
+
+def _is_not_text(argument: str) -> bool:
+    """Whether Python has kept bytes that it could not decode."""
+    return argument != argument.encode(errors="replace").decode()
 
 
 def _json_wanted() -> bool:

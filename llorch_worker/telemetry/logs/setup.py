@@ -11,6 +11,7 @@ from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.settings import LogFormat
 from llorch_worker.telemetry.logs.job_line import is_of_celery, log_job
 from llorch_worker.telemetry.logs.json_lines import JsonFormatter
+from llorch_worker.telemetry.logs.one_line import OneLine
 from llorch_worker.telemetry.logs.repeats import Repeats
 from llorch_worker.telemetry.logs.streams import print_documents, say
 
@@ -56,5 +57,6 @@ class CeleryLogs:
 def _dress(logger: logging.Logger, log_format: LogFormat) -> None:
     for handler in logger.handlers:
         handler.addFilter(Repeats())
+        handler.addFilter(OneLine())
         if log_format == "json":
             handler.setFormatter(JsonFormatter())

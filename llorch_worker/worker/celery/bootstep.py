@@ -21,7 +21,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.allocator import use_one_arena
-from llorch_worker.contract import LlorchError, printable
+from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.installing import install_command
@@ -86,8 +86,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 most.max_deaths,
                 most.max_attempts,
             )
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(_OneLine())
         self._residency: Residency | None = None
         self._follow_ups: FollowUps | None = None
         self._tracing = Tracing()
@@ -256,20 +254,6 @@ class _HandBackInOneLine(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], Reject):
             record.exc_info = None
-        return True
-
-
-class _OneLine(logging.Filter):
-    """Escapes what a name or an id could forge lines or control a terminal with."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        try:
-            message = record.getMessage()
-        except (LookupError, TypeError, ValueError):
-            return True  # the handler reports it
-        if not message.isprintable():
-            # Some of Celery's own messages have several lines.
-            record.msg, record.args = printable(" ".join(message.splitlines())), ()
         return True
 
 
