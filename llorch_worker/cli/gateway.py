@@ -62,6 +62,7 @@ def gateway(
     for sentence in warnings(Settings, GatewaySettings):
         logging.getLogger(__name__).warning(sentence)
     logging.getLogger("uvicorn.error").addFilter(_without_refused_sockets)
+    logging.getLogger("uvicorn.error").addFilter(_without_query)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
     raise_file_limit()
@@ -112,6 +113,14 @@ def _without_message(record: logging.LogRecord) -> bool:
 def _without_refused_sockets(record: logging.LogRecord) -> bool:
     """uvicorn calls it an error when an app refuses a WebSocket with an answer of its own."""
     return record.msg != "ASGI callable returned without completing handshake."
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """uvicorn logs the URL of a WebSocket with its query, which may be anything."""
+    match record.args:
+        case (client, str(path), *rest) if "WebSocket" in record.msg:
+            record.args = (client, path.partition("?")[0], *rest)
+    return True
 
 
 def gateway_key(

@@ -159,9 +159,9 @@ def test_each_model_gets_a_worker_and_the_json_document_has_the_servers(
     ports = ("--gateway-port", str(port), "--flower-port", str(flower_port))
     command = Started("up", "--redis", redis_url, *chosen, *ports, "--json")
     try:
-        command.wait_for('"workers"')
-        assert command.wait_for('"gateway"').strip() == f'"gateway": "http://localhost:{port}",'
-        user, password = command.wait_for('"flower_login"').split('"')[3].split(":")
+        document = json.loads(command.wait_for('"workers"'))
+        assert document["gateway"] == f"http://localhost:{port}"
+        user, password = document["flower_login"].split(":")
         flower = httpx.get(f"http://localhost:{flower_port}/workers", auth=(user, password))
         assert flower.status_code == 200
         with httpx.Client(base_url=f"http://localhost:{port}", timeout=60) as http:

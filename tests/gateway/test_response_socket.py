@@ -177,7 +177,7 @@ def test_a_connection_is_refused_as_a_request_is(
         assert refused(address(guarded)) == 401
         assert refused(address(guarded), Authorization="Bearer wrong") == 401
         with connect(
-            address(guarded), additional_headers={"Authorization": f"Bearer {key}"}
+            f"{address(guarded)}?q=secret", additional_headers={"Authorization": f"Bearer {key}"}
         ) as line:
             line.send("{}")
             assert json.loads(line.recv(30))["error"]["param"] == "type"
@@ -185,6 +185,8 @@ def test_a_connection_is_refused_as_a_request_is(
             wait_until(lambda: _revoked(line))
     for process in (gateway, guarded):
         assert "ERROR" not in process.log.read_text()
+    assert "[accepted]" in guarded.log.read_text()
+    assert "secret" not in guarded.log.read_text()
 
 
 def _revoked(line: ClientConnection) -> bool:
