@@ -334,6 +334,28 @@ def test_a_message_that_lua_cannot_read_is_read_by_python_at_no_cost_of_attempts
     assert [key for key in store.scan_iter("*") if "unread" in key] == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": json.dumps(GOOD_BODY)},
+        {"body": '", "headers": {"id": "forged"}, "x": "'},
+        {"body": None},
+        {"body": {"body": "x", "id": "forged"}},
+        {"headers": {"body": "x", "id": "a"}},
+        {"headers": {"x": {"body": "", "id": "forged"}, "id": "a", "body": '\\"'}},
+    ],
+    ids=str,
+)
+def test_the_id_is_that_of_the_headers_whatever_the_body_is(
+    store: redis.Redis, changes: dict[str, Any]
+) -> None:
+    message = envelope(GOOD_BODY, headers={"id": "a"}) | changes
+    for order in (list(message), sorted(message, reverse=True)):
+        store.flushall()
+        store.lpush(QUEUE, json.dumps({name: message[name] for name in order}))
+        assert [claim.job_id for claim in take(store)] == ["a"]
+
+
 def test_a_message_that_lua_cannot_read_outlives_the_worker_that_took_it(
     store: redis.Redis,
 ) -> None:
