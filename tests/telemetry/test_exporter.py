@@ -13,6 +13,7 @@ from llorch_worker.broker import registry
 from llorch_worker.client import Client
 from tests.cli.command import run
 from tests.services import RedisServer, free_port, running_worker, wait_until
+from tests.store import add_letter
 from tests.telemetry.exporters import running_exporter
 from tests.telemetry.scraping import parse, scrape
 
@@ -52,7 +53,7 @@ def test_jobs_without_workers_show_by_priority_and_saturate(
 def test_a_dead_letter_and_the_memory_of_redis_show(
     own_server: RedisServer, own_client: Client, exporter: str
 ) -> None:
-    own_client.redis.lpush("llorch:dead", "{}")
+    add_letter(own_client.redis, "{}")
     own_client.redis.config_set("maxmemory", 50_000_000)
     wait_until(lambda: scrape(exporter)("llorch_fleet_dead_letters") == 1)
     found = scrape(exporter)
