@@ -12,12 +12,11 @@ from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.queues import (
-    PRIORITY_STEPS,
     QUEUE_PREFIX,
-    STEP_SEPARATOR,
     model_of,
     normal_queue,
     normal_queue_of,
+    queue_of,
 )
 from llorch_worker.broker.scripts import run_script, text
 
@@ -67,24 +66,37 @@ def unserved(client: Redis) -> dict[str, int]:
     UTF-8 appear as ``\\xff``.
     """
     served = registry.remembered(client)
-    misplaced = _misplaced(client, [CELERY_QUEUE, *served])
     known = {*map(normal_queue, served), *chain.from_iterable(served.values())}
-    found: defaultdict[str, set[bytes]] = defaultdict(set)
+    ours: defaultdict[str, set[bytes]] = defaultdict(set)
+    others: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):
         # Like ``client.scan``, but with names as bytes: other programs' keys need not be UTF-8.
-        match = ("MATCH", f"*{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
-        cursor, names = client.execute_command("SCAN", cursor, *match, **{NEVER_DECODE: True})
+        options = ("COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
+        cursor, names = client.execute_command("SCAN", cursor, *options, **{NEVER_DECODE: True})
         for name in names:
             shown = name.decode(errors="backslashreplace")
-            if not shown.startswith(keys.PREFIX):
-                prefix, _, _ = shown.partition(QUEUE_PREFIX)
-                found[prefix + normal_queue_of(shown.removeprefix(prefix))].add(name)
+            if shown.startswith(keys.PREFIX):
+                continue
+            prefix, mark, _ = shown.partition(QUEUE_PREFIX)
+            if mark:
+                ours[prefix + normal_queue_of(shown.removeprefix(prefix))].add(name)
+            elif (queue := queue_of(shown)) == CELERY_QUEUE or queue in served:
+                others[queue].add(name)
         if not cursor:
             break
-    jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
+    jobs = {
+        **{queue: _our_jobs(client, others[queue]) for queue in sorted(others)},
+        **{queue: sum(lengths(client, ours[queue])) for queue in sorted(ours.keys() - known)},
+    }
     # The jobs may have been taken since the scan.
-    return {queue: count for queue, count in (misplaced | jobs).items() if count}
+    return {queue: count for queue, count in jobs.items() if count}
+
+
+def _our_jobs(client: Redis, lists: Collection[bytes]) -> int:
+    """How many jobs of ours wait in these, at most a hundred a list; none in a list that this user
+    of Redis may not read."""
+    return int(run_script(client, "misplaced", list(lists)))
 
 
 def remedy_for(queue: str, models: Collection[str]) -> str:
@@ -96,13 +108,3 @@ def remedy_for(queue: str, models: Collection[str]) -> str:
         return "start a worker of that name, or correct the name at the producer"
     [model] = [queue] if queue in models else models if len(models) == 1 else ["MODEL"]
     return f'its producer should say queue="{normal_queue(model)}"'
-
-
-def _misplaced(client: Redis, names: Iterable[str]) -> dict[str, int]:
-    """How many jobs of ours wait in other queues, at most a hundred a list. One that this user of
-    Redis may not read has none."""
-    found = {}
-    for name in names:
-        lists = [name, *(f"{name}{STEP_SEPARATOR}{step}" for step in PRIORITY_STEPS[1:])]
-        found[name] = int(run_script(client, "misplaced", lists))
-    return found

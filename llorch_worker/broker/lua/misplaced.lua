@@ -1,5 +1,5 @@
 -- How many of the messages that a queue's consumer would take first are jobs of ours: a producer forgot
--- `queue=`, or gave it the model's name. ARGV: the lists of the queue. No message leaves Redis.
+-- `queue=`, or gave it the model's name. ARGV: its lists that hold something. No message leaves Redis.
 
 local LOOKED_AT = 100 -- in each list: messages may be as long as prompts
 
