@@ -61,7 +61,7 @@ IMPATIENT_S = 2.0
 """For pages and scrapes, which ask again; Prometheus waits for 5 s only."""
 HEALTH_CHECK_S = 15
 MAX_CONNECTIONS = 10_000
-"""Every reader of a stream holds one; redis-py allows 100 by default."""
+"""Every thread that waits holds one; redis-py allows 100 by default."""
 RETRIES = 2
 """A failed command is sent again this often, each time over a new connection."""
 
