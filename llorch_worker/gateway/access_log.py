@@ -14,6 +14,9 @@ from llorch_worker.contract import printable
 
 logger = logging.getLogger(__name__)
 
+POLLED = "/console/api/"
+"""An open console reads documents there every two seconds."""
+
 
 @dataclass
 class _Access:
@@ -34,7 +37,8 @@ def note_job(job_id: str) -> None:
 def logging_access(app: ASGIApp) -> ASGIApp:
     """``app``, whose log has the key's name, the duration and the job of each request as fields.
 
-    The query, which may be anything, is left out.
+    The query, which may be anything, is left out. What an open console asks again and again has no
+    line unless it fails.
     """
 
     async def logged(scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +63,8 @@ def logging_access(app: ASGIApp) -> ASGIApp:
 
 
 def _log(scope: Scope, state: Any, access: _Access, took_s: float) -> None:
+    if scope["path"].startswith(POLLED) and scope["method"] == "GET" and access.status == 200:
+        return
     method, path = printable(scope["method"]), printable(scope["path"])
     host, port = scope.get("client") or ("", 0)
     jobs = access.jobs or [each for each in [scope.get("path_params", {}).get("job_id")] if each]

@@ -136,16 +136,19 @@ def test_a_gateways_line_has_the_key_the_time_and_the_job(
             streamed = {"model": "toy", "prompt": "x", "max_tokens": 1, "stream": True}
             assert http.post("/v1/completions", json=streamed).status_code == 200
             http.get(f"/v1/jobs/{job_id}")
+            # An open console asks again and again.
+            assert http.get("/console/api/session").status_code == 200
+            assert http.get("/console/api/fleet").status_code == 403
             http.get("/v1/jobs", headers={"Authorization": "no"})
-            told = wait_until(lambda: access_lines(gateway.log.read_text(), 4))
+            told = wait_until(lambda: access_lines(gateway.log.read_text(), 5))
         assert "secret" not in gateway.log.read_text()
-    submitted, completed, asked, refused = told
+    submitted, completed, asked, _, refused = told
     assert submitted["message"].endswith('"POST /v1/jobs HTTP/1.1" 202')
     assert [line["path"] for line in told] == [
-        "/v1/jobs", "/v1/completions", f"/v1/jobs/{job_id}", "/v1/jobs",
+        "/v1/jobs", "/v1/completions", f"/v1/jobs/{job_id}", "/console/api/fleet", "/v1/jobs",
     ]  # fmt: skip
-    assert [line["key"] for line in told] == ["alice", "alice", "alice", None]
-    assert [line["status"] for line in told] == [202, 200, 200, refused["status"]]
+    assert [line["key"] for line in told] == ["alice", "alice", "alice", "alice", None]
+    assert [line["status"] for line in told] == [202, 200, 200, 403, refused["status"]]
     assert submitted["job_id"] == asked["job_id"] == job_id
     assert completed["job_id"] not in (None, job_id)
     assert refused["job_id"] is None
