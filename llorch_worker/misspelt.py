@@ -54,27 +54,39 @@ def misspelt(
 def warnings(*read: type[BaseSettings]) -> list[str]:
     """:func:`misspelt` as sentences."""
     return [
-        f"{name} is no setting and has no effect" + (f"; did you mean {right}?" if right else "")
+        did_you_mean(right, f"{name} is no setting and has no effect")
         for name, right in misspelt(*read).items()
     ]
 
 
 SHORTEST = 4
 """Letters of a name with which others are compared: nearly every shorter name is like another."""
+LONG = 6
+"""Letters of a name that hardly any other word is like. ``stop`` is like step, top and shop."""
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, known: Iterable[str], *, surely: bool = False) -> str:
     """The one of ``known`` that ``name`` is but for a slip: a letter that is lost, added, wrong or
-    swapped with the next, or another way to part words (``maxTokens``, ``max-tokens``); or ""."""
+    swapped with the next, or another way to part words (``maxTokens``, ``max-tokens``); or "".
+
+    ``surely``: of names shorter than :data:`LONG`, only with two letters swapped or parted in
+    another way, because a word may be harmless.
+    """
     given = _letters(name)
     # One slip leaves the first letter or the last as it is.
     found = [
         right
         for right, letters in _spelt(frozenset(known))
-        if (letters[0] == given[:1] or letters[-1] == given[-1:]) and _is_slip(given, letters)
+        if (letters[0] == given[:1] or letters[-1] == given[-1:])
+        and _is_slip(given, letters, surely=surely)
     ]
     # A letter more than the words' parting says less: topP is top_p, not top_k.
     return min(found, key=lambda right: _letters(right) != given, default="")
+
+
+def did_you_mean(right: str, sentence: str = "unknown field") -> str:
+    """``sentence``, with the name that was meant, if any."""
+    return f"{sentence}; did you mean {right}?" if right else sentence
 
 
 @lru_cache(maxsize=64)
@@ -87,16 +99,16 @@ def _letters(name: str) -> str:
     return re.sub("[_. -]", "", name).lower()
 
 
-def _is_slip(name: str, right: str) -> bool:
-    if name == right:
-        return True
+def _is_slip(name: str, right: str, *, surely: bool) -> bool:
     if len(right) < SHORTEST or abs(len(name) - len(right)) > 1:
         return False
     same = _alike(name, right)
-    name, right = name[same:][::-1], right[same:][::-1]
-    same = _alike(name, right)
-    name, right = name[same:], right[same:]
-    return len(name) <= 1 >= len(right) or (len(name) == 2 and name == right[::-1])
+    name, rest = name[same:][::-1], right[same:][::-1]
+    same = _alike(name, rest)
+    name, rest = name[same:], rest[same:]
+    if len(name) == len(rest) == 2:
+        return name == rest[::-1]
+    return len(name) <= 1 >= len(rest) and (not name + rest or not surely or len(right) >= LONG)
 
 
 def _alike(one: str, other: str) -> int:

@@ -19,7 +19,7 @@ from llorch_worker.contract.tools import (
     Tool,
     ToolCall,
 )
-from llorch_worker.misspelt import meant
+from llorch_worker.misspelt import did_you_mean, meant
 
 _PARTS_FIELDS = {
     field.alias or name
@@ -42,8 +42,7 @@ def fault_of(error: ErrorDetails, fields: Iterable[str]) -> Fault:
         parts.append(str(last))
     rule = error["msg"]
     if unknown:
-        right = meant(str(last), _PARTS_FIELDS if path else fields)
-        rule = f"unknown field; did you mean {right}?" if right else "unknown field"
+        rule = did_you_mean(meant(str(last), _PARTS_FIELDS if path else fields))
     return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
 
 

@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
 from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.values import broken_rules, few_values
-from llorch_worker.misspelt import meant
+from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
 from llorch_worker.openai_api.spelling import Spelt
 
@@ -218,4 +218,4 @@ def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]
 def _unknown(place: Sequence[int | str]) -> str:
     # What refuses all that it does not know, and is not nested, is a job.
     right = meant(str(place[0]), GenerationRequest.model_fields) if len(place) == 1 else ""
-    return f"{UNKNOWN.rule}; did you mean {right}?" if right else UNKNOWN.rule
+    return did_you_mean(right, UNKNOWN.rule)

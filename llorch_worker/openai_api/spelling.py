@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.values import broken_rules
-from llorch_worker.misspelt import meant
+from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.openai_api.known_fields import ELSEWHERE, KNOWN_FIELDS
 
 MOST_LOOKED_AT = 100
@@ -29,7 +29,8 @@ class Spelt(BaseModel):
         if not slips:
             return validate(document)
         found = [
-            _error("slip", _rule(right), (name,), document[name]) for name, right in slips.items()
+            _error("slip", did_you_mean(right), (name,), document[name])
+            for name, right in slips.items()
         ]
         try:
             validate({name: value for name, value in document.items() if name not in slips})
@@ -51,20 +52,13 @@ def _slips(kind: type[BaseModel], document: dict[str, Any]) -> dict[str, str]:
 def _meant(kind: type[BaseModel], name: str) -> str:
     if name in KNOWN_FIELDS or name in ELSEWHERE or name in GenerationRequest.model_fields:
         return ""
-    return meant(name, _names(kind)) or meant(name, _REFUSED)
+    return meant(name, _names(kind), surely=True)
 
 
 @cache
 def _names(kind: type[BaseModel]) -> frozenset[str]:
     """The fields that a document may have."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
-
-
-_REFUSED = frozenset(name for name, known in KNOWN_FIELDS.items() if not known.harmless)
-
-
-def _rule(right: str) -> str:
-    return f"unknown field; did you mean {right}?"
 
 
 def _error(kind: str, rule: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:
