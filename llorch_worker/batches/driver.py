@@ -16,7 +16,7 @@ from llorch_worker.contract import (
     LlorchError,
     ModelNotServed,
     QueueFull,
-    digest_of,
+    request_digest,
 )
 from llorch_worker.contract.errors import BrokerRefused
 
@@ -117,7 +117,7 @@ class Driver:
     async def _end(self, line: Line, *, known: bool) -> End:
         if isinstance(line.requests, LlorchError):
             return line.requests
-        digest = digest_of(line.requests)
+        digest = request_digest(line.requests)
         ends = await asyncio.gather(
             *(
                 self._job_end(request, self.job_id(line, part), digest, known=known)

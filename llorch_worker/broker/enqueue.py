@@ -24,7 +24,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     IdempotencyKeyReused,
     QueueFull,
-    digest_of,
+    request_digest,
 )
 
 LONGEST_WAIT_S = 30 * 24 * 3600
@@ -85,7 +85,7 @@ def enqueue(
                 model.queue_limit,
                 LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
-                digest or digest_of([request]),
+                digest or request_digest([request]),
                 tenant,
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,

@@ -38,7 +38,7 @@ from llorch_worker.client.stream import (
     StreamCursor,
     StreamEntry,
 )
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, digest_of
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, request_digest
 from llorch_worker.contract.makers_sampling import with_makers_sampling
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.publishing import publishing
@@ -117,7 +117,7 @@ class Client:
             )
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
-        digest = digest or digest_of([request])
+        digest = digest or request_digest([request])
         with self._in_use():
             model = self._admission.card(request.model or self.model, worker)
             if self.settings.generation_config == "auto":

@@ -34,7 +34,7 @@ from llorch_worker.contract.events import (
 from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
 from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
-from llorch_worker.contract.request import GenerationRequest, Priority, digest_of, summarise
+from llorch_worker.contract.request import GenerationRequest, Priority, request_digest, summarise
 from llorch_worker.contract.result import (
     Choice,
     FinishReason,
@@ -108,10 +108,10 @@ __all__ = [
     "Usage",
     "decode_event",
     "describe",
-    "digest_of",
     "encode_event",
     "printable",
     "read_journal",
+    "request_digest",
     "shown",
     "summarise",
 ]

@@ -322,11 +322,12 @@ class GenerationRequest(BaseModel):
         return summarise(self.wire())
 
 
-def digest_of(requests: Sequence[GenerationRequest]) -> str:
+def request_digest(requests: Sequence[GenerationRequest]) -> str:
     """A digest of what ``requests`` name, which repetitions under one idempotency key must share;
     "" if they have no key.
 
-    The order of fields does not matter, and the key itself is left out.
+    Neither the order of fields matters nor whether a number is written as 1 or 1.0, and the key
+    itself is left out.
     """
     if all(request.idempotency_key is None for request in requests):
         return ""
@@ -339,7 +340,13 @@ def digest_of(requests: Sequence[GenerationRequest]) -> str:
         )
         for request in requests
     ]
+    named = json.loads(json.dumps(named), parse_float=_number)
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 _MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")

@@ -25,7 +25,7 @@ from llorch_worker.contract import (
     GenerationResult,
     Started,
     Tokens,
-    digest_of,
+    request_digest,
     shown,
 )
 from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, TokenQuestion
@@ -109,7 +109,7 @@ class Answering:
 
     async def respond(self) -> Response:
         """Raises ``LlorchError`` and ``BrokerUnavailable`` until the answer has begun."""
-        digest = digest_of(self._requests)
+        digest = request_digest(self._requests)
         for request in self._requests:
             await self._waiting.submit(request, stream=self._body.stream, digest=digest)
         if not self._body.stream:

@@ -24,7 +24,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     IdempotencyKeyReused,
     LlorchError,
-    digest_of,
+    request_digest,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.makers_sampling import with_makers_sampling
@@ -190,7 +190,7 @@ class Gateway:
             LlorchError: see :meth:`Client.submit`; also NoWorker, TooManyJobs and RateLimited.
         """
         # Of what the client sent: our settings and its key's may change until it comes back.
-        digest = digest or digest_of([request])
+        digest = digest or request_digest([request])
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
         request = owned(request, caller.name)

@@ -106,7 +106,7 @@ class KeyRing:
     def caller(self, key: str) -> Caller | None:
         """Whose key this is; None if nobody's."""
         self._refresh()
-        digest = digest_of(key)
+        digest = key_digest(key)
         found = None
         # All of them, so that the time says nothing about a key.
         for each in self._keys:
@@ -144,7 +144,7 @@ class KeyRing:
         return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
-def digest_of(key: str) -> str:
+def key_digest(key: str) -> str:
     """What the file holds of a key. The keys are random, so a plain hash cannot be guessed."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -155,7 +155,7 @@ def new_key(name: str) -> tuple[str, str]:
     Raises ``CommandError`` for a name that the file may not hold.
     """
     key = f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
-    entry = {"name": name, "sha256": digest_of(key), "webhook_secret": new_secret()}
+    entry = {"name": name, "sha256": key_digest(key), "webhook_secret": new_secret()}
     try:
         _Key.model_validate(entry)
     except ValidationError:

@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     LlorchError,
     Restarted,
     Started,
-    digest_of,
+    request_digest,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
 from llorch_worker.gateway.errors import HttpError, as_shown
@@ -136,7 +136,7 @@ class Creation:
         conversation, generation = await self._understood()
         if self.body.truncation == "auto":
             generation = await self._fitted(conversation, generation)
-        digest = digest_of([generation])
+        digest = request_digest([generation])
         # Now, because the response shows it.
         generation = await self.gateway.with_makers_sampling(generation)
         self._clock = OwnClock([generation])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.contract import GenerationRequest, InvalidRequest, digest_of
+from llorch_worker.contract import GenerationRequest, InvalidRequest, request_digest
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_METADATA_BYTES
 
@@ -279,11 +279,11 @@ def test_a_null_is_not_given() -> None:
         GenerationRequest(prompt="x", max_tokns=None)
 
 
-def test_a_digest_is_of_what_was_named_in_any_order() -> None:
-    named = {"prompt": "x", "idempotency_key": "k", "metadata": {"a": 1, "b": 2}}
-    turned = {**dict(reversed(named.items())), "metadata": {"b": 2, "a": 1}}
-    first = digest_of([GenerationRequest(**named)])
-    assert first == digest_of([GenerationRequest(**turned)])
-    assert first == digest_of([GenerationRequest(**{**named, "idempotency_key": "another"})])
-    assert first != digest_of([GenerationRequest(**named, temperature=1.0)])
-    assert digest_of([GenerationRequest(prompt="x")]) == "", "nobody asks for it"
+def test_a_digest_is_of_what_was_named_in_any_order_and_spelling_of_a_number() -> None:
+    named = {"prompt": "x", "idempotency_key": "k", "metadata": {"a": 1, "b": [0.5, 2e20]}}
+    turned = {**dict(reversed(named.items())), "metadata": {"b": [0.5, 2 * 10**20], "a": 1.0}}
+    first = request_digest([GenerationRequest(**named)])
+    assert first == request_digest([GenerationRequest(**turned)])
+    assert first == request_digest([GenerationRequest(**{**named, "idempotency_key": "another"})])
+    assert first != request_digest([GenerationRequest(**named, temperature=1.0)])
+    assert request_digest([GenerationRequest(prompt="x")]) == "", "nobody asks for it"
