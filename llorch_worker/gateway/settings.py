@@ -56,7 +56,7 @@ class GatewaySettings(BaseSettings):
     default of its own."""
     max_tokens: int | None = Field(None, ge=1)
     """The most tokens of an answer, of which more are cut to it; by default what the context holds.
-    Jobs have their own default and are not cut."""
+    What a job itself names is not cut."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """What happens to fields of a request that nobody here knows. Ignored ones are named in the
     header ``x-llorch-ignored``."""

@@ -172,6 +172,9 @@ def test_a_gateway_may_bound_answers(
         assert tokens("/v1/chat/completions", **chat) == 3
         assert tokens(PATH, prompt="x", max_tokens=10) == 3
         assert tokens(PATH, prompt="x", max_tokens=2) == 2
+        job = httpx.post(f"{gateway.url}/v1/jobs", json={"prompt": "x", "max_tokens": 10}).json()
+        ended = toy.get(f"/v1/jobs/{job['id']}/events").text
+        assert '"completion":10' in ended.replace(" ", ""), "what a job names is not cut"
 
 
 def test_an_answer_without_a_maximum_gets_the_gateways_and_a_given_one_stands(
