@@ -14,8 +14,8 @@ from llorch_worker.contract.request import MAKERS_FIELDS, GenerationRequest
 MakersSampling = dict[str, int | float]
 """Of :data:`MAKERS_FIELDS`, those that the model's files set."""
 
-_ALSO_GREEDY = ("repetition_penalty", "max_tokens")
-"""What matters to a text of the likeliest tokens too."""
+_GREEDY_FIELDS = ("repetition_penalty", "max_tokens")
+"""The fields that change the answer at temperature 0."""
 
 
 def checked(given: Mapping[str, Any]) -> tuple[MakersSampling, dict[str, str]]:
@@ -44,7 +44,7 @@ def with_makers_sampling(
     taken: dict[str, Any] = {name: makers[name] for name in MAKERS_FIELDS if name in makers}
     for name in list(taken):
         greedy = "temperature" in named and request.temperature == 0
-        if name in named or (greedy and name not in _ALSO_GREEDY):
+        if name in named or (greedy and name not in _GREEDY_FIELDS):
             del taken[name]
     if not taken:
         return request

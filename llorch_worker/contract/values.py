@@ -114,7 +114,7 @@ def broken_rules(error: ValidationError) -> list[ErrorDetails]:
     count = error.error_count()
     if count <= MOST_BROKEN:
         return error.errors(include_url=False)
-    rule = f"must break at most {MOST_BROKEN} rules, to hear which they are"
+    rule = f"breaks {count} rules; only up to {MOST_BROKEN} are listed"
     return [ErrorDetails(type="values", loc=(), msg=rule, input=count)]
 
 

@@ -79,10 +79,13 @@ def say_makers(answer: Response, jobs: Iterable[AsyncJob]) -> None:
         answer.headers[MAKERS] = ", ".join(f"{name}={value}" for name, value in taken.items())
 
 
-async def answer_to(request: Request, gateway: Gateway, caller: Caller, body: Body) -> Response:
-    """Raises like :meth:`Answering.respond`."""
+async def answer_body(request: Request, gateway: Gateway, caller: Caller, body: Body) -> Response:
+    """Sends the jobs of ``body`` and answers with what they generate.
+
+    Raises like :meth:`Answering.respond`.
+    """
     gateway.check(body)
-    requests = await gateway.bodies.after(request, body.to_requests)
+    requests = await gateway.bodies.run_for(request, body.to_requests)
     return await Answering(request, gateway, caller, body, requests).respond()
 
 

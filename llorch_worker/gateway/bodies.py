@@ -1,4 +1,4 @@
-"""Bodies of requests become documents, of which large ones do not stop the event loop."""
+"""Bodies of requests become documents. Large ones do not stop the event loop."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Result = TypeVar("Result")
 
 
 class Bodies:
-    """Does what costs as much as a body has bytes: in a thread, if they are many.
+    """Runs what takes time in proportion to a body's bytes: in a thread, if they are many.
 
-    One at a time. Python's threads share a lock, and the event loop would wait for each of them.
+    One thread runs at a time: Python's share a lock, and the event loop would wait for each.
     """
 
     def __init__(self) -> None:
         self._one = CapacityLimiter(1)
 
-    async def work(self, size_bytes: int, do: Callable[[], Result]) -> Result:
-        """What ``do`` returns, or raises."""
+    async def run(self, size_bytes: int, do: Callable[[], Result]) -> Result:
+        """Returns what ``do`` does with a body of this size, or raises what it raises."""
         if size_bytes <= SMALL_BYTES:
             return do()
         return await to_thread.run_sync(do, limiter=self._one)
 
-    async def after(self, request: Request, do: Callable[[], Result]) -> Result:
-        """The same, for work with what came of the body of ``request``."""
-        return await self.work(len(await request.body()), do)
+    async def run_for(self, request: Request, do: Callable[[], Result]) -> Result:
+        """Like :meth:`run`, with the body of ``request``."""
+        return await self.run(len(await request.body()), do)
 
     async def read(self, content: bytes, kind: type[AnyDocument]) -> AnyDocument:
-        """Raises ``InvalidRequest``."""
-        return await self.work(len(content), lambda: read_as(kind, document_of(content)))
+        """Returns the document that ``content`` is. Raises ``InvalidRequest``."""
+        return await self.run(len(content), lambda: read_as(kind, document_of(content)))
 
 
 def document_of(content: bytes) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class BodyRoute(APIRoute):
 
 
 class Router(APIRouter):
-    """Whose routes read bodies in this way."""
+    """A router of :class:`BodyRoute`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, route_class=BodyRoute)

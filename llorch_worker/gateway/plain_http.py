@@ -37,7 +37,7 @@ def naming_requests(app: ASGIApp) -> ASGIApp:
 
 
 def one_spelling(app: ASGIApp) -> ASGIApp:
-    """``app``, for which a path with a slash at its end, and an URL in its place, are the path.
+    """Strips trailing slashes and the authority of an absolute URL from the path that ``app`` gets.
 
     A redirect would lose the body of a POST with many clients, and its absolute URL the proxy.
     """

@@ -100,7 +100,7 @@ class ResponseSocket:
         # The key may have been revoked since.
         caller = self._gateway.caller(self._socket.headers)
         bodies = self._gateway.bodies
-        asked, body = await bodies.work(len(message), lambda: _read(message))
+        asked, body = await bodies.run(len(message), lambda: _read(message))
         creation = Creation(self._gateway, caller, body, self._recent)
         if asked.get("generate") is False:
             record = await creation.warmed()

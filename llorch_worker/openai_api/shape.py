@@ -104,9 +104,9 @@ CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 MOST_FIELDS = 1_000
 MOST_TURNS = 4_000
-"""Of a client's conversation, whose neighbours may make one of the contract's messages."""
+"""A client's turns. They may outnumber the contract's messages: neighbours become one message."""
 MOST_OFFERED = 1_000
-"""Tools, with those that are no functions."""
+"""A client's tools, those that are no functions included."""
 
 
 class WholeBody(Spelt, Shape):

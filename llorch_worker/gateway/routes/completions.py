@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.responses import Response
 
-from llorch_worker.gateway.answering import IdempotencyKey, answer_to, answers
+from llorch_worker.gateway.answering import IdempotencyKey, answer_body, answers
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.openai_api.completion_answer import Completion
@@ -23,4 +23,4 @@ async def create_completion(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Complete prompts, each as a job of its own."""
-    return await answer_to(request, gateway, caller, body.keyed(idempotency_key))
+    return await answer_body(request, gateway, caller, body.keyed(idempotency_key))

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from llorch_worker.anthropic_api.answer import Message
 from llorch_worker.anthropic_api.messages import CountTokensRequest, MessagesRequest
-from llorch_worker.gateway.answering import IdempotencyKey, answer_to, answers, say_ignored
+from llorch_worker.gateway.answering import IdempotencyKey, answer_body, answers, say_ignored
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
@@ -41,7 +41,7 @@ async def create_message(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Answer a chat in Anthropic's shape."""
-    return await answer_to(request, gateway, caller, body.keyed(idempotency_key))
+    return await answer_body(request, gateway, caller, body.keyed(idempotency_key))
 
 
 @router.post("/v1/messages/count_tokens", responses=_ERRORS)
@@ -55,6 +55,6 @@ async def count_tokens(
     """The length of the prompt that a message would get."""
     gateway.check(body)
     say_ignored(answer, body.ignored)
-    question = await gateway.bodies.after(request, body.question)
+    question = await gateway.bodies.run_for(request, body.question)
     card = await gateway.client.model_card(body.model)
     return {"input_tokens": len((await gateway.ask(card, question))["tokens"])}

@@ -41,7 +41,7 @@ class TokenizerInfo(BaseModel):
 async def tokenize(body: TokenizeRequest, request: Request, gateway: TheGateway) -> Response:
     """The ids that a job with this prompt or these messages would get."""
     gateway.check(body)
-    question = await gateway.bodies.after(request, body.question)
+    question = await gateway.bodies.run_for(request, body.question)
     card = await gateway.client.model_card(body.model)
     answer = await gateway.ask(card, question)
     count = len(answer["tokens"])
