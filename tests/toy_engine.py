@@ -2,7 +2,7 @@
 
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
 :func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
-lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. ``TOY_MAKERS_SAMPLING`` is what the model's
+lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. ``TOY_GENERATION_CONFIG`` is what the model's
 files say about sampling, as JSON. While the file that
 ``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
@@ -85,7 +85,7 @@ class ToyEngine:
         self.fingerprint = os.environ.get("TOY_FINGERPRINT", "w")
         self.arithmetic = os.environ.get("TOY_ARITHMETIC", "none")
         self.device = device
-        self.makers_sampling = json.loads(os.environ.get("TOY_MAKERS_SAMPLING", "{}"))
+        self.generation_config = json.loads(os.environ.get("TOY_GENERATION_CONFIG", "{}"))
         self.max_sequences = max_sequences
         self.speculation = "off"
         self.max_context = max_context

@@ -151,7 +151,7 @@ class ToyGeneration:
             worker=self.worker,
             attempts=self.attempt,
             metadata=self.request.metadata,
-            generation_config=self.request.makers or None,
+            generation_config=self.request.taken_config or None,
         )
         self.end(result, Finished(finish_reason="length", usage=usage, timings=timings))
         return False

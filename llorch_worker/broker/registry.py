@@ -27,7 +27,7 @@ from llorch_worker.broker import keys, stored
 from llorch_worker.broker.queues import worker_lists, worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.scripts import run_script, text
-from llorch_worker.contract.makers_sampling import checked
+from llorch_worker.contract.generation_config import checked
 
 ANNOUNCE_INTERVAL_S = 5.0
 WHOLE_EVERY = 6
@@ -46,7 +46,7 @@ MOST_ASKED = 64
 
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
-Makers = Annotated[dict[str, Any], AfterValidator(lambda given: checked(given)[0])]
+CheckedConfig = Annotated[dict[str, Any], AfterValidator(lambda given: checked(given)[0])]
 _FIGURES = TypeAdapter(dict[str, Annotated[NonNegativeFloat, Field(le=1e15)]])
 _COMPUTED_WITH = frozenset(
     ("running", "waiting", "tokens_per_s", "kv_blocks_total", "kv_blocks_free")
@@ -67,7 +67,7 @@ class ModelCard(_Card):
     """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
     last_seen: float
     """Unix time by the clock of the worker that wrote it."""
-    generation_config: Makers = Field(default_factory=dict)
+    generation_config: CheckedConfig = Field(default_factory=dict)
     """How its makers sample from it, as far as their files say."""
     created: Count | None = None
     """Unix time at which a worker first announced it; None before Redis has the card. The last
@@ -87,7 +87,7 @@ class WorkerCard(_Card):
     max_context: Count
     max_sequences: Count
     queue_limit: Count = 0
-    generation_config: Makers = Field(default_factory=dict)
+    generation_config: CheckedConfig = Field(default_factory=dict)
     device: str
     started_at: float
     last_seen: float

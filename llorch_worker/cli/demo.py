@@ -21,7 +21,7 @@ from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.contract.makers_sampling import MakersSampling
+from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.demo_model import DEMO, STORY_MODEL, demo_model
 from llorch_worker.stack.programs import FLOWER, GATEWAY
 
@@ -76,10 +76,10 @@ def demo(
     )
     view = DemoScreen(screen, chats=chats)
     with terminable(), uninterrupted_exit(Stack(plan, lambda _name, _line: None)) as stack:
-        workers, makers = _start(view, stack, [name for name, _ in plan.workers])
+        workers, config = _start(view, stack, [name for name, _ in plan.workers])
         scenes = show_scenes(view, stack, workers) if chats else {}
-        sampled = [with_sampling(job, makers, settings)[0] for job in demo_jobs(chats=chats)]
-        _, sampling = with_sampling(GenerationRequest(prompt="any"), makers, settings)
+        sampled = [with_sampling(job, config, settings)[0] for job in demo_jobs(chats=chats)]
+        _, sampling = with_sampling(GenerationRequest(prompt="any"), config, settings)
         measured, found = _run(view, stack, sampled, sampling)
         if as_json:
             screen.document(scenes | _document(stack, found, measured))
@@ -109,7 +109,7 @@ def _workers(device: str) -> tuple[tuple[str, str], ...]:
 
 def _start(
     view: DemoScreen, stack: Stack, names: list[str]
-) -> tuple[dict[str, str], MakersSampling]:
+) -> tuple[dict[str, str], GenerationConfig]:
     """Start everything; returns the workers' node names with their names in the stack, and how the
     model's makers sample."""
     with view.step("Redis") as done:

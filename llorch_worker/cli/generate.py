@@ -41,7 +41,7 @@ def generate(
         progress=screen.loading_bar(f"loading {settings.served_name}"),
         max_sequences=request.n,
     ) as engine:
-        request, sampling = with_sampling(request, engine.makers_sampling, settings)
+        request, sampling = with_sampling(request, engine.generation_config, settings)
         if sampling:
             screen.note(sampling)
         generation = engine.submit(request)

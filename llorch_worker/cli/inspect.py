@@ -63,6 +63,7 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
     from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
     checkpoint, config = plan.checkpoint, plan.config
+    generation_config, ignored = plan.generation_config
     metadata, rope = checkpoint.metadata, config.ropes[0]
     names = metadata.get("architectures") or [metadata.get("general.architecture", "llama")]
     return {
@@ -85,8 +86,8 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
         "rope_scaling": rope.scaling.describe() if rope.scaling else None,
         "tied_embeddings": config.tie_word_embeddings,
         "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
-        "generation_config": plan.makers_sampling,
-        "generation_config_ignored": plan.ignored_sampling,
+        "generation_config": generation_config,
+        "generation_config_ignored": ignored,
     }
 
 

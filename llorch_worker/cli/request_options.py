@@ -12,7 +12,7 @@ import typer
 from llorch_worker.cli.options import with_options
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import usage_error
-from llorch_worker.contract.makers_sampling import with_makers_sampling
+from llorch_worker.contract.generation_config import with_generation_config
 from llorch_worker.settings import Settings
 
 
@@ -88,18 +88,18 @@ models ramble at 1.0."""
 
 
 def with_sampling(
-    request: GenerationRequest, makers: Mapping[str, int | float], settings: Settings
+    request: GenerationRequest, config: Mapping[str, int | float], settings: Settings
 ) -> tuple[GenerationRequest, str]:
     """``request`` with all that it does not name about sampling; and what that is, for people."""
     if settings.generation_config == "none":
-        makers = {}
-    request = with_makers_sampling(request, makers)
+        config = {}
+    request = with_generation_config(request, config)
     greedy = "temperature" in request.model_fields_set and request.temperature == 0
-    own = {} if greedy or _SAMPLING.keys() & makers.keys() else _SAMPLING
+    own = {} if greedy or _SAMPLING.keys() & config.keys() else _SAMPLING
     own = {name: value for name, value in own.items() if name not in request.model_fields_set}
     told = [f"sampling: {_listed(own)}"] if own else []
-    if request.makers:
-        told.append(f"sampling as the model's makers set it: {_listed(request.makers)}")
+    if request.taken_config:
+        told.append(f"sampling as the model's makers set it: {_listed(request.taken_config)}")
     return request.model_copy(update=own) if own else request, "; ".join(told)
 
 

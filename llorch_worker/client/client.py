@@ -39,7 +39,7 @@ from llorch_worker.client.stream import (
     StreamEntry,
 )
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, request_digest
-from llorch_worker.contract.makers_sampling import with_makers_sampling
+from llorch_worker.contract.generation_config import with_generation_config
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.publishing import publishing
 
@@ -121,7 +121,7 @@ class Client:
         with self._in_use():
             model = self._admission.card(request.model or self.model, worker)
             if self.settings.generation_config == "auto":
-                request = with_makers_sampling(request, model.generation_config)
+                request = with_generation_config(request, model.generation_config)
             self._admission.admit(request, model, worker)
             job_id = job_id or uuid()
             free = worker is None and self.settings.placement
@@ -142,7 +142,7 @@ class Client:
                 )
         job = self.job(enqueued, known=True)
         if enqueued == job_id:
-            job.generation_config = request.makers
+            job.generation_config = request.taken_config
         return job
 
     def job(self, job_id: str, *, known: bool = False) -> Job:

@@ -53,8 +53,8 @@ MAX_SEED = 2**63 - 1
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
-MakersField = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"]
-MAKERS_FIELDS: tuple[MakersField, ...] = get_args(MakersField)
+ConfigField = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"]
+CONFIG_FIELDS: tuple[ConfigField, ...] = get_args(ConfigField)
 """What a model's files may set for requests that do not."""
 
 
@@ -160,9 +160,9 @@ class GenerationRequest(BaseModel):
     """Jobs with the same key go to the same worker if that makes none wait; by default those whose
     prompts begin alike."""
     metadata: dict[str, Any] | None = None
-    generation_config: Annotated[tuple[MakersField, ...], BeforeValidator(as_tuple)] = ()
-    """Fields whose values the sender took from the model's files: see :mod:`.makers_sampling`. They
-    change nothing, and the result says which they are."""
+    generation_config: Annotated[tuple[ConfigField, ...], BeforeValidator(as_tuple)] = ()
+    """Fields whose values the sender took from the model's files: see :mod:`.generation_config`.
+    They change nothing, and the result says which they are."""
 
     def __init__(self, /, **fields: Any) -> None:
         try:
@@ -303,8 +303,8 @@ class GenerationRequest(BaseModel):
         return value
 
     @property
-    def makers(self) -> dict[str, Any]:
-        """What of it is the makers' of the model."""
+    def taken_config(self) -> dict[str, Any]:
+        """The fields that the sender took from the model's files, with their values."""
         return {name: getattr(self, name) for name in self.generation_config}
 
     def wire(self) -> dict[str, Any]:

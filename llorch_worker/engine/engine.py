@@ -15,7 +15,7 @@ import torch
 
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import Event, GenerationRequest, Journal
-from llorch_worker.contract.makers_sampling import MakersSampling
+from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
@@ -68,7 +68,7 @@ class Engine:
         tokenizer: Tokenizer,
         model_name: str,
         fingerprint: str = "",
-        makers_sampling: MakersSampling | None = None,
+        generation_config: GenerationConfig | None = None,
         options: EngineOptions,
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
@@ -76,13 +76,13 @@ class Engine:
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
-        ``fingerprint``: see :func:`.fingerprint`. ``makers_sampling``: what senders of jobs may
+        ``fingerprint``: see :func:`.fingerprint`. ``generation_config``: what senders of jobs may
         take; the engine does nothing with it. ``queue`` runs the steps; None: the device's own.
         ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
         """
         self.model_name = model_name
         self.fingerprint = fingerprint
-        self.makers_sampling = makers_sampling or {}
+        self.generation_config = generation_config or {}
         self.arithmetic = loaded.arithmetic
         self.tokenizer = tokenizer
         self.config = config = loaded.model.config
@@ -178,7 +178,8 @@ class Engine:
         use_device(place)
         plan = plan_load(path, replace(options, device=str(place)))
         tokenizer = plan.tokenizer()
-        for sentence in plan.ignored_sampling:
+        generation_config, ignored = plan.generation_config
+        for sentence in ignored:
             logger.warning("%s", sentence)
         loaded = load_as_planned(plan.require_fit(), progress)
         if around_model is not None:
@@ -189,7 +190,7 @@ class Engine:
             model_name=model_name or default_model_name(Path(path)),
             # After the load, which leaves the file in the page cache if it fits there.
             fingerprint=fingerprint(plan.checkpoint),
-            makers_sampling=plan.makers_sampling,
+            generation_config=generation_config,
             options=plan.options,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,

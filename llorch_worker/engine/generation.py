@@ -225,7 +225,7 @@ class Generation:
             worker=self._worker,
             attempts=self._attempt,
             metadata=self.request.metadata,
-            generation_config=self.request.makers or None,
+            generation_config=self.request.taken_config or None,
         )
         self._emit(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
 

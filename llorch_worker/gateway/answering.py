@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 IGNORED = "x-llorch-ignored"
 """The header that names what of a request changed nothing."""
-MAKERS = "x-llorch-generation-config"
+GENERATION_CONFIG = "x-llorch-generation-config"
 """The header with what the request did not name and the model's makers have set."""
 MOST_NAMED = 20
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -72,11 +72,13 @@ def say_ignored(answer: Response, names: Iterable[str]) -> None:
         answer.headers[IGNORED] = ", ".join(shown_names)
 
 
-def say_makers(answer: Response, jobs: Iterable[AsyncJob]) -> None:
+def say_generation_config(answer: Response, jobs: Iterable[AsyncJob]) -> None:
     """Names in a header what the jobs of a request took from the model's files."""
     taken = {name: value for job in jobs for name, value in job.generation_config.items()}
     if taken:
-        answer.headers[MAKERS] = ", ".join(f"{name}={value}" for name, value in taken.items())
+        answer.headers[GENERATION_CONFIG] = ", ".join(
+            f"{name}={value}" for name, value in taken.items()
+        )
 
 
 async def answer_body(request: Request, gateway: Gateway, caller: Caller, body: Body) -> Response:
@@ -121,7 +123,7 @@ class Answering:
         else:
             answer = await self._waiting.stream(self._request, self._stream(), self._failure)
         say_ignored(answer, self._body.ignored)
-        say_makers(answer, self._jobs)
+        say_generation_config(answer, self._jobs)
         return answer
 
     async def _prompt_ids(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

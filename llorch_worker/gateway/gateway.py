@@ -27,7 +27,7 @@ from llorch_worker.contract import (
     request_digest,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
-from llorch_worker.contract.makers_sampling import with_makers_sampling
+from llorch_worker.contract.generation_config import with_generation_config
 from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.access_log import note_job
@@ -105,14 +105,14 @@ class Gateway:
         self, owner: str, request: GenerationRequest, job_id: str
     ) -> GenerationRequest:
         """A line of a batch. Those in flight are bounded by the batch's window instead."""
-        request = self._bounded(await self.with_makers_sampling(request))
+        request = self._bounded(await self.with_generation_config(request))
         caller = None if self._keys is None else self._keys.named(owner)
         if caller is not None:
             with broker_errors(self.settings.redis_url):
                 request = await self._limits.admit(request, caller, job_id, counts=False)
         return owned(request, owner)
 
-    async def with_makers_sampling(self, request: GenerationRequest) -> GenerationRequest:
+    async def with_generation_config(self, request: GenerationRequest) -> GenerationRequest:
         """As :meth:`Client.submit` would send it, which then changes it no more.
 
         Raises ``LlorchError`` if the model is unknown.
@@ -120,7 +120,7 @@ class Gateway:
         if self.settings.generation_config == "none":
             return request
         card = await self.client.model_card(request.model)
-        return with_makers_sampling(request, card.generation_config)
+        return with_generation_config(request, card.generation_config)
 
     def _bounded(self, request: GenerationRequest) -> GenerationRequest:
         if not request.cut_max_tokens:
@@ -200,7 +200,7 @@ class Gateway:
             return earlier
         if waits:
             await self.require_worker(request.model)
-        request = self._bounded(await self.with_makers_sampling(request))
+        request = self._bounded(await self.with_generation_config(request))
         job_id = job_id or uuid()
         with broker_errors(self.settings.redis_url):
             request = await self._limits.admit(request, caller, job_id)

@@ -138,7 +138,7 @@ class Creation:
             generation = await self._fitted(conversation, generation)
         digest = request_digest([generation])
         # Now, because the response shows it.
-        generation = await self.gateway.with_makers_sampling(generation)
+        generation = await self.gateway.with_generation_config(generation)
         self._clock = OwnClock([generation])
         created_at = int(time.time())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llorch_worker.contract.makers_sampling import MakersSampling, checked
+from llorch_worker.contract.generation_config import GenerationConfig, checked
 
 _IN_FOLDER = {
     "temperature": "temperature",
@@ -40,7 +40,7 @@ _NOT_DONE = {
 """Ways to sample that are not done here, and the values that turn them off."""
 
 
-def makers_sampling(metadata: Mapping[str, Any]) -> tuple[MakersSampling, list[str]]:
+def read_generation_config(metadata: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
     """What the files say, and a sentence for each value that is ignored.
 
     ``metadata``: GGUF key/values, or config.json with generation_config inside it. As in vLLM, a

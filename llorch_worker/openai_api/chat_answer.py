@@ -13,7 +13,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
     ToolCall,
 )
-from llorch_worker.openai_api.fingerprint import Makers, makers_of, system_fingerprint
+from llorch_worker.openai_api.fingerprint import TakenConfig, system_fingerprint, taken_config
 from llorch_worker.openai_api.logprobs import (
     ChatLogprobs,
     PromptToken,
@@ -54,7 +54,7 @@ class ChatChoice(Finish, Unmet):
     token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(Makers):
+class ChatCompletion(TakenConfig):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -75,7 +75,7 @@ def chat_completion(result: GenerationResult, created: int) -> ChatCompletion:
         "choices": [_choice(choice) for choice in result.choices],
         "usage": usage_document([result.usage]),
         "system_fingerprint": system_fingerprint(result),
-        **makers_of(result),  # type: ignore[typeddict-item]
+        **taken_config(result),  # type: ignore[typeddict-item]
     }
 
 

@@ -15,7 +15,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.openai_api.chunk_frame import ChunkFrame
-from llorch_worker.openai_api.fingerprint import Makers, makers_of, system_fingerprint
+from llorch_worker.openai_api.fingerprint import TakenConfig, system_fingerprint, taken_config
 from llorch_worker.openai_api.logprobs import (
     CompletionLogprobs,
     PromptToken,
@@ -38,7 +38,7 @@ class CompletionChoice(Finish):
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
-class Completion(Makers):
+class Completion(TakenConfig):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -65,7 +65,7 @@ def completion(
         "choices": choices,
         "usage": usage_document(result.usage for result in results),
         "system_fingerprint": system_fingerprint(results[0]),
-        **makers_of(results[0]),
+        **taken_config(results[0]),
     }
 
 

@@ -22,11 +22,11 @@ def system_fingerprint(source: Started | GenerationResult) -> str | None:
     return f"fp_{source.model_fingerprint[:12]}_{digest}"
 
 
-class Makers(TypedDict):
+class TakenConfig(TypedDict):
     llorch_generation_config: NotRequired[dict[str, int | float]]
     """What the request did not name and the model's makers have set."""
 
 
-def makers_of(result: GenerationResult) -> Makers:
+def taken_config(result: GenerationResult) -> TakenConfig:
     taken = result.generation_config
     return {"llorch_generation_config": taken} if taken else {}

@@ -236,10 +236,10 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         error = None if status == "cancelled" else _error(failure)
         return record.response.model_copy(update={"status": status, "error": error})
     assert isinstance(end, GenerationResult)
-    makers = end.generation_config or {}
+    config = end.generation_config or {}
     changes: dict[str, Any] = {
-        **{name: makers[name] for name in ("temperature", "top_p") if name in makers},
-        "llorch_generation_config": makers or None,
+        **{name: config[name] for name in ("temperature", "top_p") if name in config},
+        "llorch_generation_config": config or None,
         "status": status,
         "model": end.model,
         "output": output_of(record, end),

@@ -210,7 +210,7 @@ class Residency:
             max_sequences=self._engine.max_sequences,
             queue_limit=self._settings.queue_limit,
             generation_config=(
-                self._engine.makers_sampling if self._settings.generation_config == "auto" else {}
+                self._engine.generation_config if self._settings.generation_config == "auto" else {}
             ),
             device=self._assignment.name,
             started_at=self._started_at,

@@ -19,7 +19,7 @@ from tests.gateways import running_gateway
 from tests.messages import QUEUE
 from tests.services import RedisServer, WorkerProcess, own_redis, running_worker, wait_until
 
-MAKERS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+CONFIG = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
 HEADER = "x-llorch-generation-config"
 SHOWN = "temperature=0.6, top_p=0.9, top_k=20"
 GET_S = 60
@@ -31,7 +31,7 @@ def worker(
 ) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(
-        redis_server.url, folder, model_name="toy", TOY_MAKERS_SAMPLING=json.dumps(MAKERS)
+        redis_server.url, folder, model_name="toy", TOY_GENERATION_CONFIG=json.dumps(CONFIG)
     ) as process:
         yield process
 
@@ -47,7 +47,7 @@ def result(http: httpx.Client, job_id: str) -> dict[str, Any]:
 
 
 def test_the_clients_take_what_a_request_does_not_name_and_say_so(client: Client) -> None:
-    assert client.model_card().generation_config == MAKERS
+    assert client.model_card().generation_config == CONFIG
     job = client.submit(prompt="x", max_tokens=1, top_k=0)
     rest = {"temperature": 0.6, "top_p": 0.9}
     assert (job.generation_config, job.result(GET_S).generation_config) == (rest, rest)
@@ -57,7 +57,7 @@ def test_the_clients_take_what_a_request_does_not_name_and_say_so(client: Client
             job = await other.submit(prompt="x", max_tokens=1)
             return job.generation_config, (await job.result(GET_S)).generation_config
 
-    assert asyncio.run(submit()) == (MAKERS, MAKERS)
+    assert asyncio.run(submit()) == (CONFIG, CONFIG)
     none = client.settings.model_copy(update={"generation_config": "none"})
     with Client(none) as other:
         assert other.submit(prompt="x", max_tokens=1).result(GET_S).generation_config is None
@@ -69,13 +69,13 @@ def test_a_stock_producers_job_has_the_defaults_of_the_contract(stock: Celery) -
 
 
 def test_a_key_finds_its_job_whatever_is_taken_meanwhile(client: Client) -> None:
-    fields: dict[str, Any] = {"prompt": "x", "max_tokens": 1, "idempotency_key": "makers"}
+    fields: dict[str, Any] = {"prompt": "x", "max_tokens": 1, "idempotency_key": "config"}
     first = client.submit(**fields)
     none = client.settings.model_copy(update={"generation_config": "none"})
     with Client(none) as other:
         again = other.submit(**fields)
         assert (again.id, again.generation_config) == (first.id, {})
-        assert again.result(GET_S).generation_config == MAKERS
+        assert again.result(GET_S).generation_config == CONFIG
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -95,7 +95,7 @@ def test_every_api_takes_it_and_names_it_in_a_header(
     answer = http.post(path, json=body)
     assert (answer.status_code, answer.headers[HEADER]) == (200, SHOWN)
     if not stream and path != "/v1/messages":
-        assert answer.json()["llorch_generation_config"] == MAKERS
+        assert answer.json()["llorch_generation_config"] == CONFIG
     nulls = http.post(path, json={**body, "temperature": None, "top_p": 1, "top_k": 0})
     assert nulls.headers[HEADER] == "temperature=0.6"
     greedy = http.post(path, json={**body, "temperature": 0})
@@ -111,9 +111,9 @@ def test_a_response_shows_it_from_its_beginning(http: httpx.Client) -> None:
 
 def test_jobs_and_lists_of_models_have_it(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
-    assert model["generation_config"] == MAKERS
+    assert model["generation_config"] == CONFIG
     job = http.post("/v1/jobs", json={"prompt": "x", "max_tokens": 1}).json()
-    assert result(http, job["id"])["generation_config"] == MAKERS
+    assert result(http, job["id"])["generation_config"] == CONFIG
 
 
 def test_a_gateway_that_is_told_not_to_takes_nothing(
@@ -141,7 +141,7 @@ def test_a_worker_that_is_told_not_to_announces_nothing(tmp_path: Path) -> None:
         running_worker(
             server.url,
             tmp_path,
-            TOY_MAKERS_SAMPLING=json.dumps(MAKERS),
+            TOY_GENERATION_CONFIG=json.dumps(CONFIG),
             generation_config="none",
         ),
         Client(server.url) as client,

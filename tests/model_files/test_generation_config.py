@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import pytest
 
-from llorch_worker.model_files.generation_config import makers_sampling
+from llorch_worker.model_files.generation_config import read_generation_config
 from llorch_worker.model_files.gguf_header import read_gguf_header
 from llorch_worker.model_files.model_file import ModelFile
 
@@ -28,7 +28,7 @@ def test_a_gguf_file_says_it_in_32_bits(tmp_path: Path) -> None:
     metadata = gguf_file(
         tmp_path / "a.gguf", temp=0.6, top_k=20, top_p=0.95, min_p=0.05, penalty_repeat=1.05
     )
-    assert makers_sampling(metadata) == (
+    assert read_generation_config(metadata) == (
         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05},
         [],
     )
@@ -36,12 +36,12 @@ def test_a_gguf_file_says_it_in_32_bits(tmp_path: Path) -> None:
 
 def test_a_penalty_that_looks_at_no_token_is_none(tmp_path: Path) -> None:
     metadata = gguf_file(tmp_path / "a.gguf", penalty_repeat=1.05, penalty_last_n=0)
-    assert makers_sampling(metadata) == ({}, [])
+    assert read_generation_config(metadata) == ({}, [])
 
 
 def test_what_is_not_done_or_out_of_range_is_named(tmp_path: Path) -> None:
     metadata = gguf_file(tmp_path / "a.gguf", temp=-1.0, mirostat=2, xtc_probability=0.0)
-    found, ignored = makers_sampling(metadata)
+    found, ignored = read_generation_config(metadata)
     assert found == {}
     assert [sentence.split(" is ignored: ")[0] for sentence in ignored] == [
         "the model's general.sampling.temp",
@@ -61,8 +61,10 @@ def test_what_is_not_done_or_out_of_range_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_says_it_as_vllm_reads_it(said: Any, found: dict[str, Any]) -> None:
-    assert makers_sampling({"model_type": "llama", "generation_config": said})[0] == found
+    assert read_generation_config({"model_type": "llama", "generation_config": said})[0] == found
 
 
 def test_an_old_folder_says_it_in_its_config() -> None:
-    assert makers_sampling({"model_type": "llama", "temperature": 0.6})[0] == {"temperature": 0.6}
+    assert read_generation_config({"model_type": "llama", "temperature": 0.6})[0] == {
+        "temperature": 0.6
+    }

@@ -15,7 +15,7 @@ import torch
 from llorch_worker.cache import MAX_QUERY_TOKENS, CacheShape, PagedKV, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
-from llorch_worker.contract.makers_sampling import MakersSampling
+from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
 from llorch_worker.engine.memory.cache_shape import cache_shape
@@ -27,7 +27,7 @@ from llorch_worker.engine.memory.workspace import DRAFT_ROWS, workspace_bytes
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.model_files.generation_config import makers_sampling
+from llorch_worker.model_files.generation_config import read_generation_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
@@ -68,15 +68,10 @@ class LoadPlan:
     draft: LoadPlan | None = None
     """How the draft model is kept. Its cache has as many blocks as the model's."""
 
-    @property
-    def makers_sampling(self) -> MakersSampling:
-        """How the model's makers sample from it."""
-        return makers_sampling(self.checkpoint.metadata)[0]
-
-    @property
-    def ignored_sampling(self) -> list[str]:
-        """A sentence for each of their values that is ignored."""
-        return makers_sampling(self.checkpoint.metadata)[1]
+    @cached_property
+    def generation_config(self) -> tuple[GenerationConfig, list[str]]:
+        """How the model's makers sample from it, and a sentence for each value that is ignored."""
+        return read_generation_config(self.checkpoint.metadata)
 
     @property
     def device(self) -> torch.device:

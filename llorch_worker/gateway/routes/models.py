@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import ModelNotServed
-from llorch_worker.contract.makers_sampling import MakersSampling
+from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.gateway.errors import ERRORS, speaks_anthropic
 from llorch_worker.gateway.gateway import Gateway, TheGateway, known_caller
 
@@ -79,12 +79,12 @@ def _for_anthropic(model: Model) -> dict[str, Any]:
     }
 
 
-def _model(card: ModelCard, workers: int, makers: MakersSampling) -> Model:
+def _model(card: ModelCard, workers: int, config: GenerationConfig) -> Model:
     created = int(card.last_seen) if card.created is None else card.created
     return Model(
         id=card.name,
         created=created,
         max_model_len=card.max_context,
         workers=workers,
-        generation_config=makers,
+        generation_config=config,
     )

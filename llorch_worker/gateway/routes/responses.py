@@ -10,7 +10,7 @@ from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
-from llorch_worker.gateway.answering import IdempotencyKey, say_ignored, say_makers
+from llorch_worker.gateway.answering import IdempotencyKey, say_generation_config, say_ignored
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
@@ -75,7 +75,7 @@ async def create(
     answer = await creation.respond(request)
     said_in = answer if isinstance(answer, EventSource) else head
     say_ignored(said_in, body.ignored)
-    say_makers(said_in, creation.jobs)
+    say_generation_config(said_in, creation.jobs)
     return answer
 
 

@@ -311,9 +311,9 @@ export class Generate {
     // What somebody has typed stays while the list of models is read again.
     if (shown === this.shown) return;
     this.shown = shown;
-    const makers = model.generation_config;
-    const says = "temperature" in makers || "top_p" in makers;
-    const { temperature, top_p } = { ...(says ? { temperature: 1, top_p: 1 } : SAMPLING), ...makers };
+    const config = model.generation_config;
+    const says = "temperature" in config || "top_p" in config;
+    const { temperature, top_p } = { ...(says ? { temperature: 1, top_p: 1 } : SAMPLING), ...config };
     byId("temperature").value = temperature;
     byId("top-p").value = top_p;
   }

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.makers_sampling import checked, with_makers_sampling
+from llorch_worker.contract.generation_config import checked, with_generation_config
 
-MAKERS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+CONFIG = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
 
 
-def sent(makers: dict[str, Any] = MAKERS, **fields: Any) -> dict[str, Any]:
-    request = with_makers_sampling(GenerationRequest(prompt="x", **fields), makers)
+def sent(config: dict[str, Any] = CONFIG, **fields: Any) -> dict[str, Any]:
+    request = with_generation_config(GenerationRequest(prompt="x", **fields), config)
     return {name: value for name, value in request.wire().items() if name != "prompt"}
 
 
 def test_what_a_request_does_not_name_is_as_the_makers_have_it() -> None:
-    assert sent() == {**MAKERS, "generation_config": [*MAKERS]}
+    assert sent() == {**CONFIG, "generation_config": [*CONFIG]}
     found = sent(top_p=1.0, temperature=0.9)
     assert found == {
         "temperature": 0.9,
@@ -46,10 +46,10 @@ def test_a_makers_maximum_is_cut_to_the_context_and_not_below_a_minimum() -> Non
 
 
 def test_what_was_taken_once_is_not_taken_again() -> None:
-    once = with_makers_sampling(GenerationRequest(prompt="x"), MAKERS)
-    again = with_makers_sampling(once, {**MAKERS, "temperature": 0.1})
+    once = with_generation_config(GenerationRequest(prompt="x"), CONFIG)
+    again = with_generation_config(once, {**CONFIG, "temperature": 0.1})
     assert again == once
-    assert GenerationRequest(**once.wire()).makers == MAKERS
+    assert GenerationRequest(**once.wire()).taken_config == CONFIG
 
 
 @pytest.mark.parametrize(

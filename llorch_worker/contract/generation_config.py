@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from llorch_worker.contract.errors import InvalidRequest
-from llorch_worker.contract.request import MAKERS_FIELDS, GenerationRequest
+from llorch_worker.contract.request import CONFIG_FIELDS, GenerationRequest
 
-MakersSampling = dict[str, int | float]
-"""Of :data:`MAKERS_FIELDS`, those that the model's files set."""
+GenerationConfig = dict[str, int | float]
+"""Of :data:`CONFIG_FIELDS`, those that the model's files set."""
 
 _GREEDY_FIELDS = ("repetition_penalty", "max_tokens")
 """The fields that change the answer at temperature 0."""
 
 
-def checked(given: Mapping[str, Any]) -> tuple[MakersSampling, dict[str, str]]:
+def checked(given: Mapping[str, Any]) -> tuple[GenerationConfig, dict[str, str]]:
     """Those of ``given`` values that a request may have, and why it may not have the others."""
-    valid: MakersSampling = {}
+    valid: GenerationConfig = {}
     faulty: dict[str, str] = {}
     for name, value in given.items():
-        if name not in MAKERS_FIELDS:
+        if name not in CONFIG_FIELDS:
             continue
         whole = isinstance(value, float) and value.is_integer()
         value = int(value) if whole and name in ("top_k", "max_tokens") else value
@@ -36,12 +36,12 @@ def checked(given: Mapping[str, Any]) -> tuple[MakersSampling, dict[str, str]]:
     return valid, faulty
 
 
-def with_makers_sampling(
-    request: GenerationRequest, makers: Mapping[str, int | float]
+def with_generation_config(
+    request: GenerationRequest, config: Mapping[str, int | float]
 ) -> GenerationRequest:
     """``request`` with the makers' values of fields that it does not name."""
     named = request.model_fields_set
-    taken: dict[str, Any] = {name: makers[name] for name in MAKERS_FIELDS if name in makers}
+    taken: dict[str, Any] = {name: config[name] for name in CONFIG_FIELDS if name in config}
     for name in list(taken):
         greedy = "temperature" in named and request.temperature == 0
         if name in named or (greedy and name not in _GREEDY_FIELDS):
