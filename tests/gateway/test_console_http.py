@@ -86,7 +86,9 @@ def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
 def test_the_other_page_of_this_origin_runs_no_script_but_its_own(plain: httpx.Client) -> None:
     for path in ("/redoc", "/docs/oauth2-redirect", "/docs/..%2fcore.py"):
         assert plain.get(path).status_code == 404
-    policy = plain.get("/docs").headers["content-security-policy"]
+    page = plain.get("/docs")
+    assert page.status_code == 200, page.text
+    policy = page.headers["content-security-policy"]
     assert re.search(r"script-src 'self' 'sha256-[A-Za-z0-9+/=]+';", policy)
     for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"):
         assert rule in policy
