@@ -140,6 +140,39 @@ def test_arguments_are_an_object_whatever_else_a_schema_takes(engine: Engine, ki
             ("weather(a-b=1)", "weather()"),
         ),
         ({"type": "object"}, ('{"name": "weather", "arguments": {"x": 1}}',), ("weather()",)),
+        # Nor can a property alone, if its reference means the whole schema.
+        (
+            {"properties": {"a": {"const": 1}, "b": {"$ref": "#/properties/a"}}},
+            ('{"name": "weather", "arguments": {"a": 1, "b": 1}}',),
+            ("weather(a=1, b=1)", '{"name": "weather", "arguments": {"b": 2}}'),
+        ),
+        (
+            {"properties": {"a": {"type": "object", "properties": {"b": {"$ref": "#"}}}}},
+            ('{"name": "weather", "arguments": {"a": {"b": {"a": {}}}}}',),
+            ("weather(a={})", '{"name": "weather", "arguments": {"a": {"b": {"a": 1}}}}'),
+        ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/b"}, "c": {"const": 1}},
+                "$defs": {"b": {"type": "array", "items": {"$ref": "#/properties/c"}}},
+            },
+            ('{"name": "weather", "arguments": {"a": [1], "c": 1}}',),
+            ("weather(a=[1])", '{"name": "weather", "arguments": {"a": [2]}}'),
+        ),
+        (
+            {
+                "properties": {"a": {"items": {"$ref": "#/$defs/b"}, "$defs": {"c": {}}}},
+                "$defs": {"b": {"const": 1}},
+            },
+            ('{"name": "weather", "arguments": {"a": [1]}}',),
+            ("weather(a=[1])", '{"name": "weather", "arguments": {"a": [2]}}'),
+        ),
+        # A property may be called like the keyword.
+        (
+            {"properties": {"a": {"properties": {"$ref": {"const": 1}}}}},
+            ('weather(a={"$ref": 1})',),
+            ('weather(a={"$ref": 2})',),
+        ),
     ],
 )
 def test_forced_calls_in_pythons_form_fit_their_schema(

@@ -13,6 +13,8 @@ _PLAIN = frozenset(
         *("default", "deprecated", "strict"),
     }
 )
+_SHARED = ("x-guidance", "$defs", "definitions")
+"""What goes with the schema of each property, which is a grammar of its own."""
 
 
 def is_plain(parameters: Mapping[str, Any]) -> bool:
@@ -25,7 +27,29 @@ def is_plain(parameters: Mapping[str, Any]) -> bool:
         parameters.keys() <= _PLAIN
         and all(name.isidentifier() for name in properties)
         and properties.keys() >= set(parameters.get("required", ()))
+        and all(map(_stands_alone, properties.values()))
+        and all(
+            reference.startswith(("#/$defs/", "#/definitions/"))
+            for reference in _references(parameters)
+        )
     )
+
+
+def _stands_alone(schema: Any) -> bool:
+    """Whether what is shared does not change its meaning. A schema may also be true or false."""
+    return not isinstance(schema, dict) or schema.keys().isdisjoint(_SHARED)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    left = [schema]
+    while left:
+        match left.pop():
+            case dict() as each:
+                if isinstance(reference := each.get("$ref"), str):
+                    yield reference
+                left += each.values()
+            case list() as each:
+                left += each
 
 
 def keyword_rules(
@@ -38,9 +62,7 @@ def keyword_rules(
         if schema is not False
     ]
     required = set(parameters.get("required", ()))
-    shared = {
-        key: parameters[key] for key in ("x-guidance", "$defs", "definitions") if key in parameters
-    }
+    shared = {key: parameters[key] for key in _SHARED if key in parameters}
     # Two rules a keyword: for the first that is written, and for one behind others.
     for number, (name, schema) in enumerate(properties):
         optional = name not in required
