@@ -83,7 +83,7 @@ def check(field: str, found: float, bound: Bound) -> None:
     """Raises :class:`OutOfBounds` if ``found`` is more than ``bound``, or not a number."""
     if not found <= bound.most:
         most = f"{bound.most} {bound.unit}".rstrip()
-        raise OutOfBounds(f"{field} is {shown(found)}, but may be at most {most}")
+        raise OutOfBounds(f"{field} is {repr_cut(found)}, but may be at most {most}")
 
 
 def require(path: Path, field: str, found: float, bound: Bound) -> None:
@@ -94,7 +94,7 @@ def require(path: Path, field: str, found: float, bound: Bound) -> None:
         raise ModelLoadFailed(f"{path}: {error}; download or convert it again.") from None
 
 
-def shown(found: object) -> str:
+def repr_cut(found: object) -> str:
     """A value of a file for a message, however long it is."""
     try:
         text = repr(found)

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from llorch_worker.model_files.bounds import TOKEN_BYTES, TOKENS, check, shown
+from llorch_worker.model_files.bounds import TOKEN_BYTES, TOKENS, check, repr_cut
 from llorch_worker.model_files.side_file import exists, read_object
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,13 @@ class AddedTokens:
             if (spelling := _spelling(settings.get(f"{name}_token")))
         }
         """Spellings by transformers' names, such as ``eos``."""
-        extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
-        self._extra = [*_listed(extra), *_listed(settings.get("additional_special_tokens"))]
+        extra = settings.get("extra_special_tokens")
+        self._extra = [*_listed("extra_special_tokens", extra)]
+        older = settings.get("additional_special_tokens")
+        additional = [*_listed("additional_special_tokens", older)]
+        # The newer setting goes before the older, unless it gives names to its tokens.
+        if not extra or isinstance(extra, dict):
+            self._extra += additional
         # Such as `image_token`.
         self._extra += [
             AddedToken(value, special=True)
@@ -58,7 +64,10 @@ class AddedTokens:
             if key.endswith("_token") and isinstance(value, str) and key[:-6] not in _NAMED
         ]
         decoder = settings.get("added_tokens_decoder")
-        self.control = {*self.names.values(), *(token.text for token in self._extra)}
+        self.control = {
+            *self.names.values(),
+            *(token.text for token in (*self._extra, *additional)),
+        }
         """Spellings of the tokens that the settings call special."""
         self.by_id: dict[int, AddedToken] = {}
         """Those that have an id in the settings."""
@@ -76,7 +85,7 @@ class AddedTokens:
 
     def _put(self, field: str, token_id: object, token: AddedToken) -> None:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise ValueError(f"{field} has the id {shown(token_id)}, which is no token id")
+            raise ValueError(f"{field} has the id {repr_cut(token_id)}, which is no token id")
         check(f"an id in {field}", token_id, TOKENS)
         check(f"the length of a token in {field}", len(token.text.encode()), TOKEN_BYTES)
         self.by_id[token_id] = token
@@ -98,20 +107,23 @@ class AddedTokens:
         return any(token.text == spelling for token in given)
 
 
-def _listed(tokens: object) -> Iterator[AddedToken]:
+def _listed(field: str, tokens: object) -> Iterator[AddedToken]:
     """Of a list, or an object by name."""
-    listed: Any = tokens.values() if isinstance(tokens, Mapping) else tokens or ()
-    for token in listed:
+    if not isinstance(tokens, list | dict | NoneType):
+        raise ValueError(f"{field} is {repr_cut(tokens)}, but must be a list of tokens")
+    for token in tokens.values() if isinstance(tokens, dict) else tokens or ():
         if isinstance(token, dict):
             yield _token(token, {token["content"]})
         elif isinstance(token, str):
             yield AddedToken(token, special=True)
+        else:
+            raise ValueError(f"{field} has {repr_cut(token)}, which is no token")
 
 
 def _token(token: Mapping[str, Any], control: set[str]) -> AddedToken:
     text = token["content"]
     if not isinstance(text, str):
-        raise TypeError(f"a token's content is {shown(text)}")
+        raise TypeError(f"a token's content is {repr_cut(text)}")
     special = bool(token.get("special")) or text in control
     return AddedToken(
         text,
@@ -140,15 +152,15 @@ def usable_ids(field: str, value: object, rows: int, *, needed: bool = False) ->
         if token_id is None:
             continue
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ValueError(f"{field} is {shown(token_id)}, which is no token id")
+            raise ValueError(f"{field} is {repr_cut(token_id)}, which is no token id")
         if 0 <= token_id < rows:
             ids.append(token_id)
         elif needed and token_id not in _NONE:
-            raise ValueError(f"{field} is {shown(token_id)}, the model has {rows} tokens")
+            raise ValueError(f"{field} is {repr_cut(token_id)}, the model has {rows} tokens")
         else:
             unknown.append(token_id)
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         what = "%s is %s%s, which is none of the model's %d tokens; it counts as none"
-        logger.warning(what, field, shown(unknown[0]), more, rows)
+        logger.warning(what, field, repr_cut(unknown[0]), more, rows)
     return ids

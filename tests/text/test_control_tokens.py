@@ -239,6 +239,18 @@ def decoder(first: int, *tokens: dict[str, Any]) -> dict[str, Any]:
                 "eos_token": IM_END,
             }
         },
+        lambda _: {
+            "tokenizer_config": {
+                "extra_special_tokens": {"end": IM_END},
+                "additional_special_tokens": [IM_START],
+            }
+        },
+        lambda _: {
+            "tokenizer_config": {
+                "extra_special_tokens": [IM_END, IM_START],
+                "additional_special_tokens": [IM_START, FILL],
+            }
+        },
         lambda _: {"special_tokens_map": {"additional_special_tokens": [IM_START, IM_END]}},
         lambda size: {
             "tokenizer_config": {"image_token": WHAT, "pad_token": FILL},
@@ -258,7 +270,16 @@ def decoder(first: int, *tokens: dict[str, Any]) -> dict[str, Any]:
             }
         },
     ],
-    ids=["decoder", "additional", "extra", "map", "added_tokens", "all"],
+    ids=[
+        "decoder",
+        "additional",
+        "extra",
+        "extra by name and additional",
+        "extra and additional",
+        "map",
+        "added_tokens",
+        "all",
+    ],
 )
 def test_tokens_that_only_the_settings_have_get_the_ids_of_transformers(
     folder: Callable[..., Path], source: Any, trained_model: Path, files: Callable[..., Any]

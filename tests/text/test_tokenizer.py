@@ -111,6 +111,16 @@ def test_a_folder_without_a_vocabulary_is_refused(
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("config.json", "[]", "config.json is not a JSON object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
+        (
+            "tokenizer_config.json",
+            '{"additional_special_tokens": "<call>"}',
+            "additional_special_tokens is '<call>', but must be a list of tokens",
+        ),
+        (
+            "special_tokens_map.json",
+            '{"extra_special_tokens": ["<call>", 5]}',
+            "extra_special_tokens has 5, which is no token",
+        ),
         ("tokenizer.model", "no protobuf", "damaged, or not a sentencepiece model"),
     ],
 )
