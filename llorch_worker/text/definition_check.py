@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from llorch_worker.model_files.bounds import (
@@ -59,8 +59,7 @@ def check_definition(definition: Mapping[str, Any]) -> int:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise ValueError(f"tokenizer.json has the id {token_id!r}, which is no token id")
         check("tokenizer.json: a token's id", token_id, TOKENS)
-    longest = max((*tokens, *(token["content"] for token in added)), key=len, default="")
-    check_token(longest)
+    check_tokens((*tokens, *(token["content"] for token in added)))
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         check(f"tokenizer.json: the length of {name}", _size(model.get(name)), INSERTED_BYTES)
     growth = 1.0
@@ -76,9 +75,10 @@ def check_definition(definition: Mapping[str, Any]) -> int:
     return max((len(tokens) - 1, *ids)) + 1
 
 
-def check_token(text: str) -> None:
-    """Raises ValueError if a token is too long."""
-    check(f"the length of the token {text[:20]!r}", _size(text), TOKEN_BYTES)
+def check_tokens(tokens: Iterable[str]) -> None:
+    """Raises ValueError if one of them is too long."""
+    longest = max(tokens, key=_size, default="")
+    check(f"the length of the token {longest[:20]!r}", _size(longest), TOKEN_BYTES)
 
 
 def check_charsmap(charsmap: bytes) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from llorch_worker.model_files.bounds import TOKENS, check
 from llorch_worker.text.added_tokens import AddedToken
 from llorch_worker.text.codec import Codec
-from llorch_worker.text.definition_check import check_token
+from llorch_worker.text.definition_check import check_tokens
 from llorch_worker.text.pre_tokenizers import PRE_TOKENIZERS
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 
@@ -38,7 +38,7 @@ class GgufVocabulary:
         self._metadata = metadata
         check("tokenizer.ggml.tokens", len(metadata["tokenizer.ggml.tokens"]), TOKENS)
         self.tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
-        check_token(max(self.tokens, key=len))
+        check_tokens(self.tokens)
         try:
             self._kinds = [*map(PieceKind, metadata.get("tokenizer.ggml.token_type", ()))]
         except ValueError as error:

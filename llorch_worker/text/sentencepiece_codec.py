@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor
 
 from llorch_worker.text.added_tokens import AddedToken
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
-from llorch_worker.text.definition_check import check_token
+from llorch_worker.text.definition_check import check_tokens
 from llorch_worker.text.least_tokens import LeastTokens
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, with_space_prefix
 from llorch_worker.text.spellings import any_of
@@ -129,7 +129,7 @@ class SentencePieceCodec:
                 return b""
             case PieceKind.UNKNOWN:
                 surface: str = self._processor.decode([token_id])
-                check_token(surface)
+                check_tokens([surface])
                 return surface.encode()
             case PieceKind.BYTE:
                 if not _BYTE_PIECE.fullmatch(text):

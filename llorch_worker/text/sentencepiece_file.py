@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from sentencepiece import SentencePieceProcessor
 
-from llorch_worker.model_files.bounds import TOKENS, check
+from llorch_worker.model_files.bounds import GROWTH, TOKENS, check
 from llorch_worker.text.added_tokens import AddedToken
-from llorch_worker.text.definition_check import check_charsmap, check_token
+from llorch_worker.text.definition_check import check_charsmap, check_tokens
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec, load_processor
 from llorch_worker.text.sentencepiece_model import (
+    SPACE,
     Piece,
     PieceKind,
     charsmap_of,
@@ -49,7 +51,9 @@ class SentencePieceFile:
             # unigram models have n-best lists.
             processor.nbest_encode("a", nbest_size=2)
             raise ValueError("it is a sentencepiece model, but not of the BPE kind")
-        check_charsmap(charsmap_of(model))
+        # It writes a longer sign for a space.
+        growth = math.ceil(check_charsmap(charsmap_of(model)) * len(SPACE.encode()))
+        check("tokenizer.model: the growth of a text in its normalizer", growth, GROWTH)
         # sentencepiece says -1 for a token that the model lacks.
         bos, eos = processor.bos_id(), processor.eos_id()
         self.bos_token_id = bos if bos >= 0 else None
@@ -61,7 +65,7 @@ class SentencePieceFile:
         self._pieces = [
             Piece(processor.id_to_piece(i), 0.0, _kind_of(processor, i)) for i in range(size)
         ]
-        check_token(max((piece.text for piece in self._pieces), key=len, default=""))
+        check_tokens(piece.text for piece in self._pieces)
         self._own_kinds = [piece.kind for piece in self._pieces]
         known = {piece.text for piece in self._pieces}
         fresh = [token for token in more if token.text not in known]

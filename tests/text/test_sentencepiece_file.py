@@ -157,9 +157,22 @@ def test_added_tokens_that_cannot_be_are_refused(
         load_tokenizer(source(path))
 
 
-def test_a_model_that_writes_pages_for_a_character_is_refused(tmp_path: Path, source: Any) -> None:
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (["62"] * 400, "what its normalizer writes is 400, but may be at"),
+        # A space becomes three bytes.
+        (
+            ["20", "62"] * 50,
+            "the growth of a text in its normalizer is 300, but may be at most 256",
+        ),
+    ],
+)
+def test_a_model_that_writes_pages_for_a_character_is_refused(
+    tmp_path: Path, source: Any, written: list[str], reason: str
+) -> None:
     rules, model = tmp_path / "rules.tsv", io.BytesIO()
-    rules.write_text("61\t" + " ".join(["62"] * 400) + "\n")
+    rules.write_text("61\t" + " ".join(written) + "\n")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["the quick brown fox jumps over lazy dogs"] * 50),
         model_writer=model,
@@ -171,5 +184,5 @@ def test_a_model_that_writes_pages_for_a_character_is_refused(tmp_path: Path, so
         minloglevel=5,
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
-    with pytest.raises(ModelLoadFailed, match="what its normalizer writes is 400, but may be at"):
+    with pytest.raises(ModelLoadFailed, match=reason):
         load_tokenizer(source(tmp_path))
