@@ -87,9 +87,9 @@ class ControlFinder:
         if not needed:
             return NO_STAND_INS
         whole = "\n".join([*texts, *beside])
-        used = set(whole).union(
-            *(accumulate(filter(None, found.groups())) for found in _ESCAPED.finditer(whole))
-        )
+        used = set(whole)
+        for found in _ESCAPED.finditer(whole):
+            used.update(accumulate(filter(None, found.groups())))
 
         def is_free(char: str) -> bool:
             return used.isdisjoint((char, *(escape(char) for escape in _ESCAPES)))
@@ -120,8 +120,11 @@ class ControlFinder:
         def put(value: Any) -> Any:
             match value:
                 case str():
-                    found = {at: chars[value[at]] for at in self._places(value)}
-                    return "".join(found.get(at, char) for at, char in enumerate(value))
+                    parts, end = [], 0
+                    for at in sorted({*self._places(value)}):
+                        parts += [value[end:at], chars[value[at]]]
+                        end = at + 1
+                    return "".join([*parts, value[end:]])
                 case dict():
                     return {put(key): put(item) for key, item in value.items()}
                 case list():

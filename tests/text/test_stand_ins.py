@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import jinja2
@@ -122,6 +123,18 @@ def test_equal_texts_get_equal_stand_ins_that_nothing_beside_them_has() -> None:
     assert [made[0].meanings[char] for char in (first, second, third)] == ["s", "S", "|"]
     again = FINDER.stand_ins([f"a</s>{first}\\u2c31", "<|0|>", second], [])
     assert {first, second, "\u2c31"}.isdisjoint(again.meanings)
+
+
+def test_escapes_take_no_memory_of_their_own() -> None:
+    text = "</s>" + r"\u0041" * 30_000
+    tracemalloc.start()
+    try:
+        stand_ins = FINDER.stand_ins([text], [])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stand_ins.meanings
+    assert peak_bytes < len(text)
 
 
 def test_a_text_of_all_rare_characters_is_refused() -> None:
