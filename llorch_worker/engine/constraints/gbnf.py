@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
 from typing import Final, NoReturn, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, describe
@@ -217,8 +218,7 @@ class _Reader:
         if word["id"] is not None:
             token_id = int(word["id"]) if int(word["id"]) in control else None
         else:
-            spelling = f"<{word['token']}>"
-            token_id = next((each for each in control if control[each] == spelling), None)
+            token_id = self._spelt.get(f"<{word['token']}>")
         if token_id is None:
             self._fail("a token must be a control token of the model; write others as text")
         if token_id in self._tokens.eos_ids:
@@ -227,11 +227,42 @@ class _Reader:
             return Item(f"<[{token_id}]>")
         if not _UNBOUNDED.match(self._grammar, word.end()):
             self._fail("* or + must follow !<...>: a grammar counts characters, not tokens")
-        others = sorted(set(control) - self._tokens.eos_ids - {token_id})
+        name = f"not{token_id}"
+        if name not in self.rules:
+            self.rules.define(name, self._all_but(token_id))
+        return Item(name)
+
+    def _all_but(self, token_id: int) -> list[Sequence]:
+        """Any character and any control token, but for this one and those that end the text."""
         alternatives = [[self.rules.character([], negated=True)]]
+        others = ",".join(
+            f"{low}-{high}"
+            for first, last in self._runs
+            for low, high in (
+                ((first, token_id - 1), (token_id + 1, last))
+                if first <= token_id <= last
+                else ((first, last),)
+            )
+            if low <= high
+        )
         if others:
-            alternatives.append([Item(f"<[{','.join(map(str, others))}]>")])
-        return self.rules.group(alternatives)
+            alternatives.append([Item(f"<[{others}]>")])
+        return alternatives
+
+    @cached_property
+    def _spelt(self) -> Mapping[str, int]:
+        """The control tokens by their spellings, the first of those that are alike."""
+        return {text: token_id for token_id, text in reversed([*self._tokens.control.items()])}
+
+    @cached_property
+    def _runs(self) -> list[Range]:
+        """The ids of control tokens that end no text. Most models have them side by side."""
+        ids = sorted(self._tokens.control.keys() - self._tokens.eos_ids)
+        runs: list[Range] = []
+        for token_id in ids:
+            first = runs.pop()[0] if runs and runs[-1][1] == token_id - 1 else token_id
+            runs.append((first, token_id))
+        return runs
 
     def _repeat(self, sequence: Sequence, low: int, high: int | None) -> None:
         """Repeats the last item of ``sequence``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest
 from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.engine.constraints.gbnf import as_lark
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
@@ -231,6 +232,35 @@ def test_a_grammar_names_control_tokens(large: ConstraintVocabulary) -> None:
         assert not fits(matcher, [a, start, a, start, start])
         assert not fits(matcher, [a, start, a, a])
         assert not fits(matcher, [a, start, a, end, start])
+
+
+def test_each_control_token_but_one_is_let_through_wherever_a_grammar_says_so(
+    large: ConstraintVocabulary,
+) -> None:
+    first, second, *_, last = sorted(large.control.keys() - large.eos_ids)
+    grammar = f'root ::= !<[{first}]>* "." (!<[{second}]>+ ".")* !<[{first}]>* "!" !<[{last}]>*'
+    matcher = compiled(large, grammar)
+    dot, end = large("."), large("!")
+    assert fits(matcher, [second, last, *dot, first, last, *dot, second, *end, first, second])
+    for ids in (
+        [first, *dot, *end],
+        [*dot, second, *dot, first, *end],
+        [*dot, *end, last],
+    ):
+        assert not fits(matcher, ids), ids
+
+
+class ManyControlTokens:
+    control: Mapping[int, str] = {i: f"<{i}>" for i in range(1, 1000)}
+    eos_ids = frozenset({3})
+
+
+@pytest.mark.parametrize("ids", [[5] * 900, range(4, 900)], ids=["one", "all"])
+def test_a_grammar_grows_little_by_the_control_tokens_that_it_leaves_out(
+    ids: Iterable[int],
+) -> None:
+    grammar = "root ::= " + " ".join(f"!<[{token_id}]>*" for token_id in ids)
+    assert len(as_lark("grammar", grammar, ManyControlTokens())) < 10 * len(grammar)
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
