@@ -5,17 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import (
-    Fault,
-    GenerationRequest,
-    InvalidRequest,
-    OutOfMemory,
-    describe,
-)
-from llorch_worker.engine.constraints.grammar import Grammar, grammar_of
+from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
+from llorch_worker.engine.constraints.grammar import asked_for, grammar_of, refusal
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.reason import reason
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
@@ -68,24 +62,22 @@ class Compiler:
         Raises:
             InvalidRequest: the grammar has an error, is too large, takes too long, fits no text but
                 the empty one, or needs text that the vocabulary cannot spell.
-            OutOfMemory: too many others compile.
+            OutOfMemory: too many others compile, or no thread can start.
         """
-        grammar = grammar_of(request, self._vocabulary)
-        if grammar is None:
+        asked = asked_for(request)
+        if asked is None:
             return None
         self.prepare()
-        matcher = self._compile_in_time(grammar)
-        matcher.checks = grammar.checks
-        return matcher
+        return self._compile_in_time(request, *asked)
 
-    def _compile_in_time(self, grammar: Grammar) -> Matcher:
+    def _compile_in_time(self, request: GenerationRequest, field: str, source: Any) -> Matcher:
         if not self._places.acquire(timeout=self._patience_s):
             raise OutOfMemory(f"the worker compiles {MOST_COMPILING} other grammars; try again")
         future: Future[Matcher] = Future()
 
         def run() -> None:
             try:
-                future.set_result(self._compile(grammar))
+                future.set_result(self._compile(request))
                 return
             except InvalidRequest as error:
                 # Its frames hold what was compiled.
@@ -105,25 +97,32 @@ class Compiler:
             usual = threading.stack_size(_STACK_BYTES)
             try:
                 thread.start()
+            except RuntimeError:
+                self._places.release()
+                stack = f"{_STACK_BYTES // 2**20} MiB"
+                raise OutOfMemory(f"no thread with {stack} for its stack can start") from None
             finally:
                 threading.stack_size(usual)
         try:
             return future.result(self._patience_s)
         except TimeoutError:
             future.cancel()
-            raise _refusal(grammar, f"must compile within {self._patience_s:g} s") from None
+            raise refusal(field, f"must compile within {self._patience_s:g} s", source) from None
 
-    def _compile(self, grammar: Grammar) -> Matcher:
+    def _compile(self, request: GenerationRequest) -> Matcher:
         from llguidance import LLMatcher, LLParserLimits
 
+        grammar = grammar_of(request, self._vocabulary)
+        assert grammar is not None
+        field, source = grammar.field, grammar.source
         try:
             text = grammar.build()
         except UnicodeEncodeError:
-            raise _refusal(grammar, "must be text that UTF-8 can encode") from None
-        if isinstance(grammar.source, tuple) and not all(
-            self._vocabulary.spells(text.encode(errors="replace")) for text in grammar.source
+            raise refusal(field, "must be text that UTF-8 can encode", source) from None
+        if isinstance(source, tuple) and not all(
+            self._vocabulary.spells(text.encode(errors="replace")) for text in source
         ):
-            raise _refusal(grammar, "the model's vocabulary cannot spell each of them")
+            raise refusal(field, "the model's vocabulary cannot spell each of them", source)
         limits = LLParserLimits(
             initial_lexer_fuel=1_000_000,
             max_grammar_size=200_000,
@@ -137,16 +136,17 @@ class Compiler:
         )
         ll_matcher = LLMatcher(self._vocabulary.ll_tokenizer, text, log_level=0, limits=limits)
         self._explore(ll_matcher)
-        matcher = Matcher(ll_matcher, self._vocabulary, grammar.field)
+        matcher = Matcher(ll_matcher, self._vocabulary, field)
         # Also builds what the first steps would otherwise wait for.
         beginning = ll_matcher.deep_copy()
-        if Matcher(beginning, self._vocabulary, grammar.field).may_begin():
+        if Matcher(beginning, self._vocabulary, field).may_begin():
+            matcher.checks = grammar.checks
             return matcher
         error = beginning.get_error()
         if not error or error.startswith("NoExtension"):
             rule = "must fit a text that is not empty and that the model's vocabulary can spell"
-            raise _refusal(grammar, rule)
-        raise _refusal(grammar, f"must compile: {reason(error, grammar.source)}")
+            raise refusal(field, rule, source)
+        raise refusal(field, f"must compile: {reason(error, source)}", source)
 
     def _explore(self, ll_matcher: LLMatcher) -> None:
         """Computes the first mask where llguidance does not hold Python's lock.
@@ -158,8 +158,3 @@ class Compiler:
 
         bits = allocate_token_bitmask(1, self._vocabulary.end_id + 1)
         fill_next_token_bitmask_par(LLExecutor(1), [(ll_matcher, 0)], bits)
-
-
-def _refusal(grammar: Grammar, rule: str) -> InvalidRequest:
-    fault = Fault(field=grammar.field, rule=rule, got=describe(grammar.source))
-    return InvalidRequest.from_faults([fault])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -78,8 +78,17 @@ class CallsForm(ControlTokens, Protocol):
     def control_ids(self) -> Mapping[str, int]: ...
 
 
+def asked_for(request: GenerationRequest) -> tuple[str, Any] | None:
+    """The field that asks for a grammar, and what it says; None if any text will do."""
+    shape = None if request.forces_a_call else _asked_shape(request)
+    if not request.forces_a_call and (shape is None or not request.may_call):
+        return shape
+    tools = [tool.model_dump(mode="json") for tool in _tools(request)]
+    return ("tools", tools) if shape is None else (f"tools | {shape[0]}", [tools, shape[1]])
+
+
 def grammar_of(request: GenerationRequest, form: CallsForm) -> Grammar | None:
-    """The grammar of a request's text, or None if any text will do."""
+    """The grammar of a request's text, or None if any text will do. Long ones take a while."""
     if request.forces_a_call:
         return _with_calls(request, form)
     shape = _shape(request, form)
@@ -88,28 +97,54 @@ def grammar_of(request: GenerationRequest, form: CallsForm) -> Grammar | None:
     return _with_calls(request, form, otherwise=shape)
 
 
-def _shape(request: GenerationRequest, tokens: ControlTokens) -> Grammar | None:
+def _tools(request: GenerationRequest) -> Sequence[Tool]:
+    """Those that may be called."""
+    if not isinstance(request.tool_choice, NamedToolChoice):
+        return request.tools
+    name = request.tool_choice.function.name
+    return [tool for tool in request.tools if tool.function.name == name]
+
+
+def _asked_shape(request: GenerationRequest) -> tuple[str, Any] | None:
     if (wanted := request.response_format) is not None:
         if wanted.json_schema is not None:
-            schema = wanted.json_schema.schema_
-            return _json_schema("response_format.json_schema.schema", schema)
+            return "response_format.json_schema.schema", wanted.json_schema.schema_
         if wanted.type == "json_object":
-            return _json_schema("response_format", {"type": "object"})
+            return "response_format", {"type": "object"}
     if (given := request.structured_outputs) is not None:
-        if given.json_ is not None:
-            return _json_schema("structured_outputs.json", given.json_, strict=given.strict)
-        if given.regex is not None:
-            return Grammar("structured_outputs.regex", given.regex, "regex", given.regex)
-        if given.choice is not None:
-            texts = "start: " + " | ".join(map(json.dumps, given.choice))
-            return Grammar("structured_outputs.choice", given.choice, "lark", texts)
-        field, source = "structured_outputs.grammar", given.grammar
-        assert source is not None
-        if is_gbnf(source):
+        kinds = {
+            "json": given.json_,
+            "regex": given.regex,
+            "choice": given.choice,
+            "grammar": given.grammar,
+        }
+        return next(
+            (f"structured_outputs.{kind}", source)
+            for kind, source in kinds.items()
+            if source is not None
+        )
+    return None
+
+
+def _shape(request: GenerationRequest, tokens: ControlTokens) -> Grammar | None:
+    if (asked := _asked_shape(request)) is None:
+        return None
+    field, source = asked
+    match field:
+        case "structured_outputs.json":
+            strict = request.structured_outputs is not None and request.structured_outputs.strict
+            return _json_schema(field, source, strict=strict)
+        case "structured_outputs.regex":
+            return Grammar(field, source, "regex", source)
+        case "structured_outputs.choice":
+            texts = "start: " + " | ".join(map(json.dumps, source))
+            return Grammar(field, source, "lark", texts)
+        case "structured_outputs.grammar" if is_gbnf(source):
             lark = as_lark(field, source, tokens)
             return Grammar(field, source, "gbnf", lark, is_users_own=True)
-        return Grammar(field, source, "lark", source, is_users_own=True)
-    return None
+        case "structured_outputs.grammar":
+            return Grammar(field, source, "lark", source, is_users_own=True)
+    return _json_schema(field, source)
 
 
 def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Grammar:
@@ -117,7 +152,7 @@ def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) ->
     checks = _checks(field, schema, text=schema) if unheld else None
     if strict and unheld:
         words = ", ".join(unheld)
-        raise _refusal(field, f"must have no {words} with strict: no grammar holds them", schema)
+        raise refusal(field, f"must have no {words} with strict: no grammar holds them", schema)
     return Grammar(field, schema, "json_schema", rules, checks)
 
 
@@ -125,7 +160,7 @@ def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], tuple[st
     """What of ``schema`` a grammar holds, and the keywords that it does not."""
     if (found := misspelt(schema)) is not None:
         word, keyword = found
-        raise _refusal(field, f"has no keyword {shown(word)}: is it {keyword}?", schema)
+        raise refusal(field, f"has no keyword {shown(word)}: is it {keyword}?", schema)
     relaxed = relax(schema)
     options = _OPTIONS | ({"coerce_one_of": True} if "oneOf" in relaxed.keywords else {})
     return {"x-guidance": options, **relaxed.schema}, relaxed.keywords
@@ -135,14 +170,14 @@ def _checks(field: str, source: Any, **schemas: Any) -> Checks:
     try:
         return Checks(schemas.get("text"), schemas.get("arguments", {}))
     except ValueError:
-        raise _refusal(
+        raise refusal(
             field,
             "is no valid JSON Schema, or has a pattern or a $ref that cannot be checked here",
             source,
         ) from None
 
 
-def _refusal(field: str, rule: str, source: Any) -> InvalidRequest:
+def refusal(field: str, rule: str, source: Any) -> InvalidRequest:
     return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(source))])
 
 
@@ -151,10 +186,7 @@ def _with_calls(
 ) -> Grammar:
     """Calls as the dialect writes them, or else what ``otherwise`` says."""
     dialect, control_ids = form.dialect, form.control_ids
-    tools = request.tools
-    if isinstance(request.tool_choice, NamedToolChoice):
-        name = request.tool_choice.function.name
-        tools = tuple(tool for tool in tools if tool.function.name == name)
+    tools = _tools(request)
 
     def spelt(text: str) -> str:
         """``text`` in Lark, its control tokens by their ids."""
@@ -192,7 +224,6 @@ def _with_calls(
         head, tail = spelt(written.head % tool.function.name), spelt(written.tail)
         lark.append(f"call_{index}: {head} {rule} {tail}")
     grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": "\n".join(lark)}, *schemas]
-    source: Any = [tool.model_dump(mode="json") for tool in tools]
     arguments = {
         tool.function.name: _parameters(tool)
         for tool, (_, unheld) in zip(tools, parameters, strict=True)
@@ -201,16 +232,17 @@ def _with_calls(
     text = otherwise.source if otherwise and otherwise.checks else None
     checks = None
     if arguments or text is not None:
-        checks = _checks("tools", source, text=text, arguments=arguments)
+        checks = _checks("tools", tools, text=text, arguments=arguments)
+    asked = asked_for(request)
+    assert asked is not None
     if otherwise is None:
-        return Grammar("tools", source, "several", grammars, checks)
+        return Grammar(*asked, "several", grammars, checks)
     if otherwise.kind in ("lark", "gbnf"):
         grammars.append({"name": "otherwise", "lark_grammar": otherwise.rules})
     else:
         (whole,) = json.loads(otherwise.build())["grammars"]
         grammars.append({**whole, "name": "otherwise"})
-    field, source = f"tools | {otherwise.field}", [source, otherwise.source]
-    return Grammar(field, source, "several", grammars, checks, otherwise.is_users_own)
+    return Grammar(*asked, "several", grammars, checks, otherwise.is_users_own)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

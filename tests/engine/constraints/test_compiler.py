@@ -222,22 +222,54 @@ def test_a_grammar_that_grows_ever_more_ambiguous_ends(bytes_too: ConstraintVoca
         take_letters()
 
 
+WITHOUT_ROOM = """
+import resource
+from pathlib import Path
+from llorch_worker.contract import GenerationRequest, OutOfMemory
+from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from tests.text.made_up import made_up_tokenizer
+
+compiler = Compiler(ConstraintVocabulary(made_up_tokenizer(64), 64, frozenset()), patience_s=5)
+request = GenerationRequest(prompt="a", structured_outputs={"choice": [" w1 w12"]})
+compiler.prepare()
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 64 * 2**20, hard))
+for _ in range(MOST_COMPILING + 1):
+    try:
+        compiler.compile(request)
+    except OutOfMemory as error:
+        print("no thread" in error.message)
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+print(compiler.compile(request) is not None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_compilation_that_cannot_start_leaves_its_place() -> None:
+    said = printed_by(WITHOUT_ROOM).split()
+    assert said == ["True"] * (MOST_COMPILING + 2)
+
+
 def test_compilations_that_nobody_waits_for_leave_no_place_until_they_end(
     words: ConstraintVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler, compile_, end = Compiler(words, patience_s=0.1), Compiler._compile, threading.Event()
 
-    def held(self: Compiler, grammar: Any) -> Any:
+    def held(self: Compiler, *asked: Any) -> Any:
         assert end.wait(60)
-        return compile_(self, grammar)
+        return compile_(self, *asked)
 
     monkeypatch.setattr(Compiler, "_compile", held)
     request = asking(choice=[" w1 w12"])
     for _ in range(MOST_COMPILING):
         with pytest.raises(InvalidRequest, match="must compile within"):
             compiler.compile(request)
-    with pytest.raises(OutOfMemory, match="other grammars"):
-        compiler.compile(request)
+    for refused in (request, asking(grammar="root ::= none")):
+        # Before it is read.
+        with pytest.raises(OutOfMemory, match="other grammars"):
+            compiler.compile(refused)
     end.set()
     patient = Compiler(words)
     patient._places = compiler._places
