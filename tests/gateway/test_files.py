@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ import redis.asyncio
 
 from llorch_worker.broker import keys
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.gateway.files import record
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
 from tests.gateways import GatewayProcess, running_gateway
@@ -92,6 +94,15 @@ def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path
         assert process.memory_info().rss - before < size / 4
 
 
+def remove_expired(server: RedisServer, store: FileStore, at_s: float) -> Counter[str]:
+    async def remove() -> Counter[str]:
+        async with redis.asyncio.from_url(server.url, decode_responses=True) as client:
+            records = FileRecords(client, server.url, "file", FileRecord)
+            return await records.remove_expired(store, at_s)
+
+    return asyncio.run(remove())
+
+
 def test_a_file_goes_when_it_expires(
     api: openai.OpenAI, gateway: GatewayProcess, redis_server: RedisServer
 ) -> None:
@@ -106,18 +117,71 @@ def test_a_file_goes_when_it_expires(
     assert api.files.retrieve(file.id) == file
     assert file in api.files.list(limit=2).data
 
-    async def remove_expired(at_s: float) -> None:
-        async with redis.asyncio.from_url(redis_server.url, decode_responses=True) as client:
-            records = FileRecords(client, redis_server.url, "file", FileRecord)
-            await records.remove_expired(FileStore(str(gateway.log.parent / "files")), at_s)
-
-    asyncio.run(remove_expired(file.expires_at - 1))
+    store = FileStore(str(gateway.log.parent / "files"))
+    assert not remove_expired(redis_server, store, file.expires_at - 1)
     assert api.files.content(file.id).read() == b"x"
-    asyncio.run(remove_expired(file.expires_at))
+    assert not remove_expired(redis_server, store, file.expires_at)
     with pytest.raises(openai.NotFoundError):
         api.files.retrieve(file.id)
     assert not (gateway.log.parent / "files" / "uploads" / file.id).exists()
     assert api.files.content(kept.id).read() == b"x"
+
+
+class OfAnObjectStore(Exception):
+    """Those of some object stores are no ``OSError``."""
+
+
+class Refusing(FileStore):
+    """``removal``: what the removal of each path raises. Permissions do not bind root."""
+
+    removal: Mapping[str, Exception]
+
+    def remove(self, path: str) -> None:
+        if path in self.removal:
+            raise self.removal[path]
+        super().remove(path)
+
+
+def test_a_file_that_cannot_be_removed_keeps_no_later_one(
+    api: openai.OpenAI,
+    gateway: GatewayProcess,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So the kept ones fill a page of what is due.
+    monkeypatch.setattr(record, "READ_AT_ONCE", 2)
+    made = [
+        api.files.create(
+            file=("b", b"x"),
+            purpose="user_data",
+            expires_after={"anchor": "created_at", "seconds": 3600 + 100 * number},
+        )
+        for number in range(4)
+    ]
+    first, second, damaged, last = (file.id for file in made)
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(keys.gateway_document(damaged), "document", "{}")
+    store = Refusing(str(gateway.log.parent / "files"))
+    store.removal = {
+        f"uploads/{first}": PermissionError(),
+        f"uploads/{second}": OfAnObjectStore(),
+    }
+    ends_s = made[-1].expires_at
+    assert ends_s is not None
+    assert remove_expired(redis_server, store, ends_s) == {
+        "PermissionError": 1,
+        "OfAnObjectStore": 1,
+        "ValidationError": 1,
+    }
+    for kept in (first, second):
+        assert api.files.content(kept).read() == b"x"
+    with pytest.raises(openai.NotFoundError):
+        api.files.retrieve(last)
+    store.removal = {}
+    assert remove_expired(redis_server, store, ends_s) == {"ValidationError": 1}
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.delete(keys.gateway_document(damaged))
+    assert not remove_expired(redis_server, store, ends_s)
 
 
 def test_nobody_sees_a_file_that_has_expired_but_is_not_removed_yet(

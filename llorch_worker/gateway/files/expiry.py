@@ -22,7 +22,7 @@ LOOK_S = 60.0
 
 @asynccontextmanager
 async def removing_expired(records: FileRecords, store: FileStore) -> AsyncIterator[None]:
-    """Does so meanwhile."""
+    """The block, while a task removes what has expired."""
     task = asyncio.create_task(_remove_all(records, store), name="llorch-files")
     try:
         yield
@@ -34,10 +34,12 @@ async def _remove_all(records: FileRecords, store: FileStore) -> None:
     outage = RedisOutage("remove expired files")
     while True:
         try:
-            await records.remove_expired(store, time.time())
+            kept = await records.remove_expired(store, time.time())
             outage.over()
+            if kept:
+                logger.warning(
+                    "%d expired files are not removed yet: %s", kept.total(), ", ".join(kept)
+                )
         except BrokerUnavailable as error:
             outage.failed(error)
-        except OSError as error:
-            logger.warning("an expired file is not removed yet: %s", type(error).__name__)
         await asyncio.sleep(LOOK_S)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from typing import Any, Literal
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
+from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.documents import READ_AT_ONCE, Documents, Record
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.store import FileStore
@@ -49,28 +51,40 @@ class FileRecords(Documents[FileRecord]):
             await self._redis.zrem(keys.FILES_DUE, record.id)
         return removed
 
-    async def remove_expired(self, store: FileStore, now_s: float) -> None:
+    async def remove_expired(self, store: FileStore, now_s: float) -> Counter[str]:
         """Removes the bytes and the records of what has expired by ``now_s``. All gateways may do
-        so at once. Raises ``OSError`` if the store does not answer."""
-        while due := await self._due(now_s):
-            await self._remove_all(due, store)
+        so at once.
 
-    async def _due(self, now_s: float) -> list[str]:
+        Returns the names of the errors that kept files, each with their number. One file must not
+        keep the others. Raises ``BrokerUnavailable``.
+        """
+        kept: Counter[str] = Counter()
+        while due := await self._due(now_s, start=kept.total()):
+            for file_id in due:
+                try:
+                    await self._remove_with_bytes(file_id, store)
+                except BrokerUnavailable:
+                    raise
+                except Exception as error:  # noqa: BLE001 - object stores raise errors of their own
+                    kept[type(error).__name__] += 1
+        return kept
+
+    async def _due(self, now_s: float, start: int) -> list[str]:
         with broker_errors(self._url):
             due: list[str] = await self._redis.zrangebyscore(
-                keys.FILES_DUE, 0, now_s, start=0, num=READ_AT_ONCE
+                keys.FILES_DUE, 0, now_s, start=start, num=READ_AT_ONCE
             )
         return due
 
-    async def _remove_all(self, due: list[str], store: FileStore) -> None:
-        for file_id, record in zip(due, await self._read(due), strict=True):
-            if record is not None:
-                # First: a gateway that dies in between leaves a record, by which another goes on.
-                await asyncio.to_thread(store.remove, record.path)
-                await self.remove(record)
-            else:
-                with broker_errors(self._url):
-                    await self._redis.zrem(keys.FILES_DUE, file_id)
+    async def _remove_with_bytes(self, file_id: str, store: FileStore) -> None:
+        (record,) = await self._read([file_id])
+        if record is not None:
+            # First: a gateway that dies in between leaves a record, by which another goes on.
+            await asyncio.to_thread(store.remove, record.path)
+            await self.remove(record)
+        else:
+            with broker_errors(self._url):
+                await self._redis.zrem(keys.FILES_DUE, file_id)
 
 
 def new_file_id() -> str:
