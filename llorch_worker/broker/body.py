@@ -36,15 +36,26 @@ def is_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit | KeyboardInterrupt)
 
 
-def read_typed(text: str | bytes) -> Any:
+def parse(content: bytes, read: Callable[[str], Any] = json.loads) -> Any:
+    """``content`` as JSON in UTF-8, counted before it is made.
+
+    Raises:
+        UnreadableJson: it holds too much.
+        ValueError, RecursionError: it cannot be read.
+    """
+    # Python would also read UTF-16, in which nothing can be counted by its bytes.
+    text = content.decode("utf-8-sig")
+    bound_json(content)
+    return read(text)
+
+
+def read_typed(text: str) -> Any:
     """JSON as kombu reads it: dates, decimals, UUIDs and bytes become such.
 
     What kombu fails on, as on a decimal "x" or a type that it does not know, is an object.
     """
     # Without a hook, objects take half the time.
-    marker = b'"__type__"' if isinstance(text, bytes) else '"__type__"'
-    hook = _typed if marker in text else None  # type: ignore[operator]
-    return json.loads(text, object_hook=hook)
+    return json.loads(text, object_hook=_typed if '"__type__"' in text else None)
 
 
 def _typed(value: dict[str, Any]) -> Any:
@@ -67,18 +78,25 @@ def read_body(
     Raises:
         Unreadable: it is no JSON, has more than ``most_bytes``, or holds too many values.
     """
-    raw = _as_bytes(body, encoding)
-    if compression:
-        raw = inflate(raw, compression, most_bytes)
-    if len(raw) > most_bytes:
-        raise too_large(f"its body has {len(raw)} bytes", most_bytes)
+    raw = text_of(body, encoding=encoding, compression=compression, most_bytes=most_bytes)
     if content_type != JSON:
         raise Unreadable(f"its content type {shown(content_type)} is not {JSON}")
     return _read(raw), len(raw)
 
 
+def text_of(body: Any, *, encoding: object, compression: object, most_bytes: int) -> bytes:
+    """What :func:`read_body` parses. Raises ``Unreadable``."""
+    raw = _as_bytes(body, encoding)
+    if compression:
+        raw = inflate(raw, compression, most_bytes)
+    if len(raw) > most_bytes:
+        raise too_large(f"its body has {len(raw)} bytes", most_bytes)
+    return raw
+
+
 def too_large(what: str, most_bytes: int) -> Unreadable:
-    return Unreadable(f"{what}; the most are {most_bytes}, LLORCH_MAX_MESSAGE_BYTES of the worker")
+    """Why a message is refused: ``what`` is a clause that names its size."""
+    return Unreadable(f"{what}; at most {most_bytes} are allowed (LLORCH_MAX_MESSAGE_BYTES)")
 
 
 def _as_bytes(body: Any, encoding: object) -> bytes:
@@ -108,8 +126,7 @@ def _decode_base64(raw: bytes) -> bytes:
 
 def _read(raw: bytes) -> Any:
     try:
-        bound_json(raw)
-        return read_typed(raw.decode())
+        return parse(raw, read_typed)
     except UnreadableJson as error:
         raise Unreadable(f"its body {error}") from None
     except UnicodeDecodeError:
@@ -198,5 +215,5 @@ _DECOMPRESS: Mapping[str, Callable[[bytes, int], tuple[bytes, bool]]] = {
     "application/x-brotli": _brotli,
     "application/zstd": _zstd,
 }
-"""By kombu's name: the first bytes of the text, of which it makes no more, and whether the body
-ends."""
+"""Decoders by kombu's name. Each takes a body and a number of bytes. It returns at most so many of
+the text, makes no more of it, and says whether the body ends."""

@@ -255,10 +255,8 @@ def letter_of(claim: Claim, terms: ClaimTerms) -> tuple[str, int, int, int]:
 
 
 def _reread_message(raw: bytes, terms: ClaimTerms) -> str | None:
-    if len(raw) > most_raw_bytes(terms.max_message_bytes):
-        return None
     try:
-        return reread(raw)
+        return reread(raw, terms.max_message_bytes)
     except BaseException as error:
         if is_exit(error):
             raise

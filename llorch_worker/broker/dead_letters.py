@@ -59,14 +59,13 @@ class DeadLetter:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the message is there. One above its owner's share is not."""
+        """Whether Redis has the message. It keeps none that is larger than its owner's share."""
         return self.message != "" or self.message_bytes == 0
 
-    @property
-    def body(self) -> Any:
-        """The message's body, prompt included; None if it is not JSON. A task's body is
-        ``[args, kwargs, options]``."""
-        task = read_task(self.message)
+    def body(self, most_bytes: int) -> Any:
+        """The message's body, prompt included; None if it is not JSON of at most ``most_bytes``. A
+        task's body is ``[args, kwargs, options]``."""
+        task = read_task(self.message, most_bytes)
         return None if task is None else task[1]
 
 

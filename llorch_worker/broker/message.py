@@ -14,12 +14,11 @@ from celery import Celery
 from celery.utils import uuid
 from kombu.utils.json import dumps
 
-from llorch_worker.broker.body import Unreadable, inflate, read_body, read_typed, too_large
+from llorch_worker.broker.body import Unreadable, parse, read_body, read_typed, text_of, too_large
 from llorch_worker.broker.queues import Route
 from llorch_worker.contract import TASK_NAME, GenerationRequest
 from llorch_worker.contract.plain_objects import mark_plain
-from llorch_worker.contract.values import UnreadableJson, bound_json
-from llorch_worker.settings import MAX_MESSAGE_BYTES
+from llorch_worker.contract.values import UnreadableJson
 
 TENANT = "llorch_tenant"
 """The header that names the job's tenant, among the first that our client writes."""
@@ -41,7 +40,7 @@ _BODY = b'"body": "'
 _EARLIEST_S, _LATEST_S = 1e9, 1e11
 """The year 2001, and 5138: a time in milliseconds is above."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError, Unreadable)
 
 
 def write_message(
@@ -135,9 +134,14 @@ def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
         if "task" not in headers:
             headers, payload = _as_protocol_2(headers, payload)
         read["payload"] = payload
-    headers = {name: value for name, value in headers.items() if name != "compression"}
-    properties = {**properties, "body_encoding": None}
-    return {**envelope, "headers": headers, "body": "", "properties": properties, **read}
+    # Only what kombu has in an envelope: any producer may have written a "payload" beside it.
+    return {
+        "headers": {name: value for name, value in headers.items() if name != "compression"},
+        "body": "",
+        "properties": {**properties, "body_encoding": None},
+        **{name: envelope.get(name) for name in ("content-type", "content-encoding")},
+        **read,
+    }
 
 
 def most_raw_bytes(most_bytes: int) -> int:
@@ -151,26 +155,25 @@ def _without_body(raw: bytes) -> tuple[Any, Any]:
     end = raw.find(b'"', start)
     if start >= len(_BODY) and b"\\" not in raw[start:end]:
         rest = raw[:start] + _TIME.encode() + raw[end:]
-        bound_json(rest)
-        envelope: Any = read_typed(rest.decode())
+        envelope: Any = parse(rest, read_typed)
         if envelope["body"] == _TIME:
             return envelope, raw[start:end]
-    bound_json(raw)
-    envelope = read_typed(raw.decode())
+    envelope = parse(raw, read_typed)
     return envelope, envelope.get("body")
 
 
-def reread(raw: bytes) -> str | None:
+def reread(raw: bytes, most_bytes: int) -> str | None:
     """The message as ``lua/parts/message.lua`` reads it: in ASCII, with the job's id and ETA in its
-    headers; None if it names no job, or is like that. In Celery's first protocol, the body names
-    them."""
+    headers; None if it names no job, is larger than one whose body has ``most_bytes``, or is like
+    that. In Celery's first protocol, the body names them."""
+    if len(raw) > most_raw_bytes(most_bytes):
+        return None
     try:
-        bound_json(raw)
-        envelope = json.loads(raw)
+        envelope = parse(raw)
         properties, headers = envelope.get("properties") or {}, envelope.get("headers") or {}
         job = headers
         if job.get("id") is None and job.get("task") is None:
-            job = _task_of(envelope, properties)
+            job = _task_of(envelope, most_bytes)
         job_id: Any = job.get("id")
         if job_id is None:
             job_id = properties.get("correlation_id")
@@ -185,13 +188,10 @@ def reread(raw: bytes) -> str | None:
     return None if message.encode() == raw else message
 
 
-def _task_of(envelope: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+def _task_of(envelope: dict[str, Any], most_bytes: int) -> dict[str, Any]:
     """The body as Celery's first protocol has it; empty if it is another."""
     try:
-        body = envelope["body"]
-        if properties.get("body_encoding") == "base64":
-            body = base64.b64decode(body)
-        task = json.loads(body)
+        task = _body_of(envelope, most_bytes)
     except _UNREADABLE:
         return {}
     return task if isinstance(task, dict) else {}
@@ -209,25 +209,34 @@ def unix_ms(eta: str) -> int | None:
 
 def owner_of(raw: str | bytes) -> str:
     """The header :data:`OWNER` of a message of our client; else ""."""
-    task = read_task(raw)
-    owner = task and task[0].get(OWNER)
+    try:
+        envelope, _ = _without_body(raw.encode() if isinstance(raw, str) else raw)
+        owner = envelope["headers"].get(OWNER)
+    except _UNREADABLE:
+        return ""
     return owner if isinstance(owner, str) else ""
 
 
-def read_task(raw: str | bytes) -> tuple[dict[str, Any], Any] | None:
-    """The headers and the body of a task message, prompt included; None if it cannot be read. The
-    body is ``[args, kwargs, options]``."""
+def read_task(raw: str | bytes, most_bytes: int) -> tuple[dict[str, Any], Any] | None:
+    """The headers and the body of a task message, prompt included; None if it cannot be read, or
+    its body has more than ``most_bytes``. The body is ``[args, kwargs, options]``."""
     try:
-        envelope = json.loads(raw)
-        headers, body = envelope.get("headers") or {}, envelope["body"]
-        if envelope["properties"].get("body_encoding") == "base64":
-            body = base64.b64decode(body)
-        if headers.get("compression"):
-            body = inflate(body, headers["compression"], MAX_MESSAGE_BYTES)
-        bound_json(body if isinstance(body, bytes) else body.encode())
-        return _as_protocol_2(headers, json.loads(body))
-    except (Unreadable, *_UNREADABLE):
+        envelope = parse(raw.encode() if isinstance(raw, str) else raw)
+        return _as_protocol_2(envelope.get("headers") or {}, _body_of(envelope, most_bytes))
+    except _UNREADABLE:
         return None
+
+
+def _body_of(envelope: Mapping[str, Any], most_bytes: int) -> Any:
+    """Raises what :data:`_UNREADABLE` names."""
+    headers, properties = (envelope.get(name) or {} for name in ("headers", "properties"))
+    text = text_of(
+        envelope["body"],
+        encoding=properties.get("body_encoding"),
+        compression=headers.get("compression"),
+        most_bytes=most_bytes,
+    )
+    return parse(text)
 
 
 def _as_protocol_2(headers: Mapping[str, Any], task: Any) -> tuple[dict[str, Any], Any]:

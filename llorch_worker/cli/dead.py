@@ -93,16 +93,17 @@ def show(
 ) -> None:
     """Show one dead letter and its history, and with --message the message itself."""
     screen = Screen(as_json=as_json)
+    most_bytes = settings.max_message_bytes
     with _redis(settings) as client:
         letter = _find(client, letter_id)
     if as_json:
         screen.document(
             _summary(letter)
             | {"history": [{"worker": who, "at": _iso(at_ms)} for who, at_ms in letter.history]}
-            | ({"message": letter.message, "body": letter.body} if message else {})
+            | ({"message": letter.message, "body": letter.body(most_bytes)} if message else {})
         )
     elif message:
-        _write_message(screen, letter)
+        _write_message(screen, letter, most_bytes)
     else:
         _show(screen, letter)
 
@@ -233,11 +234,11 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
         screen.line(f"{name:<9} {_iso(at_ms)}  {worker}")
 
 
-def _write_message(screen: Screen, letter: DeadLetter) -> None:
+def _write_message(screen: Screen, letter: DeadLetter, most_bytes: int) -> None:
     """The raw message, and on the next line its body, which is base64 in the message."""
     lines = [letter.message]
-    if letter.body is not None:
-        lines.append(json_text(letter.body))
+    if (body := letter.body(most_bytes)) is not None:
+        lines.append(json_text(body))
     for line in lines:
         screen.write_raw((harmless(line) if sys.stdout.isatty() else line) + "\n")
 

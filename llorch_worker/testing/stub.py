@@ -191,7 +191,7 @@ class Stub:
 
     def _answer(self, claim: Claim) -> None:
         """Runs one job as Celery's worker does: its result, and what follows in its canvas."""
-        task = read_task(claim.message.decode())
+        task = read_task(claim.message, TERMS.max_message_bytes)
         try:
             if task is None:
                 raise ValueError("the message of a job cannot be read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,20 @@ def test_a_body_with_a_lone_surrogate_is_shown(toy_worker: WorkerProcess, client
     assert body == '[[], {"prompt": "Zürich \\ud83e"}, {}]'
     assert run("dead", "show", "half", "--message", "--json").json["body"] == json.loads(body)
     assert run("dead", "drop", "half").code == 0
+
+
+def test_a_body_is_inflated_up_to_the_setting(
+    toy_worker: WorkerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = [[], {"prompt": "x" * 100_000}, {}]
+    headers = {"task": "llorch.nonsense", "id": "wide", "compression": "gzip"}
+    message = envelope(zlib.compress(json.dumps(body).encode()), headers=headers)
+    client.redis.lpush("llorch.toy", json.dumps(message))
+    wait_until(lambda: dead_letters.count(client.redis) == 1)
+    for most, shown in (("64KiB", None), ("1MiB", body)):
+        monkeypatch.setenv("LLORCH_MAX_MESSAGE_BYTES", most)
+        assert run("dead", "show", "wide", "--message", "--json").json["body"] == shown
+    assert run("dead", "drop", "wide").code == 0
 
 
 def test_a_letter_of_an_unknown_task_is_offered_no_retry(

@@ -208,6 +208,16 @@ def test_an_invalid_message_that_names_its_job_also_ends_it(
         assert (fault.field, fault.rule) == ("message", reason)
 
 
+def test_names_of_ours_in_an_envelope_change_nothing(
+    client: Client, toy_worker: WorkerProcess
+) -> None:
+    secret = "a secret of the producer"
+    others = {"unreadable": f"{secret} \x1b[2J", "size": secret, "payload": [[], {}, {}]}
+    client.redis.lpush(QUEUE, raw("named as ours", **others))
+    assert client.job("named as ours").result(GET_S).text == "w0 "
+    assert secret not in toy_worker.text()
+
+
 BAD_FOLLOW_UPS = {
     "errback": {"errbacks": [{"task": "x", "options": {"task_id": "y", "link": 5}}]},
     "kwargs of an errback": {"errbacks": [{"task": "x", "args": 7}]},

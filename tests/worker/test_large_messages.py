@@ -68,7 +68,7 @@ def test_a_body_that_inflates_to_too_much_is_refused_and_never_made(
     before = peak_kib(worker)
     bomb = zlib.compress(bytes(256 * MOST))
     rule = refusal(client, "bomb", bomb, compression="gzip")
-    assert f"its body of {len(bomb)} bytes inflates to more; the most are {MOST}" in rule
+    assert f"its body of {len(bomb)} bytes inflates to more; at most {MOST} are allowed" in rule
     assert peak_kib(worker) - before < 16 * 2**10
     (letter,) = map(json.loads, letters_in(client.redis))
     assert (letter["id"], letter["reason"]) == ("bomb", rule)
@@ -78,7 +78,7 @@ def test_a_body_that_inflates_to_too_much_is_refused_and_never_made(
 @pytest.mark.parametrize("chars", [MOST + 2**16, 3 * MOST])
 def test_a_larger_message_is_refused_with_its_size_and_not_kept(client: Client, chars: int) -> None:
     rule = refusal(client, f"large {chars}", [[], {"prompt": "x" * chars}, {}])
-    assert rule.endswith(f" bytes; the most are {MOST}, LLORCH_MAX_MESSAGE_BYTES of the worker")
+    assert rule.endswith(f" bytes; at most {MOST} are allowed (LLORCH_MAX_MESSAGE_BYTES)")
     (letter,) = map(json.loads, letters_in(client.redis))
     assert letter["message_bytes"] > chars
     assert len(letter["message"]) in (0, letter["message_bytes"])

@@ -48,7 +48,7 @@ class FollowUps(Repeater):
                     self._follow_up(ended, events)
 
     def _follow_up(self, ended: FollowUp, events: Any) -> None:
-        task = read_task(ended.message)
+        task = read_task(ended.message, self._settings.max_message_bytes)
         # The result may have expired while no worker was there.
         if task is not None and ended.document:
             headers, body = task
