@@ -20,7 +20,7 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.exceptions import Reject
 from celery.states import READY_STATES
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import DataError, RedisError
@@ -47,8 +47,10 @@ from llorch_worker.contract import (
     TASK_NAME,
     Fault,
     GenerationResult,
+    InternalError,
     InvalidRequest,
     LlorchError,
+    describe,
     encode_event,
 )
 from llorch_worker.contract.plain_objects import unmark_plain
@@ -57,6 +59,12 @@ logger = get_logger(__name__)
 
 RETRY_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 2.0
+_OF_MESSAGE = (
+    *(LookupError, TypeError, ValueError, AttributeError, RecursionError),
+    *(DataError, EncodeError),
+)
+"""What Celery raises for a task that it cannot name or serialise. An ``OSError``, which may also be
+a ``ValueError``, is none of these."""
 _NEVER = threading.Event()
 """For apps without a worker."""
 
@@ -114,12 +122,9 @@ class _OneEnd(Backend):  # type: ignore[misc]
         ours = getattr(request, "task", None) == TASK_NAME and _delivery_tag(task_id, request)
         foreign = isinstance(result, Exception) and not isinstance(result, LlorchError)
         if state == FAILURE and ours and foreign:
-            # The job itself raises none but ours. Celery failed on what the message asks for
-            # beside it.
+            # The job itself raises none but ours. Celery failed on what follows it.
             logger.error("job %s: Celery raised %s", task_id, type(result).__name__)
-            rule = "must be tasks that Celery can send"
-            fault = Fault(field="callbacks | chain", rule=rule, got="others")
-            result = InvalidRequest.from_faults([fault])
+            result = _fault_of_next(result, request)
         return super().store_result(task_id, result, state, *args, request=request, **options)
 
     def _store_result(
@@ -247,7 +252,9 @@ class _OneEnd(Backend):  # type: ignore[misc]
         try:
             try:
                 yield
-            except (LookupError, TypeError, ValueError, AttributeError, DataError) as error:
+            except _OF_MESSAGE as error:
+                if isinstance(error, OSError):
+                    raise
                 claim = HELD_CLAIMS.get(tag)
                 if claim is None or not HELD_CLAIMS.has_ended(claim):
                     raise
@@ -271,6 +278,24 @@ def follows(request: Any, state: str) -> bool:
     if state == FAILURE and any(getattr(request, name, None) for name in ("chain", "errbacks")):
         return True
     return state in READY_STATES and bool(getattr(request, "chord", None))
+
+
+def _fault_of_next(error: Exception, request: Any) -> LlorchError:
+    """The end of a job whose next tasks could not be sent. It may be sent again, unless they are
+    themselves what is wrong."""
+    # kombu's error wraps those of Redis, and a KeyError.
+    cause = (error.__cause__ if isinstance(error, OperationalError) else None) or error
+    next_tasks = {name: getattr(request, name, None) for name in ("callbacks", "chain")}
+    rule = "must be tasks that Celery can send"
+    faults = [
+        Fault(field=name, rule=rule, got=describe(value))
+        for name, value in next_tasks.items()
+        if value
+    ]
+    if faults and isinstance(cause, _OF_MESSAGE) and not isinstance(cause, OSError):
+        return InvalidRequest.from_faults(faults)
+    reason = "Redis is at its maxmemory" if is_out_of_memory(cause) else type(cause).__name__
+    return InternalError(f"the job has run, but its next task could not be sent: {reason}")
 
 
 def _delivery_tag(task_id: str, request: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import chain
 
 from llorch_worker.broker import queues
 from llorch_worker.broker.connection import connect
@@ -15,7 +16,7 @@ from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.client import AsyncClient, Client
-from llorch_worker.contract import TASK_NAME, Priority
+from llorch_worker.contract import TASK_NAME, InternalError, Priority
 from tests.latch import Latch
 from tests.services import (
     RedisServer,
@@ -27,6 +28,7 @@ from tests.services import (
     token_ids,
     wait_until,
 )
+from tests.store import held_ids
 
 GET_S = 60
 ATTEMPTS = 30
@@ -117,6 +119,28 @@ def test_an_end_that_redis_refuses_is_stored_once_it_serves_again(
         accept_again(store)
         assert job.result(GET_S).attempts == 1
         assert "Traceback" not in worker.text()
+
+
+def test_a_job_whose_next_task_finds_redis_full_may_be_sent_again(
+    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client, latch: Latch
+) -> None:
+    store = own_client.redis
+    with stock_app(own_server.url) as stock:
+        next_task = stock.signature("other.text", queue="other")
+        fields = {"prompt": latch.prompt(after=1), "max_tokens": 2}
+        first = stock.signature(TASK_NAME, kwargs=fields, queue="llorch.toy")
+        chain(first, next_task).apply_async()
+        wait_until(lambda: held_ids(store), what="the job to run")
+        (job_id,) = held_ids(store)
+        store.config_set("maxmemory", 1)
+        latch.open()
+        with pytest.raises(
+            InternalError, match=r"next task could not be sent: .*maxmemory"
+        ) as told:
+            own_client.job(job_id).result(GET_S)
+        assert told.value.retriable
+    store.config_set("maxmemory", 0)
+    assert own_worker.process.poll() is None
 
 
 @pytest.mark.parametrize("refuse", [lack_replicas, fail_to_save])
