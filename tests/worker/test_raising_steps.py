@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery.exceptions import BackendError
+from redis.exceptions import ResponseError
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, AttemptsExhausted, InvalidRequest
@@ -29,10 +31,17 @@ def _kinds() -> Iterator[str]:
                 yield f"{module.__name__}.{kind.__name__}"
     yield from ("tests.raising.NoException", "binascii.Error", "zlib.error", "lzma.LZMAError")
     yield from ("asyncio.CancelledError", "pickle.UnpicklingError", "json.JSONDecodeError")
+    yield from ("celery.exceptions.BackendStoreError", "ssl.SSLError")
+    yield from (f"redis.exceptions.{kind}" for kind in ("DataError", "OutOfMemoryError"))
 
 
 KINDS = sorted(set(_kinds()))
-NO_CONNECTION_ERRORS = [kind for kind in KINDS if not issubclass(type(make(kind)), ConnectionError)]
+NO_CONNECTION_ERRORS = [kind for kind in KINDS if not isinstance(make(kind), ConnectionError)]
+OUTAGES = [
+    kind
+    for kind in NO_CONNECTION_ERRORS
+    if isinstance(make(kind), OSError | MemoryError | BackendError | ResponseError)
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +92,9 @@ STEPS = ("envelope", "decompress", "fault", "strategy", "request", "arguments")
 def test_whatever_a_step_raises_is_a_refusal(
     worker: WorkerProcess, client: Client, step: str
 ) -> None:
-    # Celery answers the others with a new connection, as if Redis were away.
-    kinds = KINDS if step in ("envelope", "decompress", "arguments") else NO_CONNECTION_ERRORS
+    # Celery answers the connection errors with a new connection, as if Redis were away.
+    others = [kind for kind in NO_CONNECTION_ERRORS if kind not in OUTAGES]
+    kinds = KINDS if step in ("envelope", "decompress", "arguments") else others
     clear_letters(client.redis)
     client.redis.lpush(QUEUE, *(message(f"{step}-{kind}", step, kind) for kind in kinds))
     for kind in kinds:
@@ -93,6 +103,19 @@ def test_whatever_a_step_raises_is_a_refusal(
         assert kind.rpartition(".")[2] not in caught.value.message
     if step != "arguments":
         assert len(letters_in(client.redis)) == len(kinds)
+    _serves_on(worker, client)
+
+
+@pytest.mark.parametrize("step", ["fault", "strategy", "request"])
+def test_what_says_nothing_of_a_message_is_one_of_its_attempts(
+    worker: WorkerProcess, client: Client, step: str
+) -> None:
+    clear_letters(client.redis)
+    client.redis.lpush(QUEUE, *(message(f"{step}-{kind}", step, kind) for kind in OUTAGES))
+    for kind in OUTAGES:
+        with pytest.raises(AttemptsExhausted):
+            client.job(f"{step}-{kind}").result(GET_S)
+    assert len(letters_in(client.redis)) == len(OUTAGES)
     _serves_on(worker, client)
 
 

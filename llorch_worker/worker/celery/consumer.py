@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from celery.exceptions import CPendingDeprecationWarning, NotRegistered, Reject
+from celery.exceptions import BackendError, CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import DataError, RedisError
 from redis.exceptions import TimeoutError as NoReply
 from vine import promise
 
@@ -29,6 +30,8 @@ EVENTS_INTERVAL_S = 0.02
 RECONNECT_PAUSES_S = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 5.0}
 _CUT_OFF = (NoConnection, NoReply, OperationalError, ConnectionError)
 """What Celery answers with a new connection."""
+_OUTAGES = (RedisError, BackendError, OSError, MemoryError)
+"""What says nothing of the message, except Redis' ``DataError``."""
 _NO_TASK = "it is not a valid task message"
 
 
@@ -138,6 +141,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 return message.reject_log_error(logger, self.connection_errors, requeue=True)
             except _CUT_OFF:
                 raise
+            except _OUTAGES as error:
+                logger.error("cannot take a job now: %s", type(error).__name__)
+                if not isinstance(error, DataError):
+                    return self._put_back(message)
+                fault = _NO_TASK
             except BaseException as error:
                 if is_exit(error):
                     raise
@@ -148,6 +156,17 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             return self._refuse(message, fault)
 
         return on_task_received
+
+    def _put_back(self, message: Any) -> None:
+        """Has the job run again after the next sweep. The attempt counts, so that it ends if the
+        reason lasts."""
+        lapse = partial(message.channel.lapse, message.delivery_tag)
+        free = partial(message.reject_log_error, logger, self.connection_errors, requeue=True)
+        for settle in (lapse, free):
+            try:
+                settle()
+            except RedisError as error:
+                logger.warning("a job waits for its lease to lapse: %s", type(error).__name__)
 
     def on_unknown_message(self, _body: Any, message: Any) -> None:
         self._refuse(message, "it is not a task message")
