@@ -26,6 +26,8 @@ LOOKALIKES: list[dict[str, Any]] = [
     {"__type__": "of ours", "__value__": {"__type__": 7, "__value__": None}},
     {"__type__": [], "__value__": {}},
     {"__type__": 1, "__value__": 2, MARK: 3},
+    {"__type__": "uuid", "__value__": {"hex": "0" * 32}, MARK: []},
+    {"__type__": "uuid", "__value__": {"hex": "0" * 32}, MARK: [[]]},
 ]
 METADATA = {"all": LOOKALIKES, "nulls": [None, {"a": None}]}
 

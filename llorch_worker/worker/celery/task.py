@@ -22,7 +22,7 @@ from llorch_worker.contract import (
     describe,
     summarise,
 )
-from llorch_worker.contract.plain_objects import mark_plain, unmark_plain
+from llorch_worker.contract.plain_objects import mark_plain
 from llorch_worker.telemetry.traces.publishing import carried
 from llorch_worker.worker.celery.request import JobCancelled, JobRequest
 from llorch_worker.worker.delivery import Delivery
@@ -50,8 +50,10 @@ class GenerateTask(JobTask):
         **options: Any,
     ) -> Any:
         """Celery's logs show sizes only. The app's router chooses the queue."""
-        # Those of a chain's next task, which a worker sends on, have their marks.
-        fields = mark_plain(unmark_plain(dict(kwargs or {})))
+        fields = dict(kwargs or {})
+        # A worker sends on the next task of a chain, which has the marks that its producer gave it.
+        if self.app.residency is None:
+            fields = mark_plain(fields)
         own = {ENQUEUED_AT: time.time(), **carried()}
         options["headers"] = own | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
