@@ -184,7 +184,7 @@ def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Clie
         ),
         (
             {"body": base64.b64encode(b'[[], {"prompt": "x"}, {"chain": 5}]').decode()},
-            "its chain are not tasks as Celery writes them (got 5)",
+            "its chain option is not a list of tasks as Celery writes it (got 5)",
         ),
     ],
     ids=lambda value: str(value)[:50],

@@ -16,7 +16,7 @@ from llorch_worker.contract import describe, shown
 
 MAX_ID_CHARS = 255
 
-OPTIONS = ("callbacks", "errbacks", "chain", "chord")
+NEXT_TASKS = ("callbacks", "errbacks", "chain", "chord")
 """What Celery puts beside a task's arguments. Celery's tracer would take any other name for an
 attribute of the request, such as another job's id."""
 
@@ -53,11 +53,12 @@ def id_of(message: Any) -> str | None:
 
 
 def _fault_of_options(options: Mapping[str, Any]) -> str | None:
-    for name in OPTIONS:
+    for name in NEXT_TASKS:
         value = options.get(name)
         tasks = [value] if name == "chord" and value else value or []
         if not isinstance(tasks, list | tuple) or not all(map(_is_signature, tasks)):
-            return f"its {name} are not tasks as Celery writes them (got {describe(value)})"
+            tasks_of = "is not a task" if name == "chord" else "is not a list of tasks"
+            return f"its {name} option {tasks_of} as Celery writes it (got {describe(value)})"
     return None
 
 

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from llorch_worker.contract import InternalError, LlorchError, describe, shown, summarise
-from llorch_worker.worker.celery.message_faults import OPTIONS
+from llorch_worker.worker.celery.message_faults import NEXT_TASKS
 
 
 class JobCancelled(Ignore):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class JobRequest(Request):  # type: ignore[misc]
         super().__init__(message, **options)
         # For the tracer, which need not decode it then.
         args, kwargs, beside = message.payload
-        known = {name: value for name, value in (beside or {}).items() if name in OPTIONS}
+        known = {name: value for name, value in (beside or {}).items() if name in NEXT_TASKS}
         self._body, self._content_type, self._content_encoding = [args, kwargs, known], None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (

@@ -52,7 +52,7 @@ local function drop_oldest_of(owner)
 end
 
 -- The owner with most of a unit, if he has more than his share, or all have more than `most`.
-local function over(unit, most)
+local function owner_above(unit, most)
   local held, largest, total = redis.call('HGETALL', LETTERS_HELD), nil, 0
   local largest_held = 0
   for i = 1, #held, 2 do
@@ -69,7 +69,7 @@ end
 -- Delete the oldest letters of those who have most, until all are within the bounds.
 local function make_room(most_bytes, most_letters)
   while true do
-    local owner = over('bytes', most_bytes) or over('letters', most_letters)
+    local owner = owner_above('bytes', most_bytes) or owner_above('letters', most_letters)
     if not owner then
       return
     end
@@ -97,7 +97,7 @@ local function bury(letter, most_bytes, most_letters)
     json = cjson.encode(letter)
   end
   if not json or #json > share then
-    -- It would be the only one of its owner, or not even that.
+    -- The message is larger than its owner's share: no room can be made for it.
     letter.message = ''
     json = cjson.encode(letter)
   end
