@@ -1,6 +1,6 @@
 """What guessed tokens gain: pairs with and without, in one process, and that no token differs.
 
-    python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2] [--draft-model FILE]
+    python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2]
 
 Two engines of one file take turns. Repeating texts answer thirty chats that ask for code with an
 edit, for JSON of a text, or for quotes of it; free texts answer ten open questions; for predicted
@@ -49,13 +49,12 @@ def speculation(
     passes: Annotated[int, typer.Option("--passes", min=1)] = 3,
     threads: Annotated[int | None, typer.Option("--threads")] = None,
     way: Annotated[str, typer.Option("--speculation", help="lookup or suffix")] = "lookup",
-    draft_model: Annotated[Path | None, typer.Option(help="Guess with it instead.")] = None,
 ) -> int:
     """Decode speed with and without guesses, and their ratio: medians of alternating passes."""
     if way not in ("lookup", "suffix"):
         raise typer.BadParameter("must be lookup or suffix", param_hint="--speculation")
     counts = [int(count) for count in sequences.split(",")]
-    kind: Speculation = "model" if draft_model else "suffix" if way == "suffix" else "lookup"
+    kind: Speculation = "suffix" if way == "suffix" else "lookup"
     ways: tuple[Speculation, Speculation] = ("off", kind)
     engines = [
         Engine.load(
@@ -64,7 +63,6 @@ def speculation(
             max_context=1024,
             max_sequences=max(counts),
             speculation=each,
-            draft_model=draft_model,
             num_threads=threads,
         )
         for each in ways

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -18,11 +17,11 @@ KvDtype = Literal["auto", "fp8", "int8"]
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 PrefixSharing = Literal["all", "tenant"]
 """Whose prompts share KV blocks: those of all jobs, or of each tenant apart."""
-Speculation = Literal["auto", "off", "lookup", "suffix", "model"]
+Speculation = Literal["auto", "off", "lookup", "suffix"]
 """What drafts tokens. ``off``: nothing; ``lookup``: each sequence's own prompt and text;
-``suffix``: that and the recent texts of its tenant; ``model``: a smaller model. ``auto``:
-``suffix`` on CPUs where a step's other rows change no bit, ``off`` elsewhere. A load plan chooses;
-an engine made from parts has no drafts then."""
+``suffix``: that and the recent texts of its tenant. ``auto``: ``suffix`` on CPUs where a step's
+other rows change no bit, ``off`` elsewhere. A load plan chooses; an engine made from parts has no
+drafts then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class EngineOptions:
     batch_invariant: bool | None = None
     speculation: Speculation = "auto"
     suffix_bytes: int = 8 * 2**20
-    draft_model: Path | None = None
     low_waits_at_most_s: float = 60.0
 
     @property

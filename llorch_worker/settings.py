@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from dataclasses import fields
@@ -15,7 +16,6 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -41,10 +41,6 @@ def _read_bytes(value: Any) -> Any:
         raise PydanticCustomError(
             "bytes", "must be a number of bytes, or a size such as 512MiB, 8GB or 1.5GiB"
         ) from None
-
-
-def _model_or_none(word: str | Path | None) -> Path | None:
-    return None if word is None else model_path(word)
 
 
 def _form(pattern: str, rule: str) -> AfterValidator:
@@ -135,15 +131,10 @@ class Settings(BaseSettings):
     """``auto``: temperature, top_p, top_k, min_p, repetition_penalty and most tokens that a job
     does not name are those of the model's files. ``none``: a worker does not announce them, a
     sender does not take them."""
-    speculation: Speculation = _ENGINE.speculation
+    speculation: Speculation = Field(_ENGINE.speculation, validate_default=True)
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
-    prompt and text, ``suffix``, also in the recent texts of its tenant, or ``model``. ``auto``:
-    ``suffix`` on CPUs where batches change no bit, else ``off``. The tokens stay the same."""
-    draft_model: Annotated[Path | None, BeforeValidator(_model_or_none)] = Field(
-        None, validate_default=True
-    )
-    """With ``speculation`` ``model``, a smaller model of the same vocabulary that drafts: named as
-    ``model``."""
+    prompt and text, or ``suffix``, also in the recent texts of its tenant. ``auto``: ``suffix`` on
+    CPUs where batches change no bit, else ``off``. The tokens stay the same."""
     suffix_bytes: Bytes = Field(_ENGINE.suffix_bytes, ge=2**16)
     """Memory for the recent texts of all tenants; the oldest go first."""
     max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)
@@ -219,12 +210,16 @@ class Settings(BaseSettings):
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each key and tenant used are kept; 0 counts nothing."""
 
-    @field_validator("draft_model")
+    @field_validator("speculation", mode="before")
     @classmethod
-    def _drafts_need_a_model(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        if path is None and info.data.get("speculation") == "model":
-            raise PydanticCustomError("draft_model", "must name a model for speculation by model")
-        return path
+    def _has_no_draft_model(cls, word: object) -> object:
+        if word == "model" or os.environ.get("LLORCH_DRAFT_MODEL"):
+            raise PydanticCustomError(
+                "removed",
+                "the draft model was removed: unset LLORCH_DRAFT_MODEL and use auto, off, lookup "
+                "or suffix",
+            )
+        return word
 
     @property
     def served_name(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from llorch_worker.contract.command_errors import explain
 from llorch_worker.demo_model import CHAT_FILE, CHAT_PACKAGE, STORY_MODEL, demo_model
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.misspelt import misspelt
@@ -85,10 +86,23 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     assert Settings().model_fields_set == set()
 
 
-def test_speculation_by_model_needs_a_draft_model() -> None:
-    with pytest.raises(ValidationError, match="must name a model for speculation by model"):
-        Settings(speculation="model")
-    assert Settings(speculation="model", draft_model="small.gguf").draft_model == Path("small.gguf")
+@pytest.mark.parametrize(
+    ("name", "value"), [("LLORCH_SPECULATION", "model"), ("LLORCH_DRAFT_MODEL", "small.gguf")]
+)
+def test_the_draft_model_is_said_to_be_removed(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {name: value})
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    answer = explain(refused.value)
+    assert answer is not None
+    got = {"LLORCH_SPECULATION": "model", "LLORCH_DRAFT_MODEL": "auto"}[name]
+    assert answer[0].message == (
+        "LLORCH_SPECULATION: the draft model was removed: unset LLORCH_DRAFT_MODEL and use auto, "
+        f"off, lookup or suffix (got {got!r})"
+    )
+    assert answer[1] == 2
 
 
 def test_the_model_in_the_package_stays_small() -> None:

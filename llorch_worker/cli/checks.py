@@ -19,7 +19,6 @@ from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import (
     BrokerRefused,
     BrokerUnavailable,
-    DraftModelRefused,
     InvalidLoadOption,
     InvalidUrl,
 )
@@ -230,10 +229,6 @@ def model_file(settings: Settings) -> Iterator[Check]:
     try:
         plan = plan_load(settings.model, options)
         plan.tokenizer()
-    except DraftModelRefused as error:
-        remedy = "give --draft-model or LLORCH_DRAFT_MODEL a smaller model of the same vocabulary"
-        yield Check("draft", "fail", error.message, remedy)
-        return
     except LlorchError as error:
         remedy = (
             "lower LLORCH_MAX_CONTEXT, or leave it unset for the model's own"
@@ -245,13 +240,6 @@ def model_file(settings: Settings) -> Iterator[Check]:
     parameters = human_count(stored_numbers(plan.checkpoint))
     finding = f"{settings.served_name}: {parameters} parameters, context {plan.config.max_context}"
     yield Check("model", "ok", finding)
-    if plan.draft is not None:
-        drafts = human_count(stored_numbers(plan.draft.checkpoint))
-        needs = human_bytes(plan.draft.weights_bytes + plan.draft_cache_bytes)
-        yield Check("draft", "ok", f"{settings.draft_model}: {drafts} parameters, needs {needs}")
-    elif settings.draft_model is not None:
-        finding = f"{settings.draft_model} is not used: speculation is {plan.options.speculation}"
-        yield Check("draft", "warn", finding, "set --speculation or LLORCH_SPECULATION to model")
     if device_fault:
         return
     yield _kernels(plan, wanted=settings.kernels)

@@ -56,12 +56,10 @@ def demo(
     from llorch_worker.stack.stack import Stack
 
     screen = Screen(as_json=as_json)
-    # The demo ignores LLORCH_MODEL, and with it the draft model for that one.
+    # The demo ignores LLORCH_MODEL.
     model = demo_model()
     chats = model != STORY_MODEL
-    settings = settings_from(
-        model=model, model_name=DEMO, speculation="off", lease_s=LEASE_S, sweep_s=SWEEP_S
-    )
+    settings = settings_from(model=model, model_name=DEMO, lease_s=LEASE_S, sweep_s=SWEEP_S)
     if settings.processors is None:
         # All for each worker: the one that is left after the other's death computes alone.
         settings = settings.model_copy(update={"processors": processors.shares(1)[0]})

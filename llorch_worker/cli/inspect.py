@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     "max_context",
     "kv_cache_bytes",
     "speculation",
-    "draft_model",
 )
 def inspect(
     path: Annotated[
@@ -108,8 +107,6 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "rope_bytes": cache["rope"],
         "masks_bytes": cache["masks"],
         "decode_bytes": cache.get("decode", 0),
-        "draft_weights_bytes": plan.all_weights_bytes - plan.weights_bytes,
-        "draft_cache_bytes": plan.draft_cache_bytes,
         "workspace_bytes": plan.workspace_bytes,
         "process_bytes": plan.process_bytes,
         "vocabulary_bytes": plan.vocabulary_bytes,
@@ -173,19 +170,12 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    drafts: list[tuple[str, int, str]] = []
-    if plan.draft is not None:
-        drafts = [
-            ("draft model", plan.draft.weights_bytes, f"as {plan.draft.kept_as}"),
-            ("its cache", plan.draft_cache_bytes, "as many tokens"),
-        ]
     for label, size_bytes, note in (
         ("weights", plan.weights_bytes, f"as {plan.kept_as}"),
         ("KV cache", kv_bytes, held + wish),
         ("RoPE tables", cache["rope"], ""),
         ("causal masks", cache["masks"], ""),
         ("decode", cache.get("decode"), "buffers of recorded steps"),
-        *drafts,
         ("workspace", plan.workspace_bytes, "of one step, as planned"),
         ("process", plan.process_bytes or None, "Python and its libraries"),
         ("vocabulary", plan.vocabulary_bytes or None, "tokenizer and grammars, as planned"),

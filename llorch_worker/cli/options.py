@@ -26,7 +26,6 @@ WORKER_SETTINGS = (
     "kv_cache_bytes",
     "prefix_caching",
     "speculation",
-    "draft_model",
 )
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 

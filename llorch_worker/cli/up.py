@@ -159,11 +159,6 @@ def up(
 def _require_servable(models: Sequence[Settings]) -> None:
     if len(models) > 1 and models[0].model_name is not None:
         raise usage_error("--name (LLORCH_MODEL_NAME) names one model: leave it out with several")
-    if len(models) > 1 and models[0].speculation == "model":
-        raise usage_error(
-            "--draft-model (LLORCH_DRAFT_MODEL) drafts for one model: with several, set "
-            "--speculation (LLORCH_SPECULATION) to off, lookup or suffix"
-        )
     for name, count in Counter(each.served_name for each in models).items():
         if count > 1:
             raise usage_error(

@@ -193,10 +193,6 @@ class InvalidLoadOption(ModelLoadFailed):
     """An option is out of range for this model, such as a context longer than its own."""
 
 
-class DraftModelRefused(ModelLoadFailed):
-    """The draft model is missing, damaged, or of another vocabulary than the model."""
-
-
 class ModelChanged(LlorchError):
     """The model was replaced while an answer was streamed, and the job begins again."""
 

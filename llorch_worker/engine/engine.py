@@ -25,7 +25,6 @@ from llorch_worker.engine.device.warm_up import (
     compiles_late,
     run_first_requests,
 )
-from llorch_worker.engine.draft_model import DraftModel
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.generation import Generation
@@ -95,21 +94,12 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._sizes = (options.max_sequences, options.max_step_tokens)
-        drafts = None
-        if (draft := loaded.draft) is not None:
-            drafts = DraftModel(
-                draft.steps,
-                draft.cache,
-                vocab_size=config.vocab_size,
-                max_step_tokens=options.max_step_tokens,
-            )
-        by_model = None if drafts is None else drafts.drafter
         self._intake = Intake(
             tokenizer,
             vocab_size=config.vocab_size,
             max_context=cache.max_context,
             pool_tokens=cache.blocks.total * cache.block_size,
-            make_drafter=drafter_maker(options, by_model) if options.drafts else None,
+            make_drafter=drafter_maker(options) if options.drafts else None,
         )
         self._scheduler = Scheduler(
             cache.blocks,
@@ -119,7 +109,7 @@ class Engine:
             max_step_tokens=options.max_step_tokens,
             prefix_caching=options.prefix_caching,
             prefix_sharing=options.prefix_sharing,
-            planner=DraftPlanner(DRAFT_ROWS, drafts) if options.drafts else None,
+            planner=DraftPlanner(DRAFT_ROWS) if options.drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
         sample = select_sample(device, options.kernels)
@@ -200,9 +190,8 @@ class Engine:
                 with part_of_load("a step", place, plan.workspace_bytes):
                     # On the engine's own thread, because libraries keep state per thread.
                     sizes = (*engine._sizes, engine._scored_rows)
-                    for each in filter(None, (loaded, loaded.draft)):
-                        compiled = partial(compile_kernels, each.model, each.cache, *sizes)
-                        engine._thread.call(compiled)
+                    compiled = partial(compile_kernels, loaded.model, loaded.cache, *sizes)
+                    engine._thread.call(compiled)
             except BaseException:
                 engine.close()
                 raise

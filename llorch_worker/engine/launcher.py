@@ -76,11 +76,10 @@ class Launcher:
         self._scheduler.drop(step.plan)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
-        """A step without a prefill has taken so long, with the guesses of a draft model, sampling
-        and delivery: these take time for each token too."""
+        """A step without a prefill has taken so long, with sampling and delivery: these take time
+        for each token too."""
         rows = sum(chunk.rows for chunk in plan.chunks)
         if (planner := self._scheduler.planner) is not None:
-            seconds = max(seconds - planner.drafting_s(), 1e-9)
             planner.costs.note(rows, seconds)
         if self._threads is not None:
             self._threads.note(rows, seconds)

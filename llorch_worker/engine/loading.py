@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -27,9 +27,6 @@ class LoadedModel:
     cache: UnifiedCache
     steps: ForwardModel
     """``model``, or a wrapper that replays its recorded decode steps."""
-    draft: LoadedModel | None = None
-    """The draft model for ``speculation`` "model", with the same number of KV blocks."""
-
     arithmetic: str = ""
     """See ``LoadPlan.arithmetic``."""
     workspace_bytes: int = 0
@@ -37,19 +34,11 @@ class LoadedModel:
 
     def parts(self) -> dict[str, object]:
         """What keeps tensors on the device, by name."""
-        parts = {"weights": self.model, **self.cache.parts()}
-        if (draft := self.draft) is not None:
-            parts["draft_weights"] = draft.model
-            parts["draft_cache"] = list(draft.cache.parts().values())
-        return parts
+        return {"weights": self.model, **self.cache.parts()}
 
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of :meth:`parts`."""
-        sizes = {"weights": self.model.weight_bytes, **self.cache.bytes_by_part()}
-        if (draft := self.draft) is not None:
-            sizes["draft_weights"] = draft.model.weight_bytes
-            sizes["draft_cache"] = sum(draft.cache.bytes_by_part().values())
-        return sizes
+        return {"weights": self.model.weight_bytes, **self.cache.bytes_by_part()}
 
 
 def load_as_planned(
@@ -61,18 +50,13 @@ def load_as_planned(
     Raises ``ModelLoadFailed`` if memory does not suffice or the weights are damaged.
     """
     device = plan.device
-    model = _load_weights(plan, "the weights", progress)
-    if plan.draft is not None:
-        draft = _load_weights(plan.draft, "the draft model's weights")
+    model = _load_weights(plan, progress)
     # The caller has loaded the tokenizer: what is free now is free beside it.
     fitted = plan.fitted_to(free_bytes(device)).require_fit()
     if fitted.num_blocks < plan.num_blocks:
         logger.info("%d of %d planned KV blocks fit", fitted.num_blocks, plan.num_blocks)
-    cache_bytes = sum(fitted.cache_bytes.values()) + fitted.draft_cache_bytes
-    with part_of_load("the cache", device, cache_bytes):
+    with part_of_load("the cache", device, sum(fitted.cache_bytes.values())):
         cache = UnifiedCache.allocate(fitted.shape, fitted.num_blocks)
-        if plan.draft is not None:
-            drafts = UnifiedCache.allocate(plan.draft.shape, fitted.num_blocks)
     if device.type == "cuda":
         # A load may use more memory than any step.
         torch.cuda.reset_peak_memory_stats(device)
@@ -84,21 +68,17 @@ def load_as_planned(
             arithmetic=plan.arithmetic,
             workspace_bytes=plan.workspace_bytes,
         )
-        if plan.draft is not None:
-            loaded = replace(loaded, draft=LoadedModel(draft, drafts, _recorded(draft, drafts)))
     # From here on the engine's thread computes; a second pool of threads would compete with it.
     end_own_threads()
     return loaded
 
 
-def _load_weights(
-    plan: LoadPlan, what: str, progress: Callable[[int, int], None] | None = None
-) -> Transformer:
+def _load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None) -> Transformer:
     ops = plan.kernels.ops
     logger.info(
         "kernels: %s for %s on %s: %s", ops.name, plan.dtype, plan.device, plan.kernels.reason
     )
-    with part_of_load(what, plan.device, plan.weights_bytes):
+    with part_of_load("the weights", plan.device, plan.weights_bytes):
         return Transformer.load(
             plan.checkpoint,
             plan.config,

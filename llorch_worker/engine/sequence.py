@@ -200,8 +200,6 @@ class Sequence:
         self.blocks = array("q")
         self.reserved_blocks = 0
         self._forced_count = 0
-        if self.drafter is not None:
-            self.drafter.lose_blocks()
 
     def append(self, token_id: int) -> None:
         """Adds a sampled token; sets ``finish_reason`` if it ends the choice.

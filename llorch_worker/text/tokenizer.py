@@ -195,24 +195,6 @@ class Tokenizer:
             **{name: value for name, value in named.items() if value is not None},
         }
 
-    def difference(self, other: Tokenizer) -> str | None:
-        """The first token of ``other`` that is not this one's, as a clause; None if all ids that
-        have a text in both have the same. Padding counts for nothing."""
-        for token_id in range(min(self.vocab_size, other.vocab_size)):
-            ours, theirs = self._meaning(token_id), other._meaning(token_id)
-            if ours and theirs and ours != theirs:
-                texts = [text.decode(errors="replace") for text in (theirs, ours)]
-                return f"its token {token_id} is {texts[0]!r}, the model's is {texts[1]!r}"
-        return None
-
-    def _meaning(self, token_id: int) -> bytes:
-        """A token's bytes, or its spelling if it is a control token; nothing for padding."""
-        data = self.decoding_table.token_bytes[token_id]
-        # Converters to GGUF give each row of padding a name.
-        if data == b"[PAD%d]" % token_id:
-            return b""
-        return data or self.decoding_table.control.get(token_id, "").encode()
-
     def token_text(self, token_id: int) -> str:
         """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""
         self.decoding_table.check(token_id)

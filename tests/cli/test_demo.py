@@ -18,9 +18,7 @@ from tests.services import REPOSITORY, wait_until
 
 
 def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) -> None:
-    # What the environment sets for its own model is no matter.
-    chosen = {"LLORCH_SPECULATION": "model", "LLORCH_DRAFT_MODEL": "absent.gguf"}
-    command = Started("demo", "--json", **chosen)
+    command = Started("demo", "--json")
     family: set[int] = set()
 
     def ended() -> bool:

@@ -109,23 +109,3 @@ def test_a_context_beyond_the_models_own_fails(redis_url: str) -> None:
     found = by_subject(ran)["model"]
     assert found["finding"].startswith("max_context must be at most 512")
     assert found["remedy"].startswith("lower LLORCH_MAX_CONTEXT")
-
-
-def test_a_draft_model_is_checked_where_it_is_used(redis_url: str) -> None:
-    def found(*options: str) -> tuple[str, str]:
-        ran = run("doctor", "--redis", redis_url, "--model", "demo", "--json", *options)
-        check = by_subject(ran)["draft"]
-        return check["verdict"], check["finding"]
-
-    assert found("--draft-model", "absent.gguf", "--speculation", "model") == (
-        "fail",
-        "the draft model cannot be used: absent.gguf does not exist; give a .gguf file or a "
-        "Hugging Face model folder.",
-    )
-    assert found("--draft-model", "absent.gguf") == (
-        "warn",
-        "absent.gguf is not used: speculation is suffix",
-    )
-    verdict, finding = found("--draft-model", "demo", "--speculation", "model")
-    assert verdict == "ok"
-    assert "1.38 M parameters, needs 25" in finding

@@ -13,21 +13,18 @@ from llorch_worker.kernels import find_native_kernels
 from tests.cli.command import run
 
 
-@pytest.mark.parametrize("speculation", ["off", "model"])
-def test_the_figures_are_those_of_the_engine(trained_model: Path, speculation: str) -> None:
+def test_the_figures_are_those_of_the_engine(trained_model: Path) -> None:
     from llorch_worker.engine import Engine
 
-    path, small = trained_model / "q8_0.gguf", trained_model / "q4_0.gguf"
-    options = {"max_sequences": 3, "max_context": 200, "speculation": speculation}
-    named = {**options, "draft_model": small}
-    words = [word for n, value in named.items() for word in (f"--{n.replace('_', '-')}", value)]
+    path = trained_model / "q8_0.gguf"
+    options = {"max_sequences": 3, "max_context": 200, "speculation": "suffix"}
+    words = [word for n, value in options.items() for word in (f"--{n.replace('_', '-')}", value)]
     ran = run("inspect", path, *map(str, words), "--json")
     assert ran.code == 0, ran
     memory = ran.json["memory"]
-    with Engine.load(path, draft_model=small, **options) as engine:
+    with Engine.load(path, **options) as engine:
         planned = engine.stats().planned_bytes
-    drafts = {"draft_weights", "draft_cache"} if speculation == "model" else set()
-    assert planned.keys() == {"weights", "kv", "rope", "masks", "workspace", *drafts}
+    assert planned.keys() == {"weights", "kv", "rope", "masks", "workspace"}
     assert {part: memory[f"{part}_bytes"] for part in planned} == planned
     assert memory["process_bytes"] > 0
     assert memory["vocabulary_bytes"] > 0

@@ -179,10 +179,6 @@ def test_each_model_gets_a_worker_and_the_json_document_has_the_servers(
     [
         (("--model", "a/x.gguf", "--model", "b/x.gguf"), "2 --model would be served as x"),
         (("--model", "x", "--model", "y", "--name", "z"), "names one model"),
-        (
-            ("--model", "x", "--model", "y", "--speculation", "model", "--draft-model", "z"),
-            "--draft-model (LLORCH_DRAFT_MODEL) drafts for one model",
-        ),
         (("--model", "x", "--model", "y", "--devices", "cpu"), "a place for 1"),
         (("--model", "x", "--model", "y", "--workers", "1"), "a place for 1"),
     ],

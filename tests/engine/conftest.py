@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,16 @@ class LoadedModel:
         truncate_rows: TruncateRows | None = None,
         num_threads: int | None = None,
         queue: DeviceQueue | None = None,
-        draft: Any = None,
         **options: Any,
     ) -> Engine:
-        """``draft``: a forward pass of this model's that drafts."""
         chosen = EngineOptions(**options)
-        drafts = None
-        if draft is not None:
-            shape = replace(self.cache(1).shape, windows=())
-            drafts = InMemory(self.model, UnifiedCache.allocate(shape, num_blocks), draft)
         cache = self.cache(
             num_blocks,
             max_sequences=chosen.max_sequences,
             max_step_tokens=chosen.max_step_tokens,
         )
         return Engine(
-            InMemory(self.model, cache, model or self.model, drafts),
+            InMemory(self.model, cache, model or self.model),
             tokenizer=self.tokenizer,
             model_name="stories",
             options=chosen,

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from itertools import product
 from statistics import geometric_mean
-from types import SimpleNamespace
 
 import pytest
 
 from llorch_worker.engine.draft_planner import LEAST_GAIN, DraftPlanner
 from llorch_worker.engine.drafting.drafter import Draft
-from llorch_worker.engine.drafting.model_drafter import ModelDrafter, Trust
 from llorch_worker.engine.drafting.step_costs import StepCosts
-from llorch_worker.engine.sequence import Sequence
-from llorch_worker.engine.step_plan import Chunk
 
 
 def planner(seconds: dict[int, float], most_rows: int = 32) -> DraftPlanner:
@@ -35,18 +30,6 @@ def test_drafts_of_one_sequence_do_not_slow_down_the_others_by_more_than_they_ga
     sure = draft(1.0, 1.0, 1.0, 1.0)
     assert planner(costs).lengths(4, [sure, None, None, None], 32) == [0, 0, 0, 0]
     assert planner(costs).lengths(4, [draft(1.0) for _ in range(4)], 32) == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(("max_tokens", "pays"), [(8, False), (500, True)])
-def test_a_draft_model_reads_a_prompt_only_for_a_job_with_enough_tokens_to_gain(
-    make_sequence: Callable[..., Sequence], max_tokens: int, pays: bool
-) -> None:
-    """A step takes 1 s, the draft model 0.1 s for each token: 30 s for the prompt."""
-    drafts = DraftPlanner(32, SimpleNamespace(costs=StepCosts({1: 0.1, 1000: 100.0})))  # type: ignore[arg-type]
-    drafts.costs = StepCosts({1: 1.0, 64: 1.0})
-    sequence = make_sequence(300, max_tokens=max_tokens)
-    sequence.drafter = ModelDrafter(Trust(0.9), max_context=1000, vocab_size=1000)
-    assert drafts.pays([Chunk(sequence, 299, 1)]) is pays
 
 
 def test_the_plan_is_the_best_of_all() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,26 +89,6 @@ def test_a_trained_byte_level_vocabulary_gives_the_librarys_ids_from_both_files(
             assert ids == library.encode(text).ids, (path, text)
             assert tokenizer.decode(ids) == text
     assert len(library.encode("Once upon a time").ids) == 5
-
-
-def test_padding_makes_no_other_vocabulary(load: Load, byte_level_metadata: dict[str, Any]) -> None:
-    """Converters name each row of padding, and a smaller model may be padded to another size."""
-
-    def grown(texts: Sequence[str], kind: int) -> Tokenizer:
-        tokens = byte_level_metadata["tokenizer.ggml.tokens"]
-        kinds = byte_level_metadata["tokenizer.ggml.token_type"]
-        more = {
-            "tokenizer.ggml.tokens": [*tokens, *texts],
-            "tokenizer.ggml.token_type": [*kinds, *[kind] * len(texts)],
-        }
-        return load({**byte_level_metadata, **more})
-
-    size = len(byte_level_metadata["tokenizer.ggml.tokens"])
-    padded = [grown([f"[PAD{size + i}]" for i in range(rows)], 5) for rows in (0, 2, 5)]
-    longer, other = grown(["<think>"], 4), grown(["<other>"], 4)
-    for ours in (*padded, longer):
-        assert [ours.difference(theirs) for theirs in (*padded, longer)] == [None] * 4
-    assert longer.difference(other) == (f"its token {size} is '<other>', the model's is '<think>'")
 
 
 def test_missing_settings_default_to_llamas(load: Load) -> None:

@@ -14,14 +14,10 @@ DrafterMaker = Callable[[str | None, list[int]], Drafter]
 """Makes a drafter for a new sequence of a tenant, with the tokens of the request's prediction."""
 
 
-def drafter_maker(
-    options: EngineOptions, by_model: Callable[[], Drafter] | None = None
-) -> DrafterMaker:
+def drafter_maker(options: EngineOptions) -> DrafterMaker:
     """The maker of one engine's drafters, which share its recent texts.
 
-    The ``options`` say that there are drafts; ``by_model`` makes the drafters of a draft model."""
-    if by_model is not None:
-        return lambda *_: by_model()
+    The ``options`` say that there are drafts."""
     if options.speculation == "lookup":
         return lambda _, prediction: PromptLookup(prediction)
     texts = RecentTexts(options.suffix_bytes)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ import torch
 
 from llorch_worker.cache import MAX_QUERY_TOKENS, CacheShape, PagedKV, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
+from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
@@ -42,8 +41,6 @@ class LoadPlan:
     them."""
 
     checkpoint: Checkpoint
-    tokenizer: Callable[[], Tokenizer]
-    """Reads the tokenizer when it is first called. Raises ``ModelLoadFailed``."""
     config: ModelConfig
     linears: Linears
     """How the matrices are kept."""
@@ -65,8 +62,10 @@ class LoadPlan:
     requests, or else that one context needs."""
     misfit: str | None = None
     """The reason why the model does not fit, as a sentence."""
-    draft: LoadPlan | None = None
-    """How the draft model is kept. Its cache has as many blocks as the model's."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Reads the tokenizer. Raises ``ModelLoadFailed``."""
+        return load_tokenizer(self.checkpoint)
 
     @cached_property
     def generation_config(self) -> tuple[GenerationConfig, list[str]]:
@@ -123,27 +122,15 @@ class LoadPlan:
     @property
     def total_bytes(self) -> int:
         """All bytes that the process will hold on the device."""
-        cache = sum(self.cache_bytes.values()) + self.draft_cache_bytes
+        cache = sum(self.cache_bytes.values())
         process = self.process_bytes + self.vocabulary_bytes + self.texts_bytes
-        return self.all_weights_bytes + cache + self.workspace_bytes + process
+        return self.weights_bytes + cache + self.workspace_bytes + process
 
     @property
     def texts_bytes(self) -> int:
         """Bytes of the recent texts that sequences draft from; 0 on a card."""
         keeps = self.options.speculation == "suffix" and self.device.type == "cpu"
         return self.options.suffix_bytes if keeps else 0
-
-    @property
-    def all_weights_bytes(self) -> int:
-        """Those of the model and of the draft model."""
-        return self.weights_bytes + (0 if self.draft is None else self.draft.weights_bytes)
-
-    @property
-    def draft_cache_bytes(self) -> int:
-        """Bytes of the draft model's cache, its tables included."""
-        if self.draft is None:
-            return 0
-        return sum(UnifiedCache.required_bytes(self.draft.shape, self.num_blocks).values())
 
     def require_fit(self) -> LoadPlan:
         """This plan; raises ``ModelLoadFailed`` with the reason if the model does not fit."""
@@ -164,11 +151,9 @@ class LoadPlan:
         return replace(self, num_blocks=asked_for, misfit=misfit)
 
     def kv_bytes(self, num_blocks: int) -> int:
-        """Bytes of so many KV blocks, scales and the draft model's included. Layers with a window
-        have fewer of them."""
+        """Bytes of so many KV blocks, scales included. Layers with a window have fewer of them."""
         counts = self.shape.block_counts(num_blocks)
-        drafts = 0 if self.draft is None else self.draft.kv_bytes(num_blocks)
-        return sum(PagedKV.required_bytes(self.shape, counts).values()) + drafts
+        return sum(PagedKV.required_bytes(self.shape, counts).values())
 
     def _blocks_in(self, room_bytes: int, most: int) -> int:
         """How many KV blocks fit, ``most`` at most."""
@@ -189,8 +174,6 @@ class LoadPlan:
         """Bytes of the cache, the steps and the recent texts besides KV blocks."""
         parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
         parts["recent texts"] = self.texts_bytes
-        if self.draft is not None:
-            parts["draft"] = sum(UnifiedCache.required_bytes(self.draft.shape, 0).values())
         return {part: size for part, size in parts.items() if size}
 
     def _room_bytes(self, left_bytes: int) -> int:
@@ -205,7 +188,7 @@ class LoadPlan:
             vocabulary = human_bytes(self.vocabulary_bytes)
             besides = f" and the vocabulary {vocabulary}" if self.vocabulary_bytes else ""
             return (
-                f"the weights need {human_bytes(self.all_weights_bytes)}{besides} on "
+                f"the weights need {human_bytes(self.weights_bytes)}{besides} on "
                 f"{self.device}, but only {human_bytes(self.free_bytes)} is free; use a smaller "
                 "dtype or model, or free memory"
             )
@@ -246,43 +229,9 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
 
     Raises:
         InvalidLoadOption: an option is out of its range.
-        DraftModelRefused: there is no draft model for ``speculation`` "model", or not for this one.
         ModelLoadFailed: the file is missing, damaged or unsupported, or there is no such device.
     """
-    plan = _plan_model(open_checkpoint(Path(path)), options)
-    if options.speculation == "model":
-        draft = _plan_draft(plan)
-        # The two never compute at once, but a card's libraries and graphs keep what they took.
-        both = (max, sum)[plan.device.type == "cuda"]
-        workspace_bytes = both((plan.workspace_bytes, draft.workspace_bytes))
-        plan = replace(plan, draft=draft, workspace_bytes=workspace_bytes)
-    if options.kv_cache_bytes is not None:
-        plan = plan.with_kv_cache(options.kv_cache_bytes)
-    return plan.fitted_to(plan.free_bytes - plan.all_weights_bytes - plan.vocabulary_bytes)
-
-
-def _plan_draft(plan: LoadPlan) -> LoadPlan:
-    """How the draft model is kept beside the model of ``plan``. Raises ``DraftModelRefused``."""
-    path = plan.options.draft_model
-    if path is None:
-        raise DraftModelRefused(
-            "speculation model needs a draft model: set draft_model (LLORCH_DRAFT_MODEL)"
-        )
-    try:
-        checkpoint = open_checkpoint(path)
-        context = min(plan.shape.max_context, resolve_config(checkpoint).max_context)
-        draft = _plan_model(checkpoint, replace(plan.options, max_context=context))
-        other = plan.tokenizer().difference(load_tokenizer(checkpoint))
-    except ModelLoadFailed as error:
-        raise DraftModelRefused(f"the draft model cannot be used: {error.message}") from error
-    if other is not None:
-        raise DraftModelRefused(f"the draft model {path} has another vocabulary: {other}")
-    # Each of its layers has all blocks, so that a block's number is the same in both caches.
-    return replace(draft, shape=replace(draft.shape, windows=()))
-
-
-def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
-    """The plan for one model, before its KV blocks are fitted to the memory."""
+    checkpoint = open_checkpoint(Path(path))
     for name in ("max_sequences", "max_step_tokens"):
         value = getattr(options, name)
         if value < 1:
@@ -328,9 +277,8 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         max_sequences=options.max_sequences,
         max_step_tokens=options.max_step_tokens,
     )
-    return LoadPlan(
+    plan = LoadPlan(
         checkpoint=checkpoint,
-        tokenizer=cache(partial(load_tokenizer, checkpoint)),
         config=config,
         linears=linears,
         kernels=chosen,
@@ -351,3 +299,6 @@ def _plan_model(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         free_bytes=free_bytes(place),
         num_blocks=options.max_sequences * shape.context_blocks,
     )
+    if options.kv_cache_bytes is not None:
+        plan = plan.with_kv_cache(options.kv_cache_bytes)
+    return plan.fitted_to(plan.free_bytes - plan.weights_bytes - plan.vocabulary_bytes)

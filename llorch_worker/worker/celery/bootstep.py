@@ -176,8 +176,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.info(
             "%s is resident on %s, warm and ready%s", engine.model_name, assignment.name, guesses
         )
-        if settings.draft_model is not None and how != "model":
-            logger.warning("the draft model is not used: speculation is %s", how)
 
     def stop(self, worker: Any) -> None:
         if self._residency is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.contract.errors import DraftModelRefused, InvalidLoadOption
+from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
@@ -197,52 +196,10 @@ def test_drafts_come_by_default_where_they_change_no_bit(
         assert chosen(demo_model, dtype="bfloat16") == "suffix"
 
 
-def test_a_draft_model_is_planned_with_as_many_blocks_and_as_it_is_measured(
-    trained_model: Path,
-) -> None:
-    path, small = trained_model / "q8_0.gguf", trained_model / "q4_0.gguf"
-    alone = plan_load(path, OPTIONS)
-    options = replace(OPTIONS, speculation="model", draft_model=small, dtype="bfloat16")
-    plan = plan_load(path, options)
-    assert plan.draft is not None
-    assert plan.draft.weights_bytes < alone.weights_bytes
-    with Engine.load(path, options) as engine:
-        engine.warm_up()
-        measured = engine.stats().measured_bytes
-        assert engine.stats().kv_blocks_total == plan.num_blocks
-    assert measured["draft_weights"] == pytest.approx(plan.draft.weights_bytes, rel=0.05)
-    assert measured["draft_cache"] == pytest.approx(plan.draft_cache_bytes, rel=0.05)
-    besides = plan.workspace_bytes + plan.process_bytes + plan.vocabulary_bytes
-    assert sum(measured.values()) == pytest.approx(plan.total_bytes - besides, rel=0.05)
-    # Both caches count where memory or an option limits the blocks.
-    assert plan.kv_bytes(9) > plan.draft.kv_bytes(9) > 0
-    asked = plan_load(path, replace(options, kv_cache_bytes=plan.kv_bytes(9)))
-    assert asked.num_blocks == 9
-    room = (plan.kv_bytes(9) + sum(plan._fixed_bytes.values())) / plan.cache_share
-    assert plan.fitted_to(math.ceil(room)).num_blocks == 9
-    assert plan.fitted_to(math.floor(room) - 2).num_blocks == 8
-
-
-def test_a_draft_model_that_cannot_draft_is_refused(
-    trained_model: Path, random_models: Path, tmp_path: Path
-) -> None:
-    absent, other = tmp_path / "absent.gguf", random_models / "q8_0.gguf"
-    for draft, reason in (
-        (None, "needs a draft model: set draft_model"),
-        (absent, "the draft model cannot be used: .*absent.gguf does not exist"),
-        (other, "another vocabulary: its token \\d+ is .*, the model's is "),
-    ):
-        options = replace(OPTIONS, speculation="model", draft_model=draft)
-        with pytest.raises(DraftModelRefused, match=reason):
-            plan_load(trained_model / "q8_0.gguf", options)
-    # It is only read where it is used.
-    plan_load(trained_model / "q8_0.gguf", replace(OPTIONS, draft_model=absent))
-
-
-def test_a_load_reads_each_tokenizer_once(
+def test_a_load_reads_the_tokenizer_once(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, draft = trained_model / "q8_0.gguf", trained_model / "q4_0.gguf"
+    model = trained_model / "q8_0.gguf"
     read: list[Path] = []
 
     def noted(checkpoint: Checkpoint) -> Tokenizer:
@@ -250,5 +207,5 @@ def test_a_load_reads_each_tokenizer_once(
         return load_tokenizer(checkpoint)
 
     monkeypatch.setattr(load_plan, "load_tokenizer", noted)
-    with Engine.load(model, OPTIONS, speculation="model", draft_model=draft):
-        assert sorted(read) == sorted([model, draft])
+    with Engine.load(model, OPTIONS):
+        assert read == [model]
