@@ -16,6 +16,7 @@ from llorch_worker.batches.driver import Driver
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.batches.lines import BareLine, Line, OpenAILine, OpenAIRules, fields_of
 from llorch_worker.batches.raw_lines import RawLine, Survey, raw_lines, read_blocks, survey
+from llorch_worker.broker.url import safe_url
 from llorch_worker.cli.batch_output import BatchOutput, written_to
 from llorch_worker.cli.terminal.interrupts import cancelling
 from llorch_worker.cli.terminal.screen import Screen
@@ -135,7 +136,8 @@ class _Run:
         models = await client.models()
         if not models:
             raise ModelNotServed(
-                "no worker has served any model at this Redis; start one with `llorch worker`"
+                f"no worker has served any model at {safe_url(client.settings.redis_url)}; start "
+                "one with `llorch worker`, or correct the URL"
             )
         if not await client.workers():
             names = " or ".join(sorted(model.name for model in models))

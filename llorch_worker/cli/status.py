@@ -61,7 +61,7 @@ def status(
         elif as_json:
             screen.document(reader.last.document())
         else:
-            _show(screen, reader.last)
+            _show(screen, reader.last, url)
 
 
 def _watch(screen: Screen, reader: FleetReader, url: str, interval_s: float) -> None:
@@ -75,13 +75,14 @@ def _watch(screen: Screen, reader: FleetReader, url: str, interval_s: float) -> 
     for found in readings(reader, interval_s):
         screen.line(time.strftime("%Y-%m-%d %H:%M:%S"))
         if isinstance(found, Reading):
-            _show(screen, found)
+            _show(screen, found, url)
         else:
             screen.line(str(found))
         screen.line("")
 
 
-def _show(screen: Screen, reading: Reading) -> None:
+def _show(screen: Screen, reading: Reading, url: str) -> None:
+    from llorch_worker.broker.url import safe_url
     from llorch_worker.cli.fleet_tables import models_table, notices, summary, workers_table
 
     fleet = reading.fleet
@@ -92,6 +93,8 @@ def _show(screen: Screen, reading: Reading) -> None:
         screen.wide.print(models_table(fleet.models), "")
     for notice in notices(reading):
         screen.out.print(notice, soft_wrap=True)
+    if not fleet.workers:
+        screen.note(f"This is {safe_url(url)}.")
 
 
 def _show_job(screen: Screen, url: str, job_id: str) -> None:
@@ -99,6 +102,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
     with Client(url) as client:
         found: JobStatus = client.job(job_id).status()
+        served = bool(client.workers())
         # Those of a job that has ended are in its result.
         tokens = (
             found.result.usage.completion if found.result else _journalled(client.redis, job_id)
@@ -128,7 +132,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
         return
     by = f" by {found.worker}" if found.worker else ""
     why = f": {found.error.code}: {found.error.message}" if found.error else ""
-    what = ", ".join(_details(found, tokens))
+    what = ", ".join(_details(found, tokens, served=served))
     screen.line(f"{found.id} {found.state}{by}{what and ', '}{what}{why}")
 
 
@@ -140,12 +144,14 @@ def _journalled(redis: Redis, job_id: str) -> int:
     return sum(len(choice.token_ids) for choice in choices.values())
 
 
-def _details(found: JobStatus, tokens: int) -> Iterator[str]:
+def _details(found: JobStatus, tokens: int, *, served: bool) -> Iterator[str]:
     """How far the job is, and since when."""
     if found.position is not None:
         ahead = found.position.place - 1
         yield "next" if ahead == 0 else f"behind about {counted(ahead, 'job')}"
-        if found.position.starts_in_s is not None:
+        if not served:
+            yield "no worker is running"
+        elif found.position.starts_in_s is not None:
             yield f"starts in about {human_time(found.position.starts_in_s)}"
     if found.result is not None:
         from llorch_worker.cli.terminal.story import outcome
@@ -153,7 +159,7 @@ def _details(found: JobStatus, tokens: int) -> Iterator[str]:
         yield outcome(found.result)
         yield f"after {human_ms(found.result.timings.queue_ms)} in the queue"
     elif tokens or found.state == "running":
-        yield f"{counted(tokens, 'token')} so far"
+        yield counted(tokens, "token") + ("" if found.ended else " so far")
     if found.sent_at_s is not None:
         yield f"sent {human_time(time.time() - found.sent_at_s)} ago"
 

@@ -44,6 +44,7 @@ def submit(
     screen = Screen(as_json=as_json)
     fields |= {k: v for k, v in (("model", model), ("priority", priority)) if v is not None}
     request = GenerationRequest(**request_fields(prompt, fields))
+    from llorch_worker.broker.url import safe_url
     from llorch_worker.cli.terminal.story import follow
     from llorch_worker.client import Client
 
@@ -53,9 +54,13 @@ def submit(
         if sampling:
             screen.note(sampling)
         job = client.submit(request, worker=worker, stream=stream and not as_json)
+        if not client.workers():
+            screen.note(
+                f"no worker is running at {safe_url(client.settings.redis_url)}: the job waits "
+                "until one starts",
+                "yellow",
+            )
         if stream or wait:
-            if not client.workers():
-                screen.note("no worker is running: the job waits until one starts", "yellow")
             try:
                 follow(screen, job, request=request, live=stream)
             except KeyboardInterrupt:

@@ -8,6 +8,7 @@ import redis
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.registry import ModelCard, WorkerCard
+from llorch_worker.broker.url import safe_url
 from llorch_worker.contract import (
     ContextLengthExceeded,
     Fault,
@@ -25,8 +26,9 @@ WORKERS_FRESH_S = 0.1
 class Admission:
     """Decides which model a request is for, or refuses the request."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, url: str) -> None:
         self._redis = client
+        self._url = url
         self._models: dict[str, ModelCard] = {}
         self._workers: list[WorkerCard] = []
         self._models_read_s = self._workers_read_s = float("-inf")
@@ -95,7 +97,8 @@ class Admission:
         names = self._served(worker) or self._served(None) or set(registry.models(self._redis))
         if not names:
             raise ModelNotServed(
-                "no worker has served any model at this Redis; start one with `llorch worker`"
+                f"no worker has served any model at {safe_url(self._url)}; start one with `llorch "
+                "worker`, or correct the URL"
             )
         if len(names) > 1:
             rule = f"must be one of {', '.join(sorted(names))}"

@@ -65,7 +65,7 @@ class Client:
         self.model = model
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
-        self._admission = Admission(self.redis)
+        self._admission = Admission(self.redis, settings.redis_url)
         self._placement = Placement(self.redis)
         self._closed = False
 

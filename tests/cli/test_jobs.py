@@ -12,8 +12,9 @@ from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
+from tests.broker.jobs import announce
 from tests.cli.command import Served, Started, run
-from tests.services import WorkerProcess, wait_until
+from tests.services import WorkerProcess, own_redis, wait_until
 from tests.store import job_ids
 
 LONG = ("--max-tokens", "450", "--ignore-eos")
@@ -150,6 +151,23 @@ def test_status_names_no_prefix_of_a_model_that_lost_its_workers(served: Served)
         shown = run("status").out
         client.delete("llorch.shop")
     assert re.search(r"^shop: 1 job waits, no worker serves it$", shown, re.MULTILINE)
+
+
+def test_a_job_that_no_worker_takes_is_said_with_the_redis_where_it_waits() -> None:
+    with own_redis() as server:
+        said = run("submit", "Hi", "--redis", server.url)
+        assert said.code == 1
+        assert f"no worker has served any model at {server.url}" in said.err
+        with connect(server.url) as client:
+            announce(client)
+        submitted = run("submit", "Hi", "--redis", server.url)
+        assert f"no worker is running at {server.url}: the job waits" in submitted.err
+        job = submitted.out.strip()
+        shown = run("status", job, "--redis", server.url).out
+        assert "queued, next, no worker is running, sent " in shown
+        assert f"This is {server.url}." in run("status", "--redis", server.url).err
+        run("cancel", job, "--redis", server.url)
+        assert "so far" not in run("status", job, "--redis", server.url).out
 
 
 def test_a_job_that_the_worker_refuses_is_an_error() -> None:
