@@ -64,6 +64,8 @@ class Connection(H11Protocol):
     _chunks = 0
     _half_closed = False
     _next_probe: asyncio.TimerHandle | None = None
+    _old_client_due: asyncio.TimerHandle | None = None
+    _has_comments = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,16 +107,15 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may close its half of the connection, and wait for the answer to what it sent.
 
-        One that has hung up looks the same until something is sent to it. An interim response
-        changes nothing for the first, and ends the connection to the second.
+        One that has hung up looks the same until something is sent to it. An interim response, or a
+        comment in a stream, changes nothing for the first, and ends the connection to the second.
         """
-        if not self._waits_for_answer() or self.cycle.more_body:
+        if not self._is_answering() or self.cycle.more_body:
             return False
         self._half_closed = True
-        if self.scope["http_version"] == "1.0":  # knows no interim responses
-            self._next_probe = self.loop.call_later(OLD_CLIENT_S, self._give_up)
-        else:
-            self._probe(FIRST_PROBE_S)
+        if self.scope["http_version"] == "1.0":
+            self._old_client_due = self.loop.call_later(OLD_CLIENT_S, self._give_up)
+        self._probe(FIRST_PROBE_S)
         return True
 
     def _waits_for_answer(self) -> bool:
@@ -125,11 +126,16 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _probe(self, next_s: float) -> None:
-        if self._waits_for_answer():
+        if not self._is_answering():
+            return
+        if self._has_comments:
+            self._write_comment()
+        elif self._waits_for_answer() and self.scope["http_version"] != "1.0":
+            # HTTP/1.0 knows no interim responses.
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
-            self._next_probe = self.loop.call_later(
-                next_s, self._probe, min(2 * next_s, LONGEST_PROBE_S)
-            )
+        self._next_probe = self.loop.call_later(
+            next_s, self._probe, min(2 * next_s, LONGEST_PROBE_S)
+        )
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -139,26 +145,35 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self.end_comments()
-        if self._next_probe is not None:
-            self._next_probe.cancel()
+        for timer in (self._next_probe, self._old_client_due):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def begin_comments(self) -> None:
         """Writes comments into the answer now and then, until :meth:`end_comments`. They pass by
         everything around the route: what each costs is paid some hundred times a second."""
+        self._has_comments = True
         self.comments.add(self._comment)
 
     def end_comments(self) -> None:
+        self._has_comments = False
         self.comments.remove(self._comment)
 
     def _comment(self) -> None:
-        if self.flow.write_paused:
-            self._not_taken += 1
-            if self._not_taken >= MOST_NOT_TAKEN:
-                self.transport.abort()
+        if self._write_comment():
+            self._not_taken = 0
             return
-        self._not_taken = 0
+        self._not_taken += 1
+        if self._not_taken >= MOST_NOT_TAKEN:
+            self.transport.abort()
+
+    def _write_comment(self) -> bool:
+        """Whether it could be written: what waits to be taken finds out by itself who is gone."""
+        if self.flow.write_paused:
+            return False
         self.transport.write(self.conn.send(h11.Data(data=COMMENT)))
+        return True
 
     def _answer(self) -> None:
         self._stop_waiting()

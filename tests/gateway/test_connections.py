@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from llorch_worker.gateway.connections import COMMENT
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess
@@ -98,8 +99,8 @@ def test_a_body_may_come_in_many_chunks(gateway: GatewayProcess) -> None:
     assert "must be JSON" in answer.json()["error"]["message"]
 
 
-def completion(prompt: str, version: str = "1.1") -> bytes:
-    body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
+def completion(prompt: str, version: str = "1.1", *, stream: bool = False) -> bytes:
+    body = json.dumps({"prompt": prompt, "max_tokens": 2, "stream": stream}).encode()
     head = (
         f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     )
@@ -133,6 +134,37 @@ def test_a_client_that_hangs_up_then_cancels_all_the_same(
         raw.sendall(completion(latch.prompt()))
         raw.shutdown(socket.SHUT_WR)
         assert raw.recv(65536).startswith(b"HTTP/1.1 102 ")
+    latch.wait_ended(1)
+
+
+def taken(raw: socket.socket, until: bytes) -> bytes:
+    answer = b""
+    while until not in answer and (more := raw.recv(65536)):
+        answer += more
+    return answer
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_closes_its_sending_half_gets_its_stream_to_the_end(
+    gateway: GatewayProcess, toy_worker: WorkerProcess, latch: Latch, version: str
+) -> None:
+    with connect(gateway) as raw:
+        raw.sendall(completion(latch.prompt(), version, stream=True))
+        taken(raw, b"data: ")
+        raw.shutdown(socket.SHUT_WR)
+        # So that it is known to have gone on beside the closed half.
+        assert COMMENT in taken(raw, COMMENT)
+        latch.open()
+        assert b"data: [DONE]" in b"".join(iter(lambda: raw.recv(65536), b""))
+
+
+def test_a_client_that_hangs_up_amid_its_stream_cancels(
+    gateway: GatewayProcess, toy_worker: WorkerProcess, latch: Latch
+) -> None:
+    with connect(gateway) as raw:
+        raw.sendall(completion(latch.prompt(), stream=True))
+        taken(raw, b"data: ")
+        raw.shutdown(socket.SHUT_WR)
     latch.wait_ended(1)
 
 
