@@ -39,6 +39,7 @@ def gateway(
     from llorch_worker.gateway.connections import connections, raise_file_limit
     from llorch_worker.gateway.loopback import is_loopback
     from llorch_worker.gateway.settings import GatewaySettings
+    from llorch_worker.gateway.sockets import Socket
     from llorch_worker.misspelt import warnings
     from llorch_worker.telemetry.logs.setup import configure
 
@@ -74,6 +75,9 @@ def gateway(
             own.port,
             # httptools, which uvicorn prefers where it is installed, keeps a header of any size.
             http=connections(own.header_timeout_s, own.waiting_connections),
+            ws=Socket,
+            # A frame of 8 kB could hold 8 MB, made on the event loop.
+            ws_per_message_deflate=False,
             ws_max_size=own.max_body_bytes,
             timeout_keep_alive=own.keep_alive_s,
             log_config=None,

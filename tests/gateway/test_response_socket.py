@@ -12,13 +12,15 @@ import httpx
 import openresponses_types
 import pytest
 from openai import OpenAI
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.frames import Close, Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect as connect_redis
 from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
+from llorch_worker.gateway.sockets import MOST_SMALL_FRAMES, SMALL_FRAME_BYTES
 from tests.gateway.openai_types import check_event
 from tests.gateway.talking import ASK, PATH, TEXT_EVENTS, kinds
 from tests.gateways import GatewayProcess, running_gateway
@@ -220,3 +222,41 @@ def test_each_message_is_counted_as_a_request(line: ClientConnection, http: http
     asked(line, {**CREATE, "temperature": 9})
     wait_until(lambda: counted("400") == before["400"] + 1, what="the count of the refusal")
     assert counted("200") == before["200"] + 2
+
+
+def frame(opcode: Opcode, data: bytes, *, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [frame(Opcode.PING, b"x")] * (MOST_SMALL_FRAMES + 1),
+        [frame(Opcode.PONG, b"")] * (MOST_SMALL_FRAMES + 1),
+        [
+            frame(Opcode.TEXT, b"{", fin=False),
+            *[frame(Opcode.CONT, b"", fin=False)] * MOST_SMALL_FRAMES,
+        ],
+    ],
+    ids=["pings", "pongs", "pieces"],
+)
+def test_a_connection_of_many_small_frames_is_closed(
+    gateway: GatewayProcess, frames: list[bytes]
+) -> None:
+    with connect(address(gateway)) as line:
+        line.socket.sendall(b"".join(frames))
+        with pytest.raises(ConnectionClosedError) as closed:
+            line.recv(30)
+    assert closed.value.rcvd == Close(1008, "too many small frames")
+
+
+def test_a_message_may_come_in_many_pieces(gateway: GatewayProcess) -> None:
+    pieces = ["{", *[" " * SMALL_FRAME_BYTES] * 2 * MOST_SMALL_FRAMES, "}"]
+    with connect(address(gateway)) as line:
+        line.send(pieces)
+        assert json.loads(line.recv(30))["error"]["param"] == "type"
+
+
+def test_messages_are_not_compressed(gateway: GatewayProcess) -> None:
+    with connect(address(gateway)) as line:
+        assert line.protocol.extensions == []
