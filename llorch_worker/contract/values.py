@@ -23,8 +23,10 @@ from pydantic_core import (
 MOST_VALUES = 50_000
 MOST_LISTS = 100_000
 """Objects and lists of a document, also in fields that few values does not look into."""
-MOST_TEXTS = 200_000
+MOST_TEXTS = 100_000
 """Names and texts of a document, as above."""
+MOST_NAMES = 50_000
+"""Names of a document, as above. In one object, each costs more than the last."""
 MOST_ITEMS = 1_100_000
 """Values of a document, as above: the longest prompt of token ids, and all others."""
 MOST_BROKEN = 1_000
@@ -77,19 +79,21 @@ def bound_json(content: bytes) -> None:
     """Raises ``UnreadableJson`` if the JSON ``content`` holds too much."""
     # What follows the first mistake may be miscounted; the parser stops there.
     bare = content
-    if _separators(content) <= MOST_LISTS:
+    if _separators(content) <= MOST_NAMES:
         return
     if b"\\" in content:
         bare = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    lists = items = 0
+    lists = items = names = 0
     texts = bare.count(b'"') // 2
     if texts <= MOST_TEXTS:
         # Every other piece is outside of texts, which may hold any number of commas.
         outside = b"".join(bare.split(b'"')[::2])
         lists = outside.count(b"[") + outside.count(b"{")
         items = outside.count(b",") + lists
+        names = outside.count(b":")
     for count, most, what in (
         (texts, MOST_TEXTS, "names and texts"),
+        (names, MOST_NAMES, "names"),
         (lists, MOST_LISTS, "objects and lists"),
         (items, MOST_ITEMS, "values"),
     ):

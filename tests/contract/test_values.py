@@ -12,6 +12,7 @@ from llorch_worker.contract import values
 from llorch_worker.contract.values import (
     MOST_ITEMS,
     MOST_LISTS,
+    MOST_NAMES,
     MOST_TEXTS,
     UnreadableJson,
     read_json,
@@ -26,6 +27,11 @@ def listed(item: str, count: int) -> bytes:
     return f'{{"a": [{",".join([item] * count)}]}}'.encode()
 
 
+def named(count: int) -> bytes:
+    """An object of so many names."""
+    return json.dumps({str(number): 1 for number in range(count)}).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
@@ -37,6 +43,8 @@ def listed(item: str, count: int) -> bytes:
         (listed('""', MANY), f"at most {MOST_TEXTS} names and texts"),
         (listed(r'"\\\""', MANY), f"at most {MOST_TEXTS} names and texts"),
         (b'{"": 1' + b',"":1' * MANY + b"}", f"at most {MOST_TEXTS} names and texts"),
+        (named(60_000), f"at most {MOST_NAMES} names"),
+        (listed('{"a":1}', 60_000), f"at most {MOST_NAMES} names"),
         (b'{"a": "\\\\",' + listed("[]", MANY)[1:], f"at most {MOST_LISTS} objects and lists"),
         (b'{"a": "\\",[{",' + listed("[]", MANY)[1:], f"at most {MOST_LISTS} objects and lists"),
     ],
@@ -56,6 +64,8 @@ def test_a_document_that_holds_too_much_is_refused_before_it_is_made(
         {"prompt": '",[{\\"\\\\' * 200_000},
         {"prompt": [12345] * 1_000_000},
         {"prompt": [",".join(["x"] * 1_000)] * 1_000},
+        {"prompt": ["::"] * 99_000},
+        {"schema": {str(number): "x" for number in range(49_999)}},
         {"é": ["\N{SNOWMAN}", 1.5, None, True, {}]},
         {"half a character": "\ud83d"},
     ],

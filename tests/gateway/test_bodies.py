@@ -62,7 +62,7 @@ TOOL = '"tools": [{"type": "function", "function": {"name": "f", "parameters": {
         ),
         (
             json.dumps({f"f{n}": 1 for n in range(600_000)}).encode(),
-            "at most 200000 names and texts",
+            "at most 100000 names and texts",
         ),
         (json.dumps({f"f{n}": 1 for n in range(1_001)}).encode(), "at most 1000 fields"),
         (
