@@ -74,7 +74,7 @@ async def ask(client: redis.asyncio.Redis, model: str, question: TokenQuestion) 
         if waiting > MOST_WAITING:
             raise QueueFull("too many questions about tokens wait; try again later")
         raise ModelNotServed(f"no worker of {model} answered in time; try again later")
-    answered = _Answered.model_validate_json(reply[1])
+    answered = await asyncio.to_thread(_Answered.model_validate_json, reply[1])
     if answered.error is not None:
         kind = ERROR_CLASSES.get(answered.error.code, InternalError)
         raise kind(answered.error.message, faults=answered.error.faults)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
+from fastapi import Response
 from websockets.sync.client import connect
 
 from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies
+from llorch_worker.gateway.routes import tokens
+from llorch_worker.openai_api.tokens import TokenizeRequest
 from tests.gateways import GatewayProcess
 
 LARGE = 8 * 2**20
@@ -113,3 +119,32 @@ def test_large_bodies_are_read_beside_the_event_loop_one_at_a_time() -> None:
         return await bodies.run(SMALL_BYTES, threading.get_ident)
 
     assert asyncio.run(small()) == threading.get_ident()
+
+
+def test_a_long_answer_of_ids_is_written_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    class Watched(tokens.Tokenized):
+        def model_dump_json(self, **options: Any) -> str:
+            threads.append(threading.get_ident())
+            return super().model_dump_json(**options)
+
+    async def asked(content: bytes) -> Response:
+        card = SimpleNamespace(max_context=512)
+        request = SimpleNamespace(body=AsyncMock(return_value=content))
+        gateway = SimpleNamespace(
+            check=lambda _: None,
+            bodies=Bodies(),
+            client=SimpleNamespace(model_card=AsyncMock(return_value=card)),
+            ask=AsyncMock(return_value={"tokens": [7] * len(content)}),
+        )
+        body = TokenizeRequest(prompt=content.decode())
+        return await tokens.tokenize(body, request, gateway)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tokens, "Tokenized", Watched)
+    for size, beside in ((SMALL_BYTES, False), (SMALL_BYTES + 1, True)):
+        answer = asyncio.run(asked(b"x" * size))
+        assert json.loads(answer.body)["count"] == size
+        assert (threads.pop() != threading.get_ident()) == beside
