@@ -18,6 +18,7 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine import Engine
+from llorch_worker.engine.sequence import MOST_FORCED
 from tests.engine.structured import (
     AS_RECORD,
     RECORD,
@@ -181,6 +182,15 @@ def test_forced_tokens_come_without_steps_of_their_own(engine: Engine) -> None:
     ((ids, _, _),) = answer(engine, **AS_RECORD)
     assert engine.stats().completion_tokens_total - counted == len(ids)
     assert engine.stats().steps_total - steps <= len(ids) * 2 / 3
+
+
+def test_a_step_takes_no_more_forced_tokens_than_the_others_can_wait_for(engine: Engine) -> None:
+    text = "Once upon a time there was a dog. " * 10
+    generation = engine.submit(asking(structured_outputs={"choice": [text]}))
+    tokens = [len(each.ids) for each in generation.events() if isinstance(each, Tokens)]
+    ((_, whole, reason),) = generated(generation)
+    assert (whole, reason) == (text, "stop")
+    assert max(tokens) == 1 + MOST_FORCED
 
 
 def test_forced_tokens_keep_to_the_steps_budget(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,15 @@ Bits = npt.NDArray[np.int32]
 """One bit for each id of the vocabulary and its end, the lowest bit of the first number first."""
 
 _BIT = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+
+_NO_TOKEN: Final = "NoExtension"
+_FAILURES: Final = {
+    _NO_TOKEN: "a text that no token continues",
+    "satisfy the grammar": "a token that the grammar does not allow here",
+    " items": "more ways to read the text than the parser follows",
+}
+"""What parts of llguidance's errors mean. The errors themselves quote the text."""
+_TOO_COMPLEX: Final = "more steps or states than the lexer may take"
 
 
 class Matcher:
@@ -59,7 +68,8 @@ class Matcher:
 
     @property
     def forced(self) -> list[int]:
-        """The tokens that must come next. The grammar leaves no choice of their text."""
+        """The tokens that must come next, or the first of them. The grammar leaves no choice of
+        their text."""
         if self._opening:
             return self._opening if self._opened else []
         return self._forced
@@ -80,7 +90,8 @@ class Matcher:
         """
         if not self._may_continue():
             return False
-        return self._matcher.consume_tokens(self.forced) and (
+        # One by one: a call holds Python's lock as long as all its tokens take.
+        return all(self._matcher.consume_token(each) for each in self.forced) and (
             self._matcher.is_accepting() or self._may_continue()
         )
 
@@ -94,7 +105,11 @@ class Matcher:
         self._opening.clear()
         if not self._matcher.consume_token(token_id):
             raise self._failure()
-        del self._forced[:1]
+        if self._forced[:1] == [token_id]:
+            del self._forced[0]
+        else:
+            # Also where an older worker spelt forced text otherwise: a journal has its tokens.
+            self._forced = []
         if not self._forced:
             self._forced = self._matcher.compute_ff_tokens()
         may_end = self._matcher.is_accepting()
@@ -153,9 +168,11 @@ class Matcher:
         return bool(bits.any())
 
     def _failure(self) -> InvalidRequest:
-        what = self._matcher.stop_reason()
         rule = "must stay within the limits of the parser and the vocabulary as the text grows"
-        return InvalidRequest.from_faults([Fault(field=self._field, rule=rule, got=what)])
+        # Without an error, an end came where the grammar has none, because nothing else fitted.
+        error = self._matcher.get_error() or _NO_TOKEN
+        got = next((got for part, got in _FAILURES.items() if part in error), _TOO_COMPLEX)
+        return InvalidRequest.from_faults([Fault(field=self._field, rule=rule, got=got)])
 
 
 def _has(bits: Bits, token_id: int) -> bool:

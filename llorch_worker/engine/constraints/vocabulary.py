@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.dialects import Dialect
@@ -17,6 +17,12 @@ _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
 """Tokens that a grammar mostly allows all or not at all: text inside a JSON string. llguidance has
 two tries of the vocabulary for each slice. Its other three slices make masks hardly faster and take
 10 MiB for 32,000 tokens."""
+
+MOST_FORCED_BYTES: Final = 1_024
+"""How much of a text that a grammar forces is spelt at once. Python's other threads wait for it,
+and a short grammar may force megabytes."""
+_CUT_TOKENS: Final = 16
+"""How many tokens before such a cut may have other spellings in the whole text."""
 
 
 class ConstraintVocabulary:
@@ -68,8 +74,16 @@ class ConstraintVocabulary:
         return tokens
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The tokens of ``text`` inside a longer text; of its beginning if it cannot be spelt."""
+        """The tokens of ``text`` inside a longer text; of its beginning if it cannot be spelt, or
+        is longer than ``MOST_FORCED_BYTES``."""
         data = text if isinstance(text, bytes) else text.encode()
+        if len(data) > MOST_FORCED_BYTES:
+            whole = data[:MOST_FORCED_BYTES].decode(errors="ignore").encode()
+            ids = self._spelt(whole or data[:MOST_FORCED_BYTES])
+            return ids[:-_CUT_TOKENS] or ids[:1]
+        return self._spelt(data)
+
+    def _spelt(self, data: bytes) -> list[int]:
         ids = self._tokenizer.encode_inside(data.decode(errors="replace"))
         # Some vocabularies change text as they encode it, and a forced token must fit.
         if b"".join([self.tokens[token_id] for token_id in ids]) == data:

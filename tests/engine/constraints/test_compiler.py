@@ -11,7 +11,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
 from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.engine.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
 from tests.forks import printed_by
 from tests.text.made_up import made_up_tokenizer
 
@@ -167,6 +167,36 @@ def test_a_malicious_grammar_compiles_or_is_refused_in_time(
         assert Compiler(bytes_too).compile(asking(**outputs)) is not None
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"grammar": 'root ::= "a"{20000}'},
+        {"grammar": 'start: a{20000}\na: "a"'},
+        {"grammar": f'start: "{"a" * 60_000}"'},
+        {"regex": "(ab){3000}"},
+        {"json": {"const": "a" * 200_000}},
+    ],
+    ids=lambda outputs: str(outputs)[:30],
+)
+def test_a_grammar_forces_no_more_at_once_than_others_can_wait_for(
+    bytes_too: ConstraintVocabulary, outputs: dict[str, Any]
+) -> None:
+    """Once its 20,000 tokens were followed in one call, which held Python's lock for 0.3 s."""
+    matcher = Compiler(bytes_too).compile(asking(**outputs))
+    assert matcher is not None
+    assert 0 < len(matcher.forced) <= MOST_FORCED_BYTES
+
+
+def test_forced_text_goes_on_after_another_spelling_of_it(bytes_too: ConstraintVocabulary) -> None:
+    """A journal may come from a worker of another version."""
+    matcher = Compiler(bytes_too).compile(asking(choice=["Once upon a time " * 5]))
+    assert matcher is not None
+    for byte in b"Once":
+        matcher.push(bytes_too.tokens.index(bytes([byte])))
+    while not matcher.complete:
+        matcher.push(matcher.forced[0])
+
+
 def test_the_reason_names_json_schemas_words_and_none_of_the_users(
     bytes_too: ConstraintVocabulary,
 ) -> None:
@@ -207,8 +237,13 @@ def fits(vocabulary: ConstraintVocabulary, schema: dict[str, Any], text: str) ->
     return matcher.complete
 
 
-def test_a_grammar_that_grows_ever_more_ambiguous_ends(bytes_too: ConstraintVocabulary) -> None:
-    matcher = Compiler(bytes_too).compile(asking(grammar='start: e\ne: e e | "a" | e e e'))
+@pytest.mark.parametrize(
+    "grammar", ['start: e\ne: e e | "a" | e e e', 'root ::= .*.*.*.*.*.*.* "x"']
+)
+def test_a_grammar_that_grows_ever_more_ambiguous_ends(
+    bytes_too: ConstraintVocabulary, grammar: str
+) -> None:
+    matcher = Compiler(bytes_too).compile(asking(grammar=grammar))
     assert matcher is not None
     letter = bytes_too.tokens.index(b"a")
     bits = np.zeros((1, bytes_too.ll_tokenizer.vocab_size // 32 + 1), np.int32)
@@ -218,7 +253,7 @@ def test_a_grammar_that_grows_ever_more_ambiguous_ends(bytes_too: ConstraintVoca
             fill_next_token_bitmask(matcher.ll_matcher, bits, 0)
             matcher.push(letter)
 
-    with pytest.raises(InvalidRequest, match=r"structured_outputs\.grammar"):
+    with pytest.raises(InvalidRequest, match=r"\.grammar: .* \(got more ways to read the text"):
         take_letters()
 
 

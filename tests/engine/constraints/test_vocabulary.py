@@ -10,7 +10,7 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.engine.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
@@ -56,12 +56,30 @@ def test_forced_text_is_spelt_as_the_tokenizer_spells_it(vocabulary: ConstraintV
     assert b"".join(vocabulary.tokens[token_id] for token_id in ids) == b"Once upon a time"
 
 
+@pytest.mark.parametrize(
+    "text", ["Once upon a time, ünï 😀. " * 150, "é" * 4_000], ids=["words", "é"]
+)
+def test_a_long_text_is_spelt_piece_by_piece(vocabulary: ConstraintVocabulary, text: str) -> None:
+    request = GenerationRequest(prompt="a", structured_outputs={"choice": [text]})
+    matcher: Any = Compiler(vocabulary).compile(request)
+    data, pieces = b"", 0
+    while not matcher.complete:
+        piece = list(matcher.forced)
+        spelt = b"".join(vocabulary.tokens[token_id] for token_id in piece)
+        assert 0 < len(spelt) <= MOST_FORCED_BYTES
+        data, pieces = data + spelt, pieces + 1
+        for token_id in piece:
+            matcher.push(token_id)
+    assert data == text.encode()
+    assert pieces > 3
+
+
 def test_control_tokens_are_no_text(vocabulary: ConstraintVocabulary) -> None:
     request = GenerationRequest(prompt="a", structured_outputs={"regex": "(.|\n)+"})
     matcher: Any = Compiler(vocabulary).compile(request)
     assert vocabulary.special_token_ids
     for token_id in vocabulary.special_token_ids[:-1]:
-        with pytest.raises(Exception, match="must stay within"):
+        with pytest.raises(Exception, match="a token that the grammar does not allow"):
             matcher.copy().push(token_id)
 
 
