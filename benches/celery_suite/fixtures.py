@@ -64,7 +64,7 @@ def celery_worker_pool(
     celery_session_app: SuiteApp, celery_config: dict[str, Any]
 ) -> type[EnginePool]:
     # As the `celery worker` command does before it builds the worker; installs our transport.
-    instance = SimpleNamespace(app=celery_session_app)
+    instance = SimpleNamespace(app=celery_session_app, quiet=True)
     TestWorkController.named_queues = ()
     celery_session_app.own_config = dict(celery_config)
     register(celery_session_app)
