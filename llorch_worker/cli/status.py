@@ -102,7 +102,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
     with Client(url) as client:
         found: JobStatus = client.job(job_id).status()
-        served = bool(client.workers())
+        served = found.position is None or bool(client.workers())
         # Those of a job that has ended are in its result.
         tokens = (
             found.result.usage.completion if found.result else _journalled(client.redis, job_id)
