@@ -78,7 +78,7 @@ def up(
     ```
     app = Celery(broker=REDIS, backend=REDIS)
     job = app.send_task("llorch.generate", queue="llorch.MODEL",
-                        kwargs={"prompt": "Once upon a time", "max_tokens": 64})
+                        kwargs={"prompt": "Once", "temperature": 0.7})
     print(job.get()["text"])
     ```
 

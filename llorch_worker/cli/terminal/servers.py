@@ -36,5 +36,5 @@ def curl_command(url: str, model: str, *, chats: bool) -> str:
         prompt = '"messages": [{"role": "user", "content": "Tell me a story."}]'
     return (
         f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{model}", "max_tokens": 64, {prompt}}}\''
+        f'-d \'{{"model": "{model}", "max_tokens": 64, "temperature": 0.7, {prompt}}}\''
     )
