@@ -140,7 +140,8 @@ class ToyEngine:
         if tokens > self.max_context:
             fault = Fault(field="prompt", rule=f"at most {self.max_context}", got=str(tokens))
             raise ContextLengthExceeded.from_faults([fault])
-        most = min(request.max_tokens, self.max_context - prompt)
+        room = self.max_context - prompt
+        most = room if request.most_tokens is None else min(request.most_tokens, room)
         request = request.model_copy(update={"max_tokens": most})
         id = job_id or "local"
         known = len(journal.choices[0].token_ids) if journal else 0

@@ -120,7 +120,7 @@ class ToyGeneration:
             os._exit(9)
         if self.waits and self.tokens >= self.waits[0] and not self.waits[1].exists():
             return True
-        if self.tokens < self.request.max_tokens:
+        if self.tokens < (self.request.max_tokens or 0):
             self.words.append(f"{self._engine.fingerprint}{self.tokens}")
             self.emit(
                 Tokens(
@@ -130,7 +130,7 @@ class ToyGeneration:
                 )
             )
             self.tokens += 1
-        if self.tokens < self.request.max_tokens:
+        if self.tokens < (self.request.max_tokens or 0):
             return True
         usage, timings = self.used()
         choice = Choice(

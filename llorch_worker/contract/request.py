@@ -44,6 +44,7 @@ MAX_MESSAGES = 1_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 16
+DEFAULT_MAX_TOKENS = 256
 MAX_LOGPROBS = 20
 MAX_METADATA_BYTES = 4_096
 MAX_METADATA_DEPTH = 32
@@ -91,7 +92,8 @@ class GenerationRequest(BaseModel):
     """Also score the prompt's own tokens, with this many alternatives each."""
 
     model: str | None = Field(None, min_length=1, max_length=200)
-    max_tokens: int = Field(256, ge=0, le=MAX_COUNT)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    """None: 256, or with ``cut_max_tokens`` as many as the context holds beside the prompt."""
     cut_max_tokens: bool = False
     """Whether more ``max_tokens`` than the context holds beside the prompt are cut to what it
     holds. Else they are refused."""
@@ -207,7 +209,7 @@ class GenerationRequest(BaseModel):
 
     @field_validator("max_tokens")
     @classmethod
-    def _some_work(cls, value: int, info: ValidationInfo) -> int:
+    def _some_work(cls, value: int | None, info: ValidationInfo) -> int | None:
         # prompt_logprobs is declared first and absent here only if it is itself invalid.
         if value == 0 and info.data.get("prompt_logprobs", 0) is None:
             raise PydanticCustomError("max_tokens", "must be at least 1, or 0 with prompt_logprobs")
@@ -275,9 +277,17 @@ class GenerationRequest(BaseModel):
         return not self.continue_final_message if given is None else given
 
     @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of each choice; None: as many as the context holds."""
+        return _most_tokens(self.max_tokens, cut=self.cut_max_tokens)
+
+    @property
     def least_tokens(self) -> int:
         """The tokens for which the context must have room beside the prompt."""
-        return min(1, self.max_tokens) if self.cut_max_tokens else self.max_tokens
+        most = self.most_tokens
+        if most is None:
+            return 1
+        return min(1, most) if self.cut_max_tokens else most
 
     @property
     def forces_a_call(self) -> bool:
@@ -297,8 +307,11 @@ class GenerationRequest(BaseModel):
     @field_validator("min_tokens")
     @classmethod
     def _min_tokens_within_max(cls, value: int, info: ValidationInfo) -> int:
-        # max_tokens is declared first and absent here only if it is itself invalid.
-        if value > info.data.get("max_tokens", value):
+        # Both are declared first and absent here only if they are themselves invalid.
+        if "max_tokens" not in info.data or "cut_max_tokens" not in info.data:
+            return value
+        most = _most_tokens(info.data["max_tokens"], cut=info.data["cut_max_tokens"])
+        if most is not None and value > most:
             raise PydanticCustomError("min_tokens", "must not exceed max_tokens")
         return value
 
@@ -344,6 +357,10 @@ def request_digest(requests: Sequence[GenerationRequest]) -> str:
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _most_tokens(max_tokens: int | None, *, cut: bool) -> int | None:
+    return DEFAULT_MAX_TOKENS if max_tokens is None and not cut else max_tokens
+
+
 def _number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
@@ -353,17 +370,9 @@ _MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 """Names of models, and nothing that could be a prompt."""
 
 
-def without_boundless(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Request ``fields`` for people, who gave no maximum where only the context bounds it."""
-    if not (fields.get("cut_max_tokens") is True and fields.get("max_tokens") == MAX_COUNT):
-        return fields
-    return {k: v for k, v in fields.items() if k not in ("max_tokens", "cut_max_tokens")}
-
-
 def summarise(fields: Mapping[str, Any]) -> str:
     """Request ``fields``, valid or not, in one line: numbers and the model's name as they are,
     otherwise sizes."""
-    fields = without_boundless(fields)
     # The name of an unknown field comes from the user and may be private.
     known = [name for name in fields if name in GenerationRequest.model_fields]
     model = fields.get("model")

@@ -109,7 +109,7 @@ class DraftPlanner:
 
 def _draft_after(chunk: Chunk) -> Draft | None:
     sequence = chunk.sequence
-    most = min(MOST_DRAFTS, sequence.request.max_tokens - sequence.generated_count - 1)
+    most = min(MOST_DRAFTS, sequence.max_tokens - sequence.generated_count - 1)
     if sequence.drafter is None or most <= 0 or not chunk.samples:
         return None
     return sequence.drafter.propose(sequence.token_ids, most)

@@ -104,7 +104,7 @@ class Intake:
         prediction: list[int] = []
         if make_drafter is not None and request.prediction:
             # A text may leave parts of it out, but far more would only take time.
-            most = 2 * request.max_tokens
+            most = 2 * (request.max_tokens or 0)
             begins = request.prediction[: most * PREDICTED_CHARS]
             predicted = tokenizer.encode(begins, add_special_tokens=False)[:most]
             # A vocabulary may have more tokens than the model has embeddings.

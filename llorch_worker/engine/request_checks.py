@@ -35,8 +35,8 @@ def checked_prompt(
     pool_tokens: int,
     generated: int = 0,
 ) -> tuple[GenerationRequest, list[int]]:
-    """The request, with no more ``max_tokens`` than fit if it says so; and the ids of the prompt,
-    from any of its prompt fields.
+    """The request, with the ``max_tokens`` that fit; and the ids of the prompt, from any of its
+    prompt fields.
 
     ``pool_tokens`` is the capacity of all KV blocks; ``generated`` the tokens of earlier attempts.
     Raises ``InvalidRequest`` with every rule of this model that the request breaks, or
@@ -89,9 +89,9 @@ def checked_prompt(
         )
     if faults:
         raise InvalidRequest.from_faults(faults)
-    if request.cut_max_tokens and tokens + request.max_tokens > limit:
-        request = request.model_copy(update={"max_tokens": limit - tokens})
-    return request, prompt_ids
+    wanted, room = request.most_tokens, limit - tokens
+    most = room if wanted is None else min(wanted, room)
+    return request.model_copy(update={"max_tokens": most}), prompt_ids
 
 
 def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) -> list[int]:

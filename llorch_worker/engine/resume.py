@@ -48,10 +48,8 @@ def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) 
 def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> None:
     count = len(choice.token_ids)
     whose = f"the journal of choice {sequence.choice}"
-    if count > sequence.request.max_tokens:
-        raise InternalError(
-            f"{whose} has {count} tokens, but max_tokens is {sequence.request.max_tokens}"
-        )
+    if count > sequence.max_tokens:
+        raise InternalError(f"{whose} has {count} tokens, but max_tokens is {sequence.max_tokens}")
     if any(not 0 <= token_id < vocab_size for token_id in choice.token_ids):
         raise InternalError(f"{whose} has a token id beyond the vocabulary of {vocab_size}")
     for token_id in choice.token_ids:

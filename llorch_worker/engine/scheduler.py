@@ -166,7 +166,7 @@ class Scheduler:
             return None  # How many tokens the step gives is unknown.
         if self.planner is not None and self.planner.pays(plan.chunks):
             return None  # The next step shall have drafts.
-        going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
+        going = [s for s in going if s.generated_count + 1 < s.max_tokens]
         if not going or self._admissible(None) is not None or self._next_high() is not None:
             return None
         if not all(self.blocks.allocate(s, len(s.token_ids) + 1) for s in going):

@@ -79,6 +79,9 @@ class Sequence:
         stands at the beginning of the grammar that the text must fit. Without ``drafter`` each
         token has a step of its own."""
         self.request = request
+        most = request.most_tokens
+        assert most is not None, "the request has not been fitted to the context"
+        self.max_tokens = most
         self.seed = seed
         self.choice = choice
         self.arrival = arrival
@@ -174,7 +177,7 @@ class Sequence:
     @property
     def samples(self) -> bool:
         """Whether the choice goes on after its last known token."""
-        return self.finish_reason is None and self.request.max_tokens > 0
+        return self.finish_reason is None and self.max_tokens > 0
 
     @property
     def ended(self) -> bool:
@@ -229,7 +232,7 @@ class Sequence:
             ended |= matcher is not None and matcher.complete
         if ended:
             self.close("stop")
-        elif count >= self.request.max_tokens:
+        elif count >= self.max_tokens:
             self.close("length")
 
     def append_forced(self) -> tuple[int, ...]:

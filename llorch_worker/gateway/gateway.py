@@ -28,7 +28,6 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.generation_config import with_generation_config
-from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.access_log import note_job
 from llorch_worker.gateway.batches.record import BatchRecord
@@ -126,7 +125,7 @@ class Gateway:
         if not request.cut_max_tokens:
             return request
         wanted, most = request.max_tokens, self.own.max_tokens
-        if wanted == MAX_COUNT and "max_tokens" not in request.model_fields_set:
+        if wanted is None:
             wanted = max(self.own.default_max_tokens, request.min_tokens)
         if most is not None:
             wanted = min(wanted, most)

@@ -12,7 +12,6 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async, text
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.gateway.errors import RateLimited, TooManyJobs
 from llorch_worker.gateway.keys import Caller, Rate
 
@@ -126,7 +125,7 @@ def _guess(request: GenerationRequest) -> int:
     texts = [request.prompt or "", *(str(each.content or "") for each in request.messages or ())]
     prompt = len(request.prompt_token_ids or ()) + sum(map(len, texts)) // CHARACTERS_A_TOKEN
     # Without a maximum, an answer could take the whole context, but hardly one does.
-    new = ANSWER_TOKENS if request.max_tokens == MAX_COUNT else request.max_tokens
+    new = ANSWER_TOKENS if request.most_tokens is None else request.most_tokens
     return prompt + new * request.n
 
 

@@ -240,7 +240,9 @@ class Creation:
             return self.body.to_generation(kept).model_copy(update={"model": generation.model})
 
         # An answer needs room too, but not as much as it might be allowed.
-        room = min(generation.max_tokens, card.max_context // 4)
+        room = card.max_context // 4
+        if generation.max_tokens is not None:
+            room = min(generation.max_tokens, room)
         # The last turn stays in any case: the worker refuses it if it is too long alone.
         low, high, middle = 0, len(begins) - 1, 0
         while low < high:

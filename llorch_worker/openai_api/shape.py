@@ -20,7 +20,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
-from llorch_worker.contract.token_ids import MAX_COUNT
 from llorch_worker.contract.values import broken_rules, few_values
 from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
@@ -169,17 +168,13 @@ def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> G
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        request = GenerationRequest(**{"max_tokens": MAX_COUNT, "cut_max_tokens": True, **given})
+        return GenerationRequest(**{"cut_max_tokens": True, **given})
     except InvalidRequest as error:
         faults = [
             fault.model_copy(update={"field": _renamed(fault.field, names)})
             for fault in error.faults
         ]
         raise type(error).from_faults(faults) from None
-    if "max_tokens" not in given:
-        # Whoever sends it may have another maximum for those that name none.
-        request.model_fields_set.discard("max_tokens")
-    return request
 
 
 def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:

@@ -115,7 +115,7 @@ class StubGeneration:
         request = self._request
         answer = self._engine.answer(request)
         words = re.findall(r"\s*\S+|\s+$", answer.text)
-        pieces = words[: request.max_tokens]
+        pieces = words[: request.most_tokens]
         ended: FinishReason = "length" if len(words) > len(pieces) else "stop"
         prompt = self._prompt_tokens()
         name = self._engine.model_name

@@ -42,7 +42,7 @@ def test_a_makers_maximum_is_cut_to_the_context_and_not_below_a_minimum() -> Non
         "generation_config": ["max_tokens"],
     }
     assert sent({"max_tokens": 9}, min_tokens=12)["max_tokens"] == 12
-    assert sent({"max_tokens": 9}, max_tokens=256) == {}
+    assert sent({"max_tokens": 9}, max_tokens=256) == {"max_tokens": 256}
 
 
 def test_what_was_taken_once_is_not_taken_again() -> None:

@@ -30,7 +30,7 @@ def faults_of(**fields: Any) -> dict[str, str]:
 
 def test_defaults_are_those_of_the_contract() -> None:
     request = GenerationRequest(prompt="Once")
-    assert (request.max_tokens, request.min_tokens, request.temperature) == (256, 0, 1.0)
+    assert (request.most_tokens, request.min_tokens, request.temperature) == (256, 0, 1.0)
     assert (request.top_p, request.top_k, request.min_p) == (1.0, 0, 0.0)
     assert (request.presence_penalty, request.frequency_penalty) == (0.0, 0.0)
     assert (request.repetition_penalty, request.n, request.priority) == (1.0, 1, "normal")
@@ -277,6 +277,18 @@ def test_a_null_is_not_given() -> None:
     assert request.model_fields_set == {"prompt"}
     with pytest.raises(InvalidRequest, match="max_tokns: unknown field; did you mean max_tokens"):
         GenerationRequest(prompt="x", max_tokns=None)
+
+
+def test_an_answer_without_a_maximum_is_bounded_by_256_or_by_the_context() -> None:
+    plain = GenerationRequest(prompt="x")
+    assert (plain.max_tokens, plain.most_tokens, plain.least_tokens) == (None, 256, 256)
+    cut = GenerationRequest(prompt="x", cut_max_tokens=True)
+    assert (cut.max_tokens, cut.most_tokens, cut.least_tokens) == (None, None, 1)
+    assert cut.wire() == {"prompt": "x", "cut_max_tokens": True}
+    assert GenerationRequest(**cut.wire()) == cut
+    assert GenerationRequest(prompt="x", cut_max_tokens=True, min_tokens=999).min_tokens == 999
+    assert "min_tokens" in faults_of(prompt="x", min_tokens=257)
+    assert "min_tokens" in faults_of(prompt="x", cut_max_tokens=True, max_tokens=8, min_tokens=9)
 
 
 def test_a_digest_is_of_what_was_named_in_any_order_and_spelling_of_a_number() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest, printable, shown, summarise
 from llorch_worker.contract.shown import MAX_SHOWN_CHARS
-from llorch_worker.contract.token_ids import MAX_COUNT
 
 
 @given(st.text(max_size=300))
@@ -44,14 +43,6 @@ def test_what_is_not_a_string_is_shown_by_its_size() -> None:
 def test_a_summary_of_unknown_fields_counts_them() -> None:
     fields = {"max_tokens": 7} | {f"secret\n{number}": number for number in range(10_000)}
     assert summarise(fields) == "max_tokens=7, unknown fields: 10000"
-
-
-def test_a_summary_has_no_maximum_that_nobody_gave() -> None:
-    given = {"temperature": 0.5, "cut_max_tokens": True, "max_tokens": MAX_COUNT}
-    assert summarise(given) == "temperature=0.5"
-    assert summarise({**given, "max_tokens": 7}) == (
-        "temperature=0.5, cut_max_tokens=True, max_tokens=7"
-    )
 
 
 def test_a_refusal_of_any_request_is_printable_and_bounded() -> None:

@@ -139,7 +139,9 @@ def test_a_tiny_pool_with_preemption_gives_the_same_tokens(
     make_engine: Callable[..., Engine], alone: list[tuple[int, ...]]
 ) -> None:
     requests = mixed_requests()
-    sizes = [len(make_engine().tokenizer.encode(r.prompt or "")) + r.max_tokens for r in requests]
+    sizes = [
+        len(make_engine().tokenizer.encode(r.prompt or "")) + (r.most_tokens or 0) for r in requests
+    ]
     engine = make_engine(num_blocks=-(-max(sizes) // 16))
     assert run_together(engine, requests) == alone
     assert engine.stats().preempted_total > 0

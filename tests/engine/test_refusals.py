@@ -74,6 +74,9 @@ def test_more_tokens_than_the_context_holds_are_cut_where_that_is_asked_for(
     request = GenerationRequest(prompt_token_ids=[1] * (context - 9), **fields)
     choice = engine.submit(request).result(timeout=60).choices[0]
     assert (len(choice.token_ids), choice.finish_reason) == (9, "length")
+    del fields["max_tokens"]
+    boundless = GenerationRequest(prompt_token_ids=[1] * (context - 300), **fields)
+    assert engine.submit(boundless).result(timeout=60).usage.completion == 300
     error = refusal(engine, prompt_token_ids=[1] * context, **fields)
     assert isinstance(error, ContextLengthExceeded)
     known = f"This model's maximum context length is {context} tokens. However, "

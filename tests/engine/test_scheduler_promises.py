@@ -252,7 +252,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             chunk
             for chunk in plan.chunks
             if chunk.sequence.state is SequenceState.RUNNING
-            and chunk.sequence.generated_count + 1 < chunk.sequence.request.max_tokens
+            and chunk.sequence.generated_count + 1 < chunk.sequence.max_tokens
         ]
         assert [(c.sequence, c.start, c.count) for c in ahead.chunks] == [
             (c.sequence, c.start + 1, 1) for c in going_on
@@ -426,7 +426,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             return
         # No livelock: the first of those that run gains a token or a chunk in each step, and what
         # it has it never loses, so all of them together cannot take longer than one by one.
-        tokens = sum(s.prompt_length + s.request.max_tokens for s in self.sequences)
+        tokens = sum(s.prompt_length + s.max_tokens for s in self.sequences)
         for _ in range(tokens + 1):
             if not self.scheduler.has_work:
                 break
@@ -438,7 +438,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         for sequence in self.sequences:
             if sequence not in self.ended_early:
                 assert sequence.finish_reason == "length"
-                assert sequence.generated_count == sequence.request.max_tokens
+                assert sequence.generated_count == sequence.max_tokens
 
 
 SchedulerPromises.TestCase.settings = settings(

@@ -19,7 +19,6 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import normal_queue_of
 from llorch_worker.contract import TASK_NAME, GenerationResult, LlorchError, Timings
-from llorch_worker.contract.request import without_boundless
 from llorch_worker.telemetry.traces.faults import guarded, refusal
 from llorch_worker.telemetry.traces.publishing import SCOPE, carried, message_attributes
 
@@ -173,7 +172,6 @@ class AttemptSpans:
 
 
 def _of_request(fields: Mapping[str, Any]) -> dict[str, Any]:
-    fields = without_boundless(fields)
     return {
         attribute: fields[name]
         for name, attribute in _REQUEST_ATTRIBUTES.items()

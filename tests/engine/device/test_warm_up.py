@@ -112,7 +112,7 @@ def test_a_context_of_any_length_is_warmed_up(loaded: LoadedModel, max_context: 
         assert engine.stats().finished_total == 1
     for group in first_requests(CARD, max_context, 4, 64):
         for request in group:
-            assert len(request.prompt_token_ids or ()) + request.max_tokens <= max_context
+            assert len(request.prompt_token_ids or ()) + (request.max_tokens or 0) <= max_context
 
 
 def test_a_larger_step_never_counts_as_faster(loaded: LoadedModel) -> None:
