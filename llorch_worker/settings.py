@@ -208,7 +208,7 @@ class Settings(BaseSettings):
     """How long a job's result stays."""
 
     usage_days: int = Field(92, ge=0, le=36_500)
-    """How many days the counts of what each key and tenant used are kept; 0 counts nothing."""
+    """How many days the counts of what each tenant used are kept; 0 counts nothing."""
 
     @field_validator("speculation", mode="before")
     @classmethod

@@ -35,8 +35,8 @@ class UsageRow:
     cancelled counts nowhere, one that is cancelled while it runs with its tokens so far."""
 
     day: date
-    key: str
-    """The tenant: over HTTP the key's name; "" for jobs without one."""
+    tenant: str
+    """Over HTTP the key's name; "" for jobs without one."""
     model: str
     jobs: int = _count("jobs")
     """Those that ended with a result, or were cancelled while they ran."""
@@ -92,7 +92,7 @@ def read(client: Redis, since: date, until: date, tenant: str | None = None) -> 
             row
             for day, counts in zip(days, pipe.execute(), strict=True)
             for row in _rows(day, counts)
-            if tenant in (None, row.key)
+            if tenant in (None, row.tenant)
         ]
 
 
@@ -104,7 +104,7 @@ def today() -> date:
 def _rows(day: date, counts: Mapping[str, str]) -> list[UsageRow]:
     found: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, amount in counts.items():
-        key, model, what = name.split("/")
+        tenant, model, what = name.split("/")
         if what in _COUNTS:  # a newer worker may count more
-            found[key, model][_COUNTS[what]] = int(amount)
+            found[tenant, model][_COUNTS[what]] = int(amount)
     return [UsageRow(day, *whose, **found[whose]) for whose in sorted(found)]

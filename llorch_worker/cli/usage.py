@@ -1,4 +1,4 @@
-"""``llorch usage``: what each key and tenant used, by model and day."""
+"""``llorch usage``: what each tenant used, by model and day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ DayOption = Annotated[
 
 @settings_options("redis_url")
 def usage(
-    key: Annotated[str | None, typer.Option(help="Only this key or tenant.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only this tenant; over HTTP it is the key's name.")
+    ] = None,
     since: DayOption = None,
     until: DayOption = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
@@ -31,7 +33,7 @@ def usage(
     settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Show jobs, tokens and hours of worker time by day, key and model, by default of 30 days.
+    """Show jobs, tokens and hours of worker time by day, tenant and model, by default of 30 days.
 
     --csv and --json have the worker time in milliseconds.
     """
@@ -43,7 +45,7 @@ def usage(
     last = until.date() if until else counts.today()
     first = since.date() if since else last - timedelta(counts.SHOWN_DAYS - 1)
     with broker_errors(settings.redis_url), connect(settings.redis_url) as client:
-        rows = [asdict(row) for row in counts.read(client, first, last, key)]
+        rows = [asdict(row) for row in counts.read(client, first, last, tenant)]
     names = [each.name for each in fields(counts.UsageRow)]
     screen = Screen(as_json=as_json)
     if as_json:
@@ -57,7 +59,7 @@ def usage(
     else:
         from rich.table import Table
 
-        table = Table("day", "key", "model", box=None, header_style="dim")
+        table = Table("day", "tenant", "model", box=None, header_style="dim")
         table.columns[0].no_wrap = True
         for title in ("jobs", "failed", "prompt", "cached", "new tokens", "hours"):
             table.add_column(title, justify="right", no_wrap=True)

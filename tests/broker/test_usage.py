@@ -58,13 +58,13 @@ def rows(store: redis.Redis, tenant: str | None = None) -> list[dict[str, Any]]:
     """What was counted, without the day."""
     day = usage.today()  # or, at midnight, yesterday
     found = usage.read(store, day - timedelta(1), day, tenant)
-    wanted = ("key", "model", "jobs", "failed", *COUNTED)
+    wanted = ("tenant", "model", "jobs", "failed", *COUNTED)
     return [{name: getattr(row, name) for name in wanted} for row in found]
 
 
-def row(key: str, **counts: int) -> dict[str, Any]:
+def row(tenant: str, **counts: int) -> dict[str, Any]:
     nothing = dict.fromkeys(("jobs", "failed", *COUNTED), 0)
-    return {"key": key, "model": "toy"} | nothing | counts
+    return {"tenant": tenant, "model": "toy"} | nothing | counts
 
 
 @pytest.mark.parametrize(

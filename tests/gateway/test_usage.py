@@ -1,4 +1,4 @@
-"""What keys used, through every door."""
+"""What tenants used, through every door."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_a_key_sees_its_own_usage_and_an_operator_all(
         headers = {"Authorization": f"Bearer {alice}"}
         httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=60)
         (own,) = ask(alice, "/v1/usage").json()["data"]
-        assert (own["key"], own["jobs"], own["completion_tokens"]) == ("alice", 1, 2)
-        assert ask(alice, "/v1/usage", key="acme").json()["data"] == [own]
-        everyones = {row["key"]: row for row in ask(bob, "/v1/usage").json()["data"]}
+        assert (own["tenant"], own["jobs"], own["completion_tokens"]) == ("alice", 1, 2)
+        assert ask(alice, "/v1/usage", tenant="acme").json()["data"] == [own]
+        everyones = {row["tenant"]: row for row in ask(bob, "/v1/usage").json()["data"]}
         assert everyones["alice"] == own
         assert everyones["acme"]["completion_tokens"] == 3
         assert everyones["cancelled"]["completion_tokens"] > 0
         assert ask(bob, "/v1/usage", until="2020-01-01").json()["data"] == []
         scrape = parse(ask(bob, "/metrics").text)
-        assert scrape("llorch_usage_tokens_total", key="alice", kind="completion") == 2
-        assert scrape("llorch_usage_jobs_total", key="acme", kind="done") == 1
+        assert scrape("llorch_usage_tokens_total", tenant="alice", kind="completion") == 2
+        assert scrape("llorch_usage_jobs_total", tenant="acme", kind="done") == 1
     monkeypatch.setenv("LLORCH_REDIS_URL", redis_server.url)
-    (row,) = csv.DictReader(run("usage", "--csv", "--key", "alice").out.splitlines())
+    (row,) = csv.DictReader(run("usage", "--csv", "--tenant", "alice").out.splitlines())
     assert row == {name: str(value) for name, value in own.items()}
-    assert json.loads(run("usage", "--json", "--key", "alice").out) == [own]
+    assert json.loads(run("usage", "--json", "--tenant", "alice").out) == [own]

@@ -27,7 +27,7 @@ KILL_EVERY_S = sized(usual=0.3, full=1.0)
 KEYS, CALLERS, POLL_S = 5, 32, 0.2
 KINDS = ("prompt", "cached", "completion")
 Usage = defaultdict[str, Counter[str]]
-"""By key: tokens of each kind, and jobs."""
+"""By tenant: tokens of each kind, and jobs."""
 
 
 class Fleet:
@@ -95,7 +95,7 @@ class Fleet:
         found = Usage(Counter)
         for row in answer.raise_for_status().json()["data"]:
             counts = {kind: row[f"{kind}_tokens"] for kind in KINDS}
-            found[row["key"]].update(counts | {"jobs": row["jobs"]})
+            found[row["tenant"]].update(counts | {"jobs": row["jobs"]})
         return found
 
 

@@ -1,4 +1,4 @@
-"""``/v1/usage``: what a key used; for operators, what all did."""
+"""``/v1/usage``: what a tenant used, which is a key; for operators, what all did."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def list_usage(
     caller: TheCaller,
     since: Annotated[date | None, Query(description="The first UTC day.")] = None,
     until: Annotated[date | None, Query(description="The last one; by default today.")] = None,
-    key: Annotated[str | None, Query(description="Only this key; operators see all.")] = None,
+    tenant: Annotated[str | None, Query(description="Only this key's; operators see all.")] = None,
 ) -> UsageList:
-    """Jobs, tokens and worker time by day, key and model; by default of the last 30 days."""
+    """Jobs, tokens and worker time by day, tenant and model; by default of the last 30 days."""
     last = until or usage.today()
     first = since or last - timedelta(usage.SHOWN_DAYS - 1)
-    whose = key if caller.operator else caller.name
+    whose = tenant if caller.operator else caller.name
     return UsageList(data=usage.read(console.redis, first, last, whose))

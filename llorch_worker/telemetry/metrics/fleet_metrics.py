@@ -25,7 +25,7 @@ FRESH_S = 1.0
 MOST_UNSERVED = 20
 """Only the longest unserved queues are shown: producers choose the names, and each is a series."""
 MOST_ROWS = 500
-"""Keys and models whose usage is shown, those with the most tokens: producers choose tenants."""
+"""Tenants and models whose usage is shown, those with the most tokens: producers choose tenants."""
 
 _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "workers": ("Live workers.", lambda load: load.workers),
@@ -137,11 +137,11 @@ def _used(rows: list[UsageRow]) -> Iterable[Metric]:
     """Counters of this UTC day, which begin at 0 with it, as those of a restarted process do."""
     largest = heapq.nlargest(MOST_ROWS, rows, key=lambda row: row.prompt_tokens)
     for name, (help, unit, kinds) in _USED.items():
-        labels = ("key", "model_name", *(["kind"] if len(kinds) > 1 else []))
+        labels = ("tenant", "model_name", *(["kind"] if len(kinds) > 1 else []))
         counter = CounterMetricFamily(f"llorch_usage_{name}", f"{help} today.", labels=labels)
         for row in largest:
             for kind, field in kinds.items():
-                values = (row.key, row.model, kind)[: len(labels)]
+                values = (row.tenant, row.model, kind)[: len(labels)]
                 counter.add_metric(values, unit * getattr(row, field))
         yield counter
 
