@@ -20,6 +20,7 @@ from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.thread_count import ThreadCount
+from llorch_worker.engine.device.visible_cards import visible_cards
 from llorch_worker.engine.device.warm_up import (
     compile_kernels,
     compiles_late,
@@ -29,6 +30,7 @@ from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.intake import Intake
+from llorch_worker.engine.interface import EngineStats, ModelFacts
 from llorch_worker.engine.loading import LoadedModel, load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
@@ -40,7 +42,7 @@ from llorch_worker.engine.request_checks import check_model
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
-from llorch_worker.engine.stats import Counters, EngineStats
+from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
@@ -312,6 +314,22 @@ class Engine:
             drafts_total=counters.drafts_total,
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
+        )
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is fixed from the load to the end."""
+        return ModelFacts(
+            model_name=self.model_name,
+            fingerprint=self.fingerprint,
+            arithmetic=self.arithmetic,
+            max_context=self.max_context,
+            max_sequences=self.max_sequences,
+            vocab_size=self.config.vocab_size,
+            speculation=self.speculation,
+            generation_config=self.generation_config,
+            device=str(self._device),
+            card_uuids=visible_cards(self._device),
         )
 
     def observe(self, observer: StepObserver | None) -> None:

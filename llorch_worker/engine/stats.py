@@ -1,4 +1,4 @@
-"""The engine's figures."""
+"""Counts what the engine's steps do."""
 
 from __future__ import annotations
 
@@ -9,49 +9,6 @@ from dataclasses import dataclass, field
 from llorch_worker.engine.step_plan import StepPlan
 
 RATE_WINDOW_S = 5
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of an engine; totals count from its start.
-
-    ``bytes``: memory held, by part: weights, kv, rope, masks. ``planned_bytes``: the plan by part,
-    including the ``workspace`` of steps. ``measured_bytes``: what was measured, empty before
-    :meth:`Engine.warm_up`; on a card with ``workspace``, the peak of the steps, and
-    ``reserved``, what torch's allocator holds beyond that.
-
-    ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
-    blocks whose contents later prompts may find. ``prefix_hits_total``: prefills that found their
-    beginning. ``cached_tokens_total``: tokens that did not have to be computed, including those of
-    preempted sequences and resumed jobs. ``drafts_total`` counts the guesses of one or more
-    tokens that a step checked, ``draft_tokens_total`` their tokens, and
-    ``accepted_draft_tokens_total`` those that became tokens of a text.
-    """
-
-    model: str
-    device: str
-    dtype: str
-    bytes: dict[str, int]
-    planned_bytes: dict[str, int]
-    measured_bytes: dict[str, int]
-    max_context: int
-    max_sequences: int
-    running: int
-    waiting: int
-    tokens_per_s: float
-    kv_blocks_total: int
-    kv_blocks_free: int
-    kv_blocks_kept: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    prefix_hits_total: int
-    completion_tokens_total: int
-    finished_total: int
-    preempted_total: int
-    steps_total: int
-    drafts_total: int
-    draft_tokens_total: int
-    accepted_draft_tokens_total: int
 
 
 @dataclass(slots=True)

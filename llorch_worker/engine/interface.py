@@ -1,0 +1,209 @@
+"""What others use of an engine, in their own process or in another. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from llorch_worker.contract import (
+    Event,
+    GenerationRequest,
+    GenerationResult,
+    InternalError,
+    Journal,
+)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is fixed from an engine's load to its end."""
+
+    model_name: str
+    fingerprint: str = ""
+    """See :func:`.fingerprint`."""
+    arithmetic: str = ""
+    """Dtypes and kernels."""
+    max_context: int = 0
+    max_sequences: int = 0
+    vocab_size: int = 0
+    speculation: str = "off"
+    """What drafts tokens."""
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """What senders of jobs may take; the engine does nothing with it."""
+    device: str = "cpu"
+    """The device of model and cache, as torch names it."""
+    card_uuids: tuple[str, ...] = ()
+    """Those of the cards that torch sees, without ``GPU-``; empty on another device."""
+
+
+DeathLabel = Literal[
+    "segfault", "abort", "killed", "out_of_memory", "exit", "stalled", "device", "load", "protocol"
+]
+"""Why an engine died, for metrics. ``protocol``: what came over its socket was no frame."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How an engine's process ended without being asked to."""
+
+    label: DeathLabel
+    reason: str
+    """In a few words that hold no text of a job, such as ``signal SIGSEGV``."""
+    suspects: tuple[str, ...] = ()
+    """The ids of the jobs in its hands: in a step on the device, or being taken in."""
+    exit_code: int | None = None
+    """As of ``Popen``: negative for a signal; None if it could not be told."""
+
+
+class EngineDied(InternalError):
+    """The engine that ran the job has died; another one may run it."""
+
+    def __init__(self, death: Death) -> None:
+        self.death = death
+        super().__init__(f"the engine died: {death.reason}")
+
+
+class RunningGeneration(Protocol):
+    """One request in an engine: the handle that the submitter keeps. Any thread may call it."""
+
+    id: str
+    request: GenerationRequest
+    """With the ``max_tokens`` that fit."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal event has been emitted."""
+
+    def events(self) -> Iterator[Event]:
+        """All events from the first on, as they arrive; ends after the terminal event."""
+
+    def cancel(self) -> None:
+        """Asks the engine to stop within one step. Does nothing once the generation is done."""
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        """Waits for the result and returns it.
+
+        Raises:
+            TimeoutError: no result after ``timeout`` seconds; the generation continues.
+            EngineDied: the engine's process has died.
+            LlorchError: the generation failed; ``Cancelled`` if it was cancelled.
+        """
+
+
+class EngineInterface(Protocol):
+    """An engine, wherever it runs: ``Engine`` in the caller's process, ``EngineProcess`` in one of
+    its own. Any thread may call any method."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def warm_up(self) -> None:
+        """Prepares for jobs; call it once, before the first."""
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        retried_at: float | None = None,
+        journal: Journal | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> RunningGeneration:
+        """See :meth:`.Engine.submit`. ``on_event`` must not block: every job waits for it."""
+
+    def logits(self, token_ids: Ids[int]) -> Any:
+        """The logits after each of ``token_ids``: [tokens, vocab] float32, a tensor or a
+        ``memoryview``."""
+
+    def stats(self) -> EngineStats:
+        """The engine's figures. Those of another process are the last that it has told, if it does
+        not answer at once."""
+
+    def step_figures(self) -> StepFigures:
+        """What the steps did since the load; as fresh as :meth:`stats`."""
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        """Tensors of model and cache that are not on the engine's device; empty unless something is
+        broken. Raises ``TimeoutError`` if another process does not answer."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes requests; False after :meth:`close` or a death."""
+
+    def stalled_for_s(self) -> float:
+        """Seconds without a sign of life, for a watchdog; 0.0 while idle, and while the engine
+        waits for a keeper that reads no events."""
+
+    def close(self) -> None:
+        """Cancels running generations and ends the engine; a second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of an engine; totals count from its start.
+
+    ``bytes``: memory held, by part: weights, kv, rope, masks. ``planned_bytes``: the plan by part,
+    including the ``workspace`` of steps. ``measured_bytes``: what was measured, empty before
+    :meth:`Engine.warm_up`; on a card with ``workspace``, the peak of the steps, and
+    ``reserved``, what torch's allocator holds beyond that.
+
+    ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
+    blocks whose contents later prompts may find. ``prefix_hits_total``: prefills that found their
+    beginning. ``cached_tokens_total``: tokens that did not have to be computed, including those of
+    preempted sequences and resumed jobs. ``drafts_total`` counts the guesses of one or more
+    tokens that a step checked, ``draft_tokens_total`` their tokens, and
+    ``accepted_draft_tokens_total`` those that became tokens of a text.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    bytes: dict[str, int]
+    planned_bytes: dict[str, int]
+    measured_bytes: dict[str, int]
+    max_context: int
+    max_sequences: int
+    running: int
+    waiting: int
+    tokens_per_s: float
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_kept: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    prefix_hits_total: int
+    completion_tokens_total: int
+    finished_total: int
+    preempted_total: int
+    steps_total: int
+    drafts_total: int
+    draft_tokens_total: int
+    accepted_draft_tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of values by bucket: ``counts`` has one more than there are bounds."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What the steps did since the load."""
+
+    step_tokens: Tally
+    """Tokens that each step computed, of prompts and of texts; by :data:`STEP_TOKENS`."""
+    token_gaps: Tally
+    """Seconds between a sequence's token and the one before it; by :data:`TOKEN_GAP_S`."""
+    prompt_tokens: int = 0
+    looked_up_tokens: int = 0
+    """Tokens of prompts that were looked for in the KV cache: those of every choice."""
+    found_tokens: int = 0
+    generated_tokens: int = 0
