@@ -22,9 +22,9 @@ from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine import Engine
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 
 NEW_TOKENS = 8
 

@@ -16,7 +16,6 @@ import torch
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.contract.generation_config import GenerationConfig
-from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.thread_count import ThreadCount
@@ -29,7 +28,6 @@ from llorch_worker.engine.device.warm_up import (
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.intake import Intake
 from llorch_worker.engine.interface import EngineStats, ModelFacts
 from llorch_worker.engine.loading import LoadedModel, load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
@@ -38,14 +36,17 @@ from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
 from llorch_worker.engine.observer import StepObserver
-from llorch_worker.engine.request_checks import check_model
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
+from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.intake import Intake, Limits, PreparedRequest
+from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
+from llorch_worker.intake.request_checks import check_model
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel
 from llorch_worker.settings import default_model_name
@@ -96,11 +97,17 @@ class Engine:
         self._counters = Counters()
         self._device = device = cache.shape.device
         self._sizes = (options.max_sequences, options.max_step_tokens)
-        self._intake = Intake(
-            tokenizer,
+        self.limits = Limits(
             vocab_size=config.vocab_size,
             max_context=cache.max_context,
             pool_tokens=cache.blocks.total * cache.block_size,
+            drafts=options.drafts,
+        )
+        self._intake = Intake(tokenizer, self.limits)
+        self._sequence_maker = SequenceMaker(
+            tokenizer,
+            self._intake.compiler,
+            vocab_size=config.vocab_size,
             make_drafter=drafter_maker(options) if options.drafts else None,
         )
         self._scheduler = Scheduler(
@@ -207,7 +214,7 @@ class Engine:
         """
         # A small vocabulary takes 0.1 s, and most workers get no grammar.
         if self._device.type != "cpu" or self.config.vocab_size >= LARGE_VOCABULARY:
-            self._intake.prepare_grammars()
+            self._intake.compiler.prepare()
         if (planner := self._scheduler.planner) is not None:
             max_sequences, max_step_tokens = self._sizes
             rows = min(max_sequences + planner.most_rows, max_step_tokens)
@@ -254,12 +261,40 @@ class Engine:
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
+        choices = journal.choices.values() if journal else ()
+        generated = max((len(choice.token_ids) for choice in choices), default=0)
+        return self.submit_prepared(
+            self._intake.prepare(request, generated),
+            job_id=job_id,
+            worker=worker,
+            attempt=attempt,
+            queued_at=queued_at,
+            retried_at=retried_at,
+            journal=journal,
+            on_event=on_event,
+        )
+
+    def submit_prepared(
+        self,
+        prepared: PreparedRequest,
+        *,
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        retried_at: float | None = None,
+        journal: Journal | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Generation:
+        """Queues a request that an intake with this engine's ``limits`` has prepared.
+
+        As :meth:`submit`, which checks the model too.
+        """
         job_id = job_id or str(uuid.uuid4())
-        request, sequences, checks = self._intake.take(request, job_id, journal)
         generation = Generation(
             job_id,
-            request,
-            sequences,
+            prepared.request,
+            self._sequence_maker.make(prepared, job_id, journal),
             model_name=self.model_name,
             fingerprint=self.fingerprint,
             arithmetic=self.arithmetic,
@@ -270,7 +305,7 @@ class Engine:
             retried_at=retried_at,
             on_event=on_event,
             request_cancel=self._thread.cancel,
-            checks=checks,
+            checks=None if prepared.grammar is None else prepared.grammar.checks,
         )
         self._thread.add(generation)
         return generation

@@ -24,9 +24,9 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.engine.constraints.relaxed import Checks
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.intake.constraints.relaxed import Checks
 
 logger = logging.getLogger(__name__)
 

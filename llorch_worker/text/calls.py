@@ -426,18 +426,23 @@ def _as_object(value: str) -> str | None:
 def reader_of(
     request: GenerationRequest, dialect: Dialect, job_id: str, choice: int
 ) -> CallReader | None:
-    """For one choice; None if its text is never a call. The ids are those of every attempt."""
+    """For one choice; None if its text is never a call."""
     if not request.may_call:
         return None
+    return CallReader(
+        dialect,
+        (tool.function.name for tool in request.tools),
+        call_ids(job_id, choice),
+        forced=request.forces_a_call,
+        parallel=request.calls_in_parallel,
+    )
+
+
+def call_ids(job_id: str, choice: int) -> Callable[[int], str]:
+    """Gives the calls of one choice their ids, those of every attempt."""
 
     def call_id(index: int) -> str:
         place = f"{job_id}/{choice}/{index}".encode(errors="surrogatepass")
         return f"call_{blake2b(place, digest_size=12).hexdigest()}"
 
-    return CallReader(
-        dialect,
-        (tool.function.name for tool in request.tools),
-        call_id,
-        forced=request.forces_a_call,
-        parallel=request.calls_in_parallel,
-    )
+    return call_id

@@ -13,7 +13,7 @@ from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 from llorch_worker.text.dialects import Dialect
 from llorch_worker.text.spellings import SURROGATE
-from llorch_worker.text.thoughts import Tags, ThoughtSplitter, tags_of
+from llorch_worker.text.thoughts import Tags, tags_of
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""
@@ -125,13 +125,16 @@ class Tokenizer:
         ids = self._codec.special_ids
         return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
-    def thoughts(self, prompt_ids: Sequence[int], said: str = "") -> ThoughtSplitter | None:
-        """For the answer to this chat; None if the model's template knows no thoughts. ``said``:
-        the beginning of the answer that the prompt ends with."""
-        if (tags := self.thought_tags) is None:
-            return None
-        before = self._before(prompt_ids, said)
-        return ThoughtSplitter(open=before.endswith(tags.opening), tags=tags, said=said)
+    def ends_below(self, vocab_size: int) -> frozenset[int]:
+        """The tokens that end a text of a model with so many logits. A file may name others, which
+        never do."""
+        return frozenset(i for i in self.eos_token_ids if 0 <= i < vocab_size)
+
+    def opens_thought(self, prompt_ids: Sequence[int], said: str = "") -> bool:
+        """Whether this chat ends within a thought, but for ``said``, the beginning of the answer
+        that the prompt ends with."""
+        tags = self.thought_tags
+        return tags is not None and self._before(prompt_ids, said).endswith(tags.opening)
 
     @property
     def thought_tags(self) -> Tags | None:

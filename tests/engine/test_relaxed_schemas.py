@@ -9,8 +9,8 @@ import pytest
 
 from llorch_worker.contract import Choice, InvalidRequest
 from llorch_worker.engine import Engine
-from llorch_worker.engine.constraints import schema_check
-from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
+from llorch_worker.intake.constraints import schema_check
+from llorch_worker.intake.constraints.relaxed import Checks, misspelt, relax
 from tests.engine.structured import TIMEOUT_S, asking
 from tests.engine.test_tools import asking as asking_for_a_call
 

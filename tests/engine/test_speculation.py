@@ -103,8 +103,8 @@ class RightAndWrong(Drafter):
 
 def draft_by(engine: Engine, drafter: Drafter) -> None:
     """From now on ``drafter`` drafts for all of its sequences."""
-    assert engine._intake._make_drafter is not None
-    engine._intake._make_drafter = lambda *_: drafter
+    assert engine._sequence_maker._make_drafter is not None
+    engine._sequence_maker._make_drafter = lambda *_: drafter
 
 
 class FixedCosts(StepCosts):

@@ -20,7 +20,7 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine import Engine
-from llorch_worker.engine.constraints.grammar import grammar_of
+from llorch_worker.intake.constraints.grammar import grammar_of
 from llorch_worker.model import RaggedBatch
 from llorch_worker.text.chat import TemplateChat
 from llorch_worker.text.chat_templates import ChatTemplates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY
+from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.text.loading import VocabularySource
 
 SENTENCEPIECE_BYTES: Final = 220

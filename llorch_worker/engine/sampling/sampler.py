@@ -19,11 +19,11 @@ from math import isfinite
 
 import torch
 
-from llorch_worker.engine.constraints.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.batch import (
     RandomRows,
     SamplingBatch,
 )
+from llorch_worker.engine.sampling.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.truncation import truncate
 from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
 from llorch_worker.engine.sampling.uniforms import uniforms

@@ -11,8 +11,8 @@ import torch
 from llorch_worker.contract import GenerationRequest, ModelLoadFailed
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
-from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.device.warm_up import first_requests, measure_steps
+from llorch_worker.intake.constraints.compiler import Compiler
 from tests.engine.conftest import LoadedModel
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)

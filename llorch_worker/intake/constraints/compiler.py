@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
-from llorch_worker.engine.constraints.grammar import asked_for, grammar_of, refusal
-from llorch_worker.engine.constraints.matcher import Matcher
-from llorch_worker.engine.constraints.reason import reason
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.grammar import GrammarText, asked_for, grammar_of, refusal
+from llorch_worker.intake.constraints.matcher import Matcher
+from llorch_worker.intake.constraints.reason import reason
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -68,16 +70,24 @@ class Compiler:
         if asked is None:
             return None
         self.prepare()
-        return self._compile_in_time(request, *asked)
+        return self._in_time(partial(self._compile, request), *asked)
 
-    def _compile_in_time(self, request: GenerationRequest, field: str, source: Any) -> Matcher:
+    def compile_again(self, grammar: GrammarText) -> Matcher:
+        """A matcher of a grammar that has compiled elsewhere, with the same vocabulary.
+
+        Raises what :meth:`compile` does.
+        """
+        self.prepare()
+        return self._in_time(partial(self._made, grammar), grammar.field, grammar.text)
+
+    def _in_time(self, make: Callable[[], Matcher], field: str, source: Any) -> Matcher:
         if not self._places.acquire(timeout=self._patience_s):
             raise OutOfMemory(f"the worker compiles {MOST_COMPILING} other grammars; try again")
         future: Future[Matcher] = Future()
 
         def run() -> None:
             try:
-                future.set_result(self._compile(request))
+                future.set_result(make())
                 return
             except InvalidRequest as error:
                 # Its frames hold what was compiled.
@@ -110,19 +120,31 @@ class Compiler:
             raise refusal(field, f"must compile within {self._patience_s:g} s", source) from None
 
     def _compile(self, request: GenerationRequest) -> Matcher:
-        from llguidance import LLMatcher, LLParserLimits
-
         grammar = grammar_of(request, self._vocabulary)
         assert grammar is not None
         field, source = grammar.field, grammar.source
         try:
-            text = grammar.build()
+            document = grammar.document()
         except UnicodeEncodeError:
             raise refusal(field, "must be text that UTF-8 can encode", source) from None
         if isinstance(source, tuple) and not all(
             self._vocabulary.spells(text.encode(errors="replace")) for text in source
         ):
             raise refusal(field, "the model's vocabulary cannot spell each of them", source)
+        matcher = self._made(document)
+        # Also builds what the first steps would otherwise wait for.
+        beginning = matcher.copy()
+        if beginning.may_begin():
+            return matcher
+        error = beginning.ll_matcher.get_error()
+        if not error or error.startswith("NoExtension"):
+            rule = "must fit a text that is not empty and that the model's vocabulary can spell"
+            raise refusal(field, rule, source)
+        raise refusal(field, f"must compile: {reason(error, source)}", source)
+
+    def _made(self, grammar: GrammarText) -> Matcher:
+        from llguidance import LLMatcher, LLParserLimits
+
         limits = LLParserLimits(
             initial_lexer_fuel=1_000_000,
             max_grammar_size=200_000,
@@ -134,19 +156,10 @@ class Compiler:
             max_lexer_states=20_000,
             verbose_errors=False,
         )
-        ll_matcher = LLMatcher(self._vocabulary.ll_tokenizer, text, log_level=0, limits=limits)
+        tokenizer = self._vocabulary.ll_tokenizer
+        ll_matcher = LLMatcher(tokenizer, grammar.text, log_level=0, limits=limits)
         self._explore(ll_matcher)
-        matcher = Matcher(ll_matcher, self._vocabulary, field)
-        # Also builds what the first steps would otherwise wait for.
-        beginning = ll_matcher.deep_copy()
-        if Matcher(beginning, self._vocabulary, field).may_begin():
-            matcher.checks = grammar.checks
-            return matcher
-        error = beginning.get_error()
-        if not error or error.startswith("NoExtension"):
-            rule = "must fit a text that is not empty and that the model's vocabulary can spell"
-            raise refusal(field, rule, source)
-        raise refusal(field, f"must compile: {reason(error, source)}", source)
+        return Matcher(ll_matcher, self._vocabulary, grammar)
 
     def _explore(self, ll_matcher: LLMatcher) -> None:
         """Computes the first mask where llguidance does not hold Python's lock.

@@ -17,9 +17,9 @@ from llorch_worker.contract import (
     describe,
     shown,
 )
-from llorch_worker.engine.constraints.gbnf import ControlTokens, as_lark, is_gbnf
-from llorch_worker.engine.constraints.keyword_rules import is_plain, keyword_rules
-from llorch_worker.engine.constraints.relaxed import Checks, misspelt, relax
+from llorch_worker.intake.constraints.gbnf import ControlTokens, as_lark, is_gbnf
+from llorch_worker.intake.constraints.keyword_rules import is_plain, keyword_rules
+from llorch_worker.intake.constraints.relaxed import Checks, misspelt, relax
 from llorch_worker.text.dialects import GENERIC, Dialect
 from llorch_worker.text.spellings import any_of
 
@@ -41,6 +41,19 @@ terminals that begin alike the longer one wins, so that the other text could not
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarText:
+    """A grammar in llguidance's terms, as a document."""
+
+    field: str
+    """Of the request."""
+    text: str
+    is_users_own: bool = False
+    """Whether the user wrote its rules, which may be ambiguous without end."""
+    checks: Checks | None = None
+    """What the finished text must meet beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """``field`` of the request, the user's ``source`` in it, and the ``rules`` made of it."""
 
@@ -51,7 +64,10 @@ class Grammar:
     checks: Checks | None = None
     """What of the source the rules do not hold."""
     is_users_own: bool = False
-    """Whether the user wrote its rules, which may be ambiguous without end."""
+
+    def document(self) -> GrammarText:
+        """Raises UnicodeEncodeError for half a character."""
+        return GrammarText(self.field, self.build(), self.is_users_own, self.checks)
 
     def build(self) -> str:
         """llguidance's form of it. Raises UnicodeEncodeError for half a character."""
@@ -167,14 +183,16 @@ def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], tuple[st
 
 
 def _checks(field: str, source: Any, **schemas: Any) -> Checks:
+    checks = Checks(schemas.get("text"), schemas.get("arguments", {}))
     try:
-        return Checks(schemas.get("text"), schemas.get("arguments", {}))
+        checks.check_schemas()
     except ValueError:
         raise refusal(
             field,
             "is no valid JSON Schema, or has a pattern or a $ref that cannot be checked here",
             source,
         ) from None
+    return checks
 
 
 def refusal(field: str, rule: str, source: Any) -> InvalidRequest:

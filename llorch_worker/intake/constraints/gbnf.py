@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final, NoReturn, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, describe
-from llorch_worker.engine.constraints.character_rules import (
+from llorch_worker.intake.constraints.character_rules import (
     CharacterRules,
     Item,
     Range,

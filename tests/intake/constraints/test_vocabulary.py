@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
@@ -87,8 +87,8 @@ BUILD = """
 import sys
 from pathlib import Path
 import psutil
-from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary

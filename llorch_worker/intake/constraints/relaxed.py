@@ -204,31 +204,32 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
+@dataclass(frozen=True, slots=True)
 class Checks:
     """What the finished text, or the arguments of its calls, must meet beyond the grammar."""
 
-    def __init__(
-        self, text: Mapping[str, Any] | None, arguments: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        """``arguments``: the schema of each function's. Raises ValueError for a schema that is
-        none."""
-        from llorch_worker.engine.constraints.schema_check import validator
+    text: Mapping[str, Any] | None
+    arguments: Mapping[str, Mapping[str, Any]]
+    """The schema of each function's."""
 
-        self._text, self._arguments = text, arguments
-        for schema in (*([] if text is None else [text]), *arguments.values()):
+    def check_schemas(self) -> None:
+        """Raises ValueError for a schema that is none, or cannot be checked here."""
+        from llorch_worker.intake.constraints.schema_check import validator
+
+        for schema in (*([] if self.text is None else [self.text]), *self.arguments.values()):
             validator(schema)
 
-    def unmet(self, text: str, calls: Collection[ToolCall]) -> tuple[str, ...]:
+    def unmet(self, written: str, calls: Collection[ToolCall]) -> tuple[str, ...]:
         """The place and the keyword of each rule that is broken."""
-        from llorch_worker.engine.constraints.schema_check import broken
+        from llorch_worker.intake.constraints.schema_check import broken
 
         due = [
-            (f"tool_calls.{index}", self._arguments[call.function.name], call.function.arguments)
+            (f"tool_calls.{index}", self.arguments[call.function.name], call.function.arguments)
             for index, call in enumerate(calls)
-            if call.function.name in self._arguments
+            if call.function.name in self.arguments
         ]
-        if self._text is not None and not calls:
-            due = [("", self._text, text)]
+        if self.text is not None and not calls:
+            due = [("", self.text, written)]
         if not due:
             return ()
         found = broken([(schema, checked) for _, schema, checked in due])

@@ -10,8 +10,8 @@ import pytest
 from llguidance.numpy import fill_next_token_bitmask
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest, OutOfMemory
-from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
-from llorch_worker.engine.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import MOST_COMPILING, Compiler
+from llorch_worker.intake.constraints.vocabulary import MOST_FORCED_BYTES, ConstraintVocabulary
 from tests.forks import printed_by
 from tests.text.made_up import made_up_tokenizer
 
@@ -60,8 +60,8 @@ import os, sys
 from pathlib import Path
 from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
 
@@ -261,8 +261,8 @@ WITHOUT_ROOM = """
 import resource
 from pathlib import Path
 from llorch_worker.contract import GenerationRequest, OutOfMemory
-from llorch_worker.engine.constraints.compiler import MOST_COMPILING, Compiler
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import MOST_COMPILING, Compiler
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from tests.text.made_up import made_up_tokenizer
 
 compiler = Compiler(ConstraintVocabulary(made_up_tokenizer(64), 64, frozenset()), patience_s=5)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llorch_worker.engine.constraints.matcher import Bits, Matcher
+from llorch_worker.intake.constraints.matcher import Bits, Matcher
 
 Ids = npt.NDArray[np.intp]
 Highest = npt.NDArray[np.float32]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_worker.contract import Fault, InvalidRequest
-from llorch_worker.engine.constraints.relaxed import Checks
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.grammar import GrammarText
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -41,14 +41,14 @@ class Matcher:
         self,
         matcher: LLMatcher,
         vocabulary: ConstraintVocabulary,
-        field: str,
+        grammar: GrammarText,
         opening: Sequence[int] = (),
     ) -> None:
-        """``field`` of the request has the grammar. ``opening``: tokens with which the model may
-        begin a thought instead; the grammar then begins after it."""
+        """``matcher`` has compiled ``grammar``. ``opening``: tokens with which the model may begin
+        a thought instead; the grammar then begins after it."""
+        self.grammar = grammar
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._field = field
         self._forced: list[int] = matcher.compute_ff_tokens()
         if len(opening) > 1 and matcher.validate_tokens([opening[0]]):
             # The first of them may be text of the grammar, too.
@@ -56,8 +56,6 @@ class Matcher:
         self._opening = list(opening)
         """Those of a thought's opening that may, or must, still come."""
         self._opened = False
-        self.checks: Checks | None = None
-        """What the finished text must meet beyond the grammar."""
         self.complete = False
         """Whether the text fits the grammar and can only end."""
 
@@ -76,7 +74,7 @@ class Matcher:
 
     def copy(self, opening: Sequence[int] = ()) -> Matcher:
         """Another matcher in the same state, at the beginning of an answer."""
-        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._field, opening)
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self.grammar, opening)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -172,7 +170,7 @@ class Matcher:
         # Without an error, an end came where the grammar has none, because nothing else fitted.
         error = self._matcher.get_error() or _NO_TOKEN
         got = next((got for part, got in _FAILURES.items() if part in error), _TOO_COMPLEX)
-        return InvalidRequest.from_faults([Fault(field=self._field, rule=rule, got=got)])
+        return InvalidRequest.from_faults([Fault(field=self.grammar.field, rule=rule, got=got)])
 
 
 def _has(bits: Bits, token_id: int) -> bool:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.masks import MaskedRow, Masker
-from llorch_worker.engine.constraints.matcher import Matcher
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.engine.sampling.masks import MaskedRow, Masker
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.matcher import Matcher
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.decoding_table import DecodingTable, TokenBytes
 from llorch_worker.text.tokenizer import Tokenizer

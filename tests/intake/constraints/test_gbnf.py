@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.contract import GenerationRequest, InvalidRequest
-from llorch_worker.engine.constraints.compiler import Compiler
-from llorch_worker.engine.constraints.gbnf import as_lark
-from llorch_worker.engine.constraints.matcher import Matcher
-from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.gbnf import as_lark
+from llorch_worker.intake.constraints.matcher import Matcher
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
-from tests.engine.constraints.gbnf_grammars import CASES, ENDLESS, PROGRAM
-from tests.engine.constraints.plain_gbnf import PlainGbnf
+from tests.intake.constraints.gbnf_grammars import CASES, ENDLESS, PROGRAM
+from tests.intake.constraints.plain_gbnf import PlainGbnf
 
 
 @pytest.fixture(scope="module")
