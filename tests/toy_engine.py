@@ -218,15 +218,19 @@ class ToyEngine:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._running or self._closing)
-                if self._closing:
-                    return
-                batch = list(self._running)
-            self._step_began_s = time.monotonic()
-            time.sleep(self._step_s)
-            done = [generation for generation in batch if not generation.step()]
-            self._step_began_s = None
-            with self._changed:
-                self._running = [g for g in self._running if g not in done]
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._running or self._closing)
+            if self._closing:
+                return False
+            batch = list(self._running)
+        self._step_began_s = time.monotonic()
+        time.sleep(self._step_s)
+        done = [generation for generation in batch if not generation.step()]
+        self._step_began_s = None
+        with self._changed:
+            self._running = [g for g in self._running if g not in done]
+        return True

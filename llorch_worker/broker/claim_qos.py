@@ -95,7 +95,8 @@ class ClaimQoS(kombu_redis.QoS):
         finally:
             # The slot is freed in any case.
             HELD_CLAIMS.discard(claim)
-            virtual.QoS.ack(self, delivery_tag)
+            # kombu would keep the message until the next one comes.
+            self._delivered.pop(delivery_tag, None)
             if self.channel.consuming is not None:
                 self.channel.consuming.note_room()
         return True

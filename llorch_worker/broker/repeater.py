@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.redis_outage import RedisOutage
 
 FIRST_RETRY_S = 0.05
@@ -53,6 +54,7 @@ class Repeater:
         except (RedisError, OperationalError) as error:
             self._retry_s = min(max(2 * self._retry_s, FIRST_RETRY_S), LONGEST_RETRY_S)
             self._outage.failed(error)
+            forget_frames(error)
         else:
             self.served()
 

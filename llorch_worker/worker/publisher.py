@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from llorch_worker.broker import journal, scripts
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import Event, Tokens
@@ -172,9 +173,15 @@ class Publisher(Repeater):
     # The thread ------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
-        while due := self._wait_for_due():
-            self._write_with_script(due)
+        while self._write_next():
             self.served()
+
+    def _write_next(self) -> bool:
+        """In a call of its own, so that a thread that waits for events keeps no job."""
+        due = self._wait_for_due()
+        if due:
+            self._write_with_script(due)
+        return bool(due)
 
     def _wait_for_due(self) -> list[_Outbox]:
         """Waits for outboxes that are due; none when closing and everything is written."""
@@ -197,7 +204,8 @@ class Publisher(Repeater):
     def _write_with_script(self, due: list[_Outbox]) -> None:
         try:
             self._write(due)
-        except NoScriptError:
+        except NoScriptError as error:
+            forget_frames(error)
             # The thread checks again which jobs are due, because one may have ended.
             scripts.load(self._redis, "append")
 

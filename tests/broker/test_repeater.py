@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 from redis.exceptions import ConnectionError as NoConnection
@@ -43,3 +45,22 @@ def test_a_call_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyP
     began.wait()
     thread.close()
     go_on.set()
+
+
+def test_what_failed_is_kept_nowhere() -> None:
+    class Outbox:
+        pass
+
+    def act() -> None:
+        outbox = Outbox()
+        watched.append(weakref.ref(outbox))
+        error = NoConnection("refused")
+        raise error
+
+    watched: list[weakref.ref[Outbox]] = []
+    gc.disable()
+    try:
+        Repeater("test", "act", act).attempt()
+        assert watched[0]() is None
+    finally:
+        gc.enable()

@@ -16,7 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.concurrency.base import BasePool
 from celery.exceptions import BackendError, Reject
 from celery.utils.log import get_logger
@@ -25,6 +25,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.claim_qos import MOST_URGENT_JOBS
+from llorch_worker.broker.frames import forget_frames
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
 from llorch_worker.worker.active_jobs import ActiveJobs
 
@@ -312,17 +313,31 @@ class EnginePool(BasePool):  # type: ignore[misc]
     # On a thread of the pool -----------------------------------------------------------------
 
     def _serve(self) -> None:
-        while (work := self._inbox.get()) is not None:
-            callback, value = self._run(work)
-            self._returned.append((work, callback, value))
-            self._has_returned.set()
-            self.wake()
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """In a call of its own, so that a thread that waits for work keeps nothing of the last."""
+        if (work := self._inbox.get()) is None:
+            return False
+        callback, value = self._run(work)
+        self._returned.append((work, callback, value))
+        self._has_returned.set()
+        self.wake()
+        return True
 
     def _run(self, work: _Work) -> tuple[Callback, Any]:
         try:
-            return work.on_return, work.run()
+            value = work.run()
         except BaseException as error:  # noqa: BLE001 - any error must be reported to Celery
-            return work.on_error, _info_of(_reportable(error))
+            info = _info_of(_reportable(error))
+            forget_frames(error)
+            return work.on_error, info
+        match value:
+            # What Celery's tracer returns of a task that failed, or that it shall ignore.
+            case (_, ExceptionInfo(exception=error), _):
+                forget_frames(error.exc if isinstance(error, ExceptionWithTraceback) else error)
+        return work.on_return, value
 
 
 def _reportable(error: BaseException) -> Exception:
@@ -347,3 +362,5 @@ def _info_of(error: Exception) -> ExceptionInfo:
         raise error from None
     except type(error):
         return ExceptionInfo(sys.exc_info())
+    finally:
+        forget_frames(error)
