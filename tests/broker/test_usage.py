@@ -104,7 +104,7 @@ def test_a_tenant_reads_its_own_rows_and_a_day_expires(store: redis.Redis) -> No
         assert finish(store, claim, tenant=tenant)
     twice = {name: 2 * amount for name, amount in COUNTED.items()}
     assert rows(store, "alice") == [row("alice", jobs=2, **twice)]
-    assert [each["key"] for each in rows(store)] == ["alice", "bob"]
+    assert [each["tenant"] for each in rows(store)] == ["alice", "bob"]
     (day,) = store.keys(keys.usage("*"))
     assert DAY_S - 60 < store.ttl(day) <= DAY_S
 
