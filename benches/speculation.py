@@ -25,7 +25,7 @@ from benches.speculation_prompts import FREE, REPEATING
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.contract import GenerationRequest, GenerationResult, Message
 from llorch_worker.engine import Engine
-from llorch_worker.engine_options import Speculation
+from llorch_worker.engine_options import DrafterChoice
 
 TIMEOUT_S = 600
 SHARES = ("accepted", "held")
@@ -48,21 +48,21 @@ def speculation(
     tokens: Annotated[int, typer.Option("--tokens", min=2)] = 100,
     passes: Annotated[int, typer.Option("--passes", min=1)] = 3,
     threads: Annotated[int | None, typer.Option("--threads")] = None,
-    way: Annotated[str, typer.Option("--speculation", help="lookup or suffix")] = "lookup",
+    way: Annotated[str, typer.Option("--drafter", help="lookup or suffix")] = "lookup",
 ) -> int:
     """Decode speed with and without guesses, and their ratio: medians of alternating passes."""
     if way not in ("lookup", "suffix"):
-        raise typer.BadParameter("must be lookup or suffix", param_hint="--speculation")
+        raise typer.BadParameter("must be lookup or suffix", param_hint="--drafter")
     counts = [int(count) for count in sequences.split(",")]
-    kind: Speculation = "suffix" if way == "suffix" else "lookup"
-    ways: tuple[Speculation, Speculation] = ("off", kind)
+    kind: DrafterChoice = "suffix" if way == "suffix" else "lookup"
+    ways: tuple[DrafterChoice, DrafterChoice] = ("off", kind)
     engines = [
         Engine.load(
             model,
             device="cpu",
             max_context=1024,
             max_sequences=max(counts),
-            speculation=each,
+            drafter=each,
             num_threads=threads,
         )
         for each in ways

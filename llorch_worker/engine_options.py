@@ -17,7 +17,7 @@ KvDtype = Literal["auto", "fp8", "int8"]
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 PrefixSharing = Literal["all", "tenant"]
 """Whose prompts share KV blocks: those of all jobs, or of each tenant apart."""
-Speculation = Literal["auto", "off", "lookup", "suffix"]
+DrafterChoice = Literal["auto", "off", "lookup", "suffix"]
 """What drafts tokens. ``off``: nothing; ``lookup``: each sequence's own prompt and text;
 ``suffix``: that and the recent texts of its tenant. ``auto``: ``suffix`` on CPUs where a step's
 other rows change no bit, ``off`` elsewhere. A load plan chooses; an engine made from parts has no
@@ -41,11 +41,11 @@ class EngineOptions:
     kv_dtype: KvDtype = "auto"
     cuda_graphs: bool = True
     batch_invariant: bool | None = None
-    speculation: Speculation = "auto"
+    drafter: DrafterChoice = "auto"
     suffix_bytes: int = 8 * 2**20
     low_waits_at_most_s: float = 60.0
 
     @property
     def drafts(self) -> bool:
         """Whether something drafts tokens."""
-        return self.speculation not in ("auto", "off")
+        return self.drafter not in ("auto", "off")

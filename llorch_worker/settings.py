@@ -23,12 +23,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from llorch_worker.demo_model import DEMO, demo_model, model_path
 from llorch_worker.engine_options import (
+    DrafterChoice,
     Dtype,
     EngineOptions,
     KernelChoice,
     KvDtype,
     PrefixSharing,
-    Speculation,
 )
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
@@ -131,7 +131,7 @@ class Settings(BaseSettings):
     """``auto``: temperature, top_p, top_k, min_p, repetition_penalty and most tokens that a job
     does not name are those of the model's files. ``none``: a worker does not announce them, a
     sender does not take them."""
-    speculation: Speculation = Field(_ENGINE.speculation, validate_default=True)
+    drafter: DrafterChoice = Field(_ENGINE.drafter, validate_default=True)
     """Draft tokens and check several in one step: ``off``, ``lookup`` in the sequence's own
     prompt and text, or ``suffix``, also in the recent texts of its tenant. ``auto``: ``suffix`` on
     CPUs where batches change no bit, else ``off``. The tokens stay the same."""
@@ -210,14 +210,15 @@ class Settings(BaseSettings):
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each tenant used are kept; 0 counts nothing."""
 
-    @field_validator("speculation", mode="before")
+    @field_validator("drafter", mode="before")
     @classmethod
-    def _has_no_draft_model(cls, word: object) -> object:
-        if word == "model" or os.environ.get("LLORCH_DRAFT_MODEL"):
+    def _has_no_former_name(cls, word: object) -> object:
+        former = "LLORCH_SPECULATION", "LLORCH_DRAFT_MODEL"
+        if word == "model" or any(os.environ.get(name) for name in former):
             raise PydanticCustomError(
                 "removed",
-                "the draft model was removed: unset LLORCH_DRAFT_MODEL and use auto, off, lookup "
-                "or suffix",
+                "must be auto, off, lookup or suffix, without LLORCH_SPECULATION, the former name, "
+                "and without LLORCH_DRAFT_MODEL: the draft model was removed",
             )
         return word
 

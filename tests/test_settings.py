@@ -87,9 +87,14 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("LLORCH_SPECULATION", "model"), ("LLORCH_DRAFT_MODEL", "small.gguf")]
+    ("name", "value"),
+    [
+        ("LLORCH_DRAFTER", "model"),
+        ("LLORCH_SPECULATION", "off"),
+        ("LLORCH_DRAFT_MODEL", "small.gguf"),
+    ],
 )
-def test_the_draft_model_is_said_to_be_removed(
+def test_the_draft_model_and_the_former_name_of_its_setting_are_said_to_be_removed(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.environ", {name: value})
@@ -97,10 +102,11 @@ def test_the_draft_model_is_said_to_be_removed(
         Settings()
     answer = explain(refused.value)
     assert answer is not None
-    got = {"LLORCH_SPECULATION": "model", "LLORCH_DRAFT_MODEL": "auto"}[name]
+    got = "model" if name == "LLORCH_DRAFTER" else "auto"
     assert answer[0].message == (
-        "LLORCH_SPECULATION: the draft model was removed: unset LLORCH_DRAFT_MODEL and use auto, "
-        f"off, lookup or suffix (got {got!r})"
+        "LLORCH_DRAFTER: must be auto, off, lookup or suffix, without LLORCH_SPECULATION, the "
+        "former name, and without LLORCH_DRAFT_MODEL: the draft model was removed "
+        f"(got {got!r})"
     )
     assert answer[1] == 2
 

@@ -87,7 +87,7 @@ class ToyEngine:
         self.device = device
         self.generation_config = json.loads(os.environ.get("TOY_GENERATION_CONFIG", "{}"))
         self.max_sequences = max_sequences
-        self.speculation = "off"
+        self.drafter = "off"
         self.max_context = max_context
         self.healthy = True
         self._step_s = float(os.environ.get(STEP_MS_VARIABLE, "1")) / 1e3

@@ -51,7 +51,7 @@ def our_queue(terms: Terms, slots: int) -> Iterator[Service]:
         kv_dtype=terms.kv_dtype,
         max_sequences=slots,
         max_context=terms.context_tokens,
-        speculation="off",
+        drafter="off",
     )
     kv = "" if terms.kv_dtype == "auto" else f", KV in {terms.kv_dtype}"
     with one_worker(settings, terms.threads) as stack:

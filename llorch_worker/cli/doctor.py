@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
-@settings_options("model", "device", "redis_url", "speculation")
+@settings_options("model", "device", "redis_url", "drafter")
 def doctor(
     settings: Settings,
     flower_port: FlowerPortOption = None,

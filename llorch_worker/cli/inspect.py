@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "max_sequences",
     "max_context",
     "kv_cache_bytes",
-    "speculation",
+    "drafter",
 )
 def inspect(
     path: Annotated[

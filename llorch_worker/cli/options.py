@@ -25,7 +25,7 @@ WORKER_SETTINGS = (
     "max_step_tokens",
     "kv_cache_bytes",
     "prefix_caching",
-    "speculation",
+    "drafter",
 )
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 

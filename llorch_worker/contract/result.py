@@ -36,7 +36,7 @@ class TokenLogprobs(TokenLogprob):
 class Usage(_Part):
     """Tokens of the prompt, of the prompt found in a cache, and generated in all choices;
     ``reasoning``: of these, in thoughts; ``accepted_draft_tokens``: of these, guessed by the last
-    worker (see ``LLORCH_SPECULATION``)."""
+    worker (see ``LLORCH_DRAFTER``)."""
 
     prompt: int
     cached: int = 0

@@ -91,7 +91,7 @@ class Engine:
         self.cache = cache = loaded.cache
         self.max_context = cache.max_context
         self.max_sequences = options.max_sequences
-        self.speculation = options.speculation
+        self.drafter = options.drafter
         self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
         self._counters = Counters()
@@ -361,7 +361,7 @@ class Engine:
             max_context=self.max_context,
             max_sequences=self.max_sequences,
             vocab_size=self.config.vocab_size,
-            speculation=self.speculation,
+            drafter=self.drafter,
             generation_config=self.generation_config,
             device=str(self._device),
             card_uuids=visible_cards(self._device),

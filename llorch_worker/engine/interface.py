@@ -28,7 +28,7 @@ class ModelFacts:
     max_context: int = 0
     max_sequences: int = 0
     vocab_size: int = 0
-    speculation: str = "off"
+    drafter: str = "off"
     """What drafts tokens."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     """What senders of jobs may take; the engine does nothing with it."""

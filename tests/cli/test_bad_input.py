@@ -142,7 +142,7 @@ def test_an_invalid_argument(command: tuple[str, ...], code: int, said: str) -> 
         ("LLORCH_TENANT_WEIGHTS", "acme", "must be like acme=3,beta=2, with weights"),
         ("LLORCH_MODEL_NAME", "a b", "must be 1 to 200 of A-Za-z0-9._-"),
         ("LLORCH_LEASE_S", "0", "LLORCH_LEASE_S: must be greater than or equal to 1 (got '0')"),
-        ("LLORCH_SPECULATION", "model", "the draft model was removed: unset LLORCH_DRAFT_MODEL"),
+        ("LLORCH_DRAFTER", "model", "the draft model was removed"),
     ],
 )
 def test_a_wrong_setting_ends_every_command_that_reads_it_with_2(

@@ -17,7 +17,7 @@ def test_the_figures_are_those_of_the_engine(trained_model: Path) -> None:
     from llorch_worker.engine import Engine
 
     path = trained_model / "q8_0.gguf"
-    options = {"max_sequences": 3, "max_context": 200, "speculation": "suffix"}
+    options = {"max_sequences": 3, "max_context": 200, "drafter": "suffix"}
     words = [word for n, value in options.items() for word in (f"--{n.replace('_', '-')}", value)]
     ran = run("inspect", path, *map(str, words), "--json")
     assert ran.code == 0, ran
@@ -57,9 +57,7 @@ def test_recent_texts_that_do_not_fit_are_refused(demo_model: Path, asked: int) 
     assert ran.code == 1, ran
     assert said in " ".join(ran.err.split())
     # Nobody keeps texts then.
-    ran = run(
-        "inspect", "demo", "--speculation", "lookup", "--json", LLORCH_SUFFIX_BYTES=str(asked)
-    )
+    ran = run("inspect", "demo", "--drafter", "lookup", "--json", LLORCH_SUFFIX_BYTES=str(asked))
     assert ran.json["memory"]["texts_bytes"] == 0
     assert ran.json["memory"]["fits"] is True
 

@@ -153,7 +153,7 @@ def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, 
         "max_sequences": 8,
         "max_step_tokens": 48,
         "max_context": 176,
-        "speculation": "suffix",
+        "drafter": "suffix",
         **options,
     }
     kv_cache_bytes = plan_load(path, EngineOptions(**small)).kv_bytes(11)
@@ -180,21 +180,21 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(
     make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
 ) -> None:
     steps = {}
-    for speculation in ("off", "lookup"):
+    for drafter in ("off", "lookup"):
         model = watched()
-        engine = with_free_rows(make_engine(model=model, speculation=speculation))
+        engine = with_free_rows(make_engine(model=model, drafter=drafter))
         request = GenerationRequest(
             prompt=PHRASES[0], max_tokens=60, temperature=0, logit_bias={300: 100.0}
         )
         engine.submit(request).result(60)
-        steps[speculation] = len(model.steps)
+        steps[drafter] = len(model.steps)
     assert steps["off"] == 60
     # Sixteen tokens a step, once it repeats itself.
     assert steps["lookup"] <= 9
 
 
 def test_a_request_can_turn_drafts_off(make_engine: Callable[..., Engine]) -> None:
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     begun = PHRASES[0].removesuffix(" girl named Lily.")
     fields = {"prompt": f"{PHRASES[0]} {begun}", "max_tokens": 30, "temperature": 0}
     engine.submit(GenerationRequest(**fields, speculation="off")).result(60)
@@ -207,8 +207,8 @@ def test_drafts_leave_nothing_in_the_prefix_cache(make_engine: Callable[..., Eng
     """The blocks that are kept hold accepted tokens only, as many as without drafts."""
     request = GenerationRequest(prompt=PHRASES[1] * 3, max_tokens=50, temperature=0.5, seed=1)
     kept = []
-    for speculation in ("off", "lookup"):
-        engine = with_free_rows(make_engine(speculation=speculation))
+    for drafter in ("off", "lookup"):
+        engine = with_free_rows(make_engine(drafter=drafter))
         answer = engine.submit(request).result(60).choices[0]
         ids = [*engine.tokenizer.encode(request.prompt or ""), *answer.token_ids]
         again = GenerationRequest(prompt_token_ids=ids, max_tokens=1, temperature=0)
@@ -224,7 +224,7 @@ class OnlyWrong(Drafter):
 def test_drafts_that_never_hold_cost_no_token(make_engine: Callable[..., Engine]) -> None:
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=40, temperature=0.9, seed=4, n=2)
     expected = make_engine().submit(request).result(60).choices
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     draft_by(engine, OnlyWrong())
     assert engine.submit(request).result(60).choices == expected
     assert engine.stats().draft_tokens_total > 2 * 15 * 30
@@ -260,7 +260,7 @@ def test_drafts_that_do_not_hold_take_no_block_from_another(
 
 def test_a_draft_that_ends_the_text_counts_too(make_engine: Callable[..., Engine]) -> None:
     fields = {"prompt": PHRASES[0], "max_tokens": 60, "temperature": 0}
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     off = GenerationRequest(**fields, ignore_eos=True, speculation="off")
     ids = engine.submit(off).result(60).choices[0].token_ids
     last = next(at for at in range(6, 14) if ids[at] not in ids[:at])
@@ -277,7 +277,7 @@ def test_drafts_that_cannot_be_checked_cost_no_token_and_count_once(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=30, seed=4, ignore_eos=True)
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     off = request.model_copy(update={"speculation": "off"})
     expected = engine.submit(off).result(60).choices
     ids = [*engine.tokenizer.encode(PHRASES[0]), *expected[0].token_ids]
@@ -297,7 +297,7 @@ def test_drafts_that_cannot_be_checked_cost_no_token_and_count_once(
 
 def test_only_the_tenants_own_texts_draft_for_it(make_engine: Callable[..., Engine]) -> None:
     """Its second job takes few steps; another tenant's same job takes as many as the first."""
-    engine = with_free_rows(make_engine(speculation="suffix"))
+    engine = with_free_rows(make_engine(drafter="suffix"))
 
     def figures(tenant: str | None, **fields: Any) -> tuple[int, int, int]:
         before = engine.stats()
@@ -324,7 +324,7 @@ def test_only_the_tenants_own_texts_draft_for_it(make_engine: Callable[..., Engi
 def test_a_prediction_drafts_and_changes_nothing(make_engine: Callable[..., Engine]) -> None:
     fields = {"prompt": PHRASES[1], "max_tokens": 60, "seed": 8, "ignore_eos": True}
     expected = make_engine().submit(GenerationRequest(**fields)).result(60)
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     steps = [0]
     accepted = []
     for prediction in (None, expected.text, "Something else. " + expected.text[9:], ""):
@@ -344,7 +344,7 @@ def test_a_prediction_is_read_as_far_as_the_text_may_reach(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of one token must not have a worker tokenise a million characters."""
-    engine = make_engine(speculation="lookup")
+    engine = make_engine(drafter="lookup")
     encode, sizes = engine.tokenizer.encode, []
 
     def watched(text: str, *arguments: Any, **options: Any) -> list[int]:
@@ -364,7 +364,7 @@ def test_a_prediction_with_a_token_that_the_model_lacks_drafts_without_it(
 ) -> None:
     """A vocabulary that was added to has ids beyond the embedding."""
     fields = {"prompt_token_ids": (300, 310, 320), "max_tokens": 10, "temperature": 0}
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     expected = engine.submit(GenerationRequest(**fields)).result(60).choices
     said = expected[0].token_ids
     predicted = [320, said[0], engine.config.vocab_size, *said[1:]]
@@ -382,7 +382,7 @@ def test_steps_are_launched_ahead_again_once_there_is_no_memory_for_drafts(
             raise MemoryError
 
     queue = LazyQueue()
-    engine = with_free_rows(make_engine(speculation="lookup", model=watched(run_out), queue=queue))
+    engine = with_free_rows(make_engine(drafter="lookup", model=watched(run_out), queue=queue))
     draft_by(engine, OnlyWrong())
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=20, ignore_eos=True, seed=2)
     expected = make_engine().submit(request).result(60).choices
@@ -399,7 +399,7 @@ def test_another_worker_resumes_from_accepted_tokens_alone(
     make_engine: Callable[..., Engine],
 ) -> None:
     """With drafts and without, wherever the first worker was lost."""
-    engine = with_free_rows(make_engine(speculation="lookup"))
+    engine = with_free_rows(make_engine(drafter="lookup"))
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=28, temperature=0.8, seed=9)
     off = engine.submit(request.model_copy(update={"speculation": "off"})).result(60).choices
     ids = [*engine.tokenizer.encode(PHRASES[0]), *off[0].token_ids]

@@ -245,7 +245,7 @@ def test_drafts_over_windows_change_no_token_and_leak_no_block(windowed: Windowe
     ids = random_ids(90, seed=4)
     requests = [request(ids[cut:], max_tokens=200) for cut in (0, 30, 60)]
     sizes = {"max_sequences": 3, "max_step_tokens": 64}
-    with loaded.engine(num_blocks=100, speculation="lookup", **sizes) as engine:
+    with loaded.engine(num_blocks=100, drafter="lookup", **sizes) as engine:
         off = [each.model_copy(update={"speculation": "off"}) for each in requests]
         answers = [engine.submit(each).result(TIMEOUT_S).choices for each in off]
         texts = [

@@ -106,7 +106,7 @@ def test_a_job_whose_device_fails_gives_the_same_text_elsewhere(
         "model": demo_model,
         "model_name": "demo",
         "max_sequences": 4,
-        "speculation": "off",
+        "drafter": "off",
     }
     ask = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 60}
     with Client(own_server.url, model="demo") as client:

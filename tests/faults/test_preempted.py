@@ -114,7 +114,7 @@ def test_a_revoke_ends_it_while_the_high_job_still_runs(
 def test_a_job_whose_tokens_are_guessed_goes_on_in_another_worker(
     own_client: Client, start: Start, answers: list[Choice], expected: list[list[int]]
 ) -> None:
-    settings = {"speculation": "lookup", "SLOW_STEP_MS": 150}
+    settings = {"drafter": "lookup", "SLOW_STEP_MS": 150}
     worker = start("w1", **settings)
     job = own_client.submit(**LOW, prediction=answers[0].text)
     next(entry for entry in job.stream(timeout=GET_S) if entry.event.type == "tokens")

@@ -51,7 +51,7 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
         settings.engine_options,
         max_sequences=largest.jobs,
         max_context=fitting.shape.max_context,
-        speculation="off",  # What guesses gain depends on the text: these prompts are random.
+        drafter="off",  # What guesses gain depends on the text: these prompts are random.
     )
     kv_cache_bytes = plan_load(settings.model, options).kv_bytes(_blocks_for_all(largest))
     began_s = time.perf_counter()

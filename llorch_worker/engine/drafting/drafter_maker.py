@@ -18,7 +18,7 @@ def drafter_maker(options: EngineOptions) -> DrafterMaker:
     """The maker of one engine's drafters, which share its recent texts.
 
     The ``options`` say that there are drafts."""
-    if options.speculation == "lookup":
+    if options.drafter == "lookup":
         return lambda _, prediction: PromptLookup(prediction)
     texts = RecentTexts(options.suffix_bytes)
     return lambda tenant, prediction: BetterOf(

@@ -129,7 +129,7 @@ class LoadPlan:
     @property
     def texts_bytes(self) -> int:
         """Bytes of the recent texts that sequences draft from; 0 on a card."""
-        keeps = self.options.speculation == "suffix" and self.device.type == "cpu"
+        keeps = self.options.drafter == "suffix" and self.device.type == "cpu"
         return self.options.suffix_bytes if keeps else 0
 
     def require_fit(self) -> LoadPlan:
@@ -261,10 +261,10 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         kv_dtype=options.kv_dtype,
         batch_invariant=batch_invariant,
     )
-    if options.speculation == "auto":
+    if options.drafter == "auto":
         is_exact = batch_invariant or chosen.ops.name == "native"
         drafts = is_exact and place.type == "cpu"
-        options = replace(options, speculation="suffix" if drafts else "off")
+        options = replace(options, drafter="suffix" if drafts else "off")
     recorded = options.cuda_graphs and records_decode(place, chosen.ops)
     shape = cache_shape(
         config,

@@ -171,7 +171,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
-        how = engine.speculation
+        how = engine.drafter
         guesses = "" if how == "off" else f", speculation by {how}"
         logger.info(
             "%s is resident on %s, warm and ready%s", engine.model_name, assignment.name, guesses

@@ -170,7 +170,7 @@ def shrinking(plan: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"kernels": "torch", "speculation": "off"}
+    options: dict[str, Any] = {"kernels": "torch", "drafter": "off"}
     with (
         caplog.at_level(logging.INFO, "llorch_worker.engine.loading"),
         Engine.load(loaded.path, OPTIONS, **options) as engine,
@@ -184,14 +184,14 @@ def test_drafts_come_by_default_where_they_change_no_bit(
     trained_model: Path, demo_model: Path
 ) -> None:
     def chosen(path: Path, **options: Any) -> str:
-        return plan_load(path, EngineOptions(device="cpu", **options)).options.speculation
+        return plan_load(path, EngineOptions(device="cpu", **options)).options.drafter
 
     floats = trained_model / "f32.gguf"
     assert chosen(floats, dtype="float32") == "suffix"
     assert chosen(floats, dtype="float32", batch_invariant=False, kernels="torch") == "off"
     assert chosen(floats, dtype="bfloat16", kernels="torch") == "off"
     assert chosen(floats, dtype="bfloat16", kernels="torch", batch_invariant=True) == "suffix"
-    assert chosen(floats, dtype="float32", speculation="lookup") == "lookup"
+    assert chosen(floats, dtype="float32", drafter="lookup") == "lookup"
     if native_absence() is None:
         assert chosen(demo_model, dtype="bfloat16") == "suffix"
 
