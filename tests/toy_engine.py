@@ -127,6 +127,7 @@ class ToyEngine:
         queued_at: float | None = None,
         retried_at: float | None = None,
         journal: Journal | None = None,
+        suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> ToyGeneration:
         match (request.prompt or "").split():

@@ -233,6 +233,7 @@ class Engine:
         queued_at: float | None = None,
         retried_at: float | None = None,
         journal: Journal | None = None,
+        suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
@@ -250,6 +251,8 @@ class Engine:
                 there: tokens, text, logprobs and usage are those of an uninterrupted run, events
                 contain only new output, and complete choices do not run again. ``usage.cached`` and
                 the other timings are those of this attempt.
+            suspect: the job may have ended an engine. Until its first token it computes in steps of
+                its own.
             on_event: called on the engine's thread with every event; must not block. If it
                 raises, this generation is cancelled.
 
@@ -271,6 +274,7 @@ class Engine:
             queued_at=queued_at,
             retried_at=retried_at,
             journal=journal,
+            suspect=suspect,
             on_event=on_event,
         )
 
@@ -284,6 +288,7 @@ class Engine:
         queued_at: float | None = None,
         retried_at: float | None = None,
         journal: Journal | None = None,
+        suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> Generation:
         """Queues a request that an intake with this engine's ``limits`` has prepared.
@@ -294,7 +299,7 @@ class Engine:
         generation = Generation(
             job_id,
             prepared.request,
-            self._sequence_maker.make(prepared, job_id, journal),
+            self._sequence_maker.make(prepared, job_id, journal, suspect=suspect),
             model_name=self.model_name,
             fingerprint=self.fingerprint,
             arithmetic=self.arithmetic,

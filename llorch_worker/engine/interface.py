@@ -112,6 +112,7 @@ class EngineInterface(Protocol):
         queued_at: float | None = None,
         retried_at: float | None = None,
         journal: Journal | None = None,
+        suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> RunningGeneration:
         """See :meth:`.Engine.submit`. ``on_event`` must not block: every job waits for it."""

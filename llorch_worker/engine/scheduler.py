@@ -24,6 +24,8 @@ arrival, choice). The rules:
   that outranks the others computes it. A prefill waits for no other work: if that chunk is
   cancelled, preempted or fails, the next step does not contain it. The first running sequence
   never sits out, because no chunk precedes its own.
+- A suspect, whose job may end the engine, computes in steps of its own until its first token. They
+  take turns with those of all others, and no step is planned ahead of or after them.
 - A step without a prefill computes the drafts that promise more speed, as far as the
   token budget and free blocks go.
 - A step may be planned while the one before it is still on the device and its tokens are unknown,
@@ -90,6 +92,8 @@ class Scheduler:
         self._clock = clock
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._was_alone = False
+        """Whether the last step was a suspect's own."""
         self._launched: list[StepPlan] = []
         """Planned steps that the device may still work on; two at most."""
         self.preempted_total = 0
@@ -122,16 +126,40 @@ class Scheduler:
                 self.blocks.trim(running)
         self._age()
         self._preempt_for_high()
-        chunks = self._decodes()
+        plan = self._plan(self._turn())
+        if not plan.chunks and (suspect := self._turn()) is not None:
+            # The others' turn, but the only one of them has given up its blocks.
+            plan = self._plan(suspect)
+        return self._launch(plan)
+
+    def _turn(self) -> int | None:
+        """The arrival of the suspect whose step is next; None if it is that of all others."""
+        ready = [*self._running, *self._waiting[:1]]
+        if any(s.suspect for s in ready) and self._waiting and self._admissible(None) is None:
+            ready.pop()
+        suspect = next((s for s in ready if s.suspect), None)
+        others = not all(s.suspect for s in ready)
+        self._was_alone = suspect is not None and not (others and self._was_alone)
+        return suspect.arrival if suspect is not None and self._was_alone else None
+
+    def _plan(self, suspect: int | None) -> StepPlan:
+        """``suspect``: see :meth:`_turn`."""
+
+        def takes_part(sequence: Sequence) -> bool:
+            return not sequence.suspect if suspect is None else sequence.arrival == suspect
+
+        chunks = self._decodes([s for s in self._running if s.decoding and takes_part(s)])
         decodes = len(chunks)
         budget = self._max_step_tokens - sum(chunk.count for chunk in chunks)
-        prefills = [s for s in self._running if not s.decoding]
+        prefills = [s for s in self._running if not s.decoding and takes_part(s)]
         prefills.reverse()
         completed: set[BlockKey] = set()
         while budget > 0:
             sequence = self._admissible(prefills[-1] if prefills else None)
-            if sequence is not None:
+            if sequence is not None and (suspect is None or takes_part(sequence)):
                 self._admit(sequence)
+                if not takes_part(sequence):
+                    continue
             elif prefills:
                 sequence = prefills.pop()
             else:
@@ -148,7 +176,7 @@ class Scheduler:
             budget -= count
         if len(chunks) == decodes and self.planner is not None:
             chunks = self.planner.with_drafts(chunks, budget, self.blocks.allocate)
-        return self._launch(StepPlan(tuple(chunks), decodes))
+        return StepPlan(tuple(chunks), decodes)
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plans the step after ``plan``, which is on the device: one more token per sequence.
@@ -274,13 +302,13 @@ class Scheduler:
                 return high, victims
         return None
 
-    def _decodes(self) -> list[Chunk]:
+    def _decodes(self, sequences: Items[Sequence]) -> list[Chunk]:
         chunks = []
         spare = self._max_step_tokens - len(self._running)
         prefill_rank: float | None = None
-        for sequence in tuple(self._running):
+        for sequence in sequences:
             # An earlier sequence may have preempted this one.
-            if sequence.state is not SequenceState.RUNNING or not sequence.decoding:
+            if sequence.state is not SequenceState.RUNNING:
                 continue
             count = 1
             if sequence.pending > 1:

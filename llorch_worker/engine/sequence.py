@@ -100,6 +100,9 @@ class Sequence:
         """Those that this choice computes: the first does it for all."""
         if request.prompt_logprobs is not None and choice == 0:
             self.prompt_logprobs = PromptLogprobs(prompt_ids, request.prompt_logprobs)
+        self.suspect = False
+        """Whether its job may end the engine: until its next token it computes in steps of its
+        own, so that no other job is suspected with it."""
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.computed = 0
@@ -224,6 +227,7 @@ class Sequence:
         if matcher is not None:
             matcher.end(token_id) if ended else matcher.push(token_id)
         self.token_ids.append(token_id)
+        self.suspect = False
         thinking = self.text.thinking
         if not ended:
             ended = self.text.push(token_id, may_stop=may_stop)

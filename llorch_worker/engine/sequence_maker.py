@@ -36,11 +36,17 @@ class SequenceMaker:
         self._arrivals = itertools.count()
 
     def make(
-        self, prepared: PreparedRequest, job_id: str, journal: Journal | None
+        self,
+        prepared: PreparedRequest,
+        job_id: str,
+        journal: Journal | None,
+        *,
+        suspect: bool = False,
     ) -> tuple[Sequence, ...]:
         """A sequence for each choice, with a seed, a text and a matcher of its own.
 
-        With ``journal`` the sequences continue there. Raises InternalError for another request's
+        With ``journal`` the sequences continue there. ``suspect``: see :attr:`.Sequence.suspect`.
+        Raises InternalError for another request's
         journal, and what :meth:`.Compiler.compile_again` does.
         """
         request = prepared.request
@@ -70,6 +76,8 @@ class SequenceMaker:
         )
         if journal:
             resume(sequences, journal, vocab_size=self._vocab_size)
+        for sequence in sequences:
+            sequence.suspect = suspect
         return sequences
 
     def _text(self, prepared: PreparedRequest, job_id: str, choice: int) -> ChoiceText:

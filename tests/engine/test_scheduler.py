@@ -114,6 +114,68 @@ def test_no_step_is_planned_ahead_of_a_prefill_or_of_truncation(
     assert truncated.schedule_ahead(plan) is None
 
 
+def test_a_suspect_computes_in_steps_of_its_own_until_its_first_token(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(step=4, prefix_caching=False)
+    s.add(make_sequence(2, arrival=0))
+    plan_step(s)
+    suspect = make_sequence(10, arrival=1)
+    suspect.suspect = True
+    s.add(suspect)
+    s.add(make_sequence(3, arrival=2))
+    assert plan_step(s) == [(1, 0, 4)]
+    assert plan_step(s) == [(0, 2, 1), (2, 0, 3)]
+    assert plan_step(s) == [(1, 4, 4)]
+    assert plan_step(s) == [(0, 3, 1), (2, 3, 1)]
+    assert plan_step(s) == [(1, 8, 2)]
+    assert plan_step(s) == [(0, 4, 1), (1, 10, 1), (2, 4, 1)]
+
+
+def test_the_choices_of_a_suspect_share_its_steps_and_two_suspects_never_do(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(prefix_caching=False)
+    for arrival, choice in ((0, 0), (0, 1), (1, 0)):
+        sequence = make_sequence(5, arrival=arrival)
+        sequence.choice, sequence.suspect = choice, True
+        s.add(sequence)
+    assert plan_step(s) == [(0, 0, 5), (0, 0, 5)]
+    assert plan_step(s) == [(0, 5, 1), (0, 5, 1)]
+    assert plan_step(s) == [(1, 0, 5)]
+    assert plan_step(s) == [(0, 6, 1), (0, 6, 1), (1, 5, 1)]
+
+
+def test_no_step_is_planned_ahead_of_a_suspects_or_after_it(make_sequence: MakeSequence) -> None:
+    s = scheduler(step=4)
+    s.add(make_sequence(2, arrival=0, max_tokens=9))
+    plan_step(s)
+    plan = s.schedule()
+    suspect = make_sequence(6, arrival=1, max_tokens=9)
+    suspect.suspect = True
+    s.add(suspect)
+    assert s.schedule_ahead(plan) is None
+    s.advance(plan)
+    plan.chunks[0].sequence.append(1)
+    plan = s.schedule()
+    assert [chunk.sequence for chunk in plan.chunks] == [suspect]
+    assert s.schedule_ahead(plan) is None
+
+
+def test_a_suspect_runs_on_where_the_only_other_one_gives_up_its_blocks(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(blocks=5, step=2, prefix_caching=False)
+    s.add(make_sequence(4, arrival=1))
+    plan_step(s)
+    plan_step(s)
+    suspect = make_sequence(12, arrival=0, max_tokens=1)
+    suspect.suspect = True
+    s.add(suspect)
+    assert [plan_step(s)[0][0] for _ in range(11)] == [0, 1, 0, 1, 0, 1, 0, 1, 0, 0, 1]
+    assert suspect.finish_reason == "length"
+
+
 def test_a_prefill_that_sits_out_leaves_the_step_to_others(
     make_sequence: MakeSequence,
 ) -> None:

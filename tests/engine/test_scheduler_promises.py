@@ -141,6 +141,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         right=st.integers(0, 6),
         wrong=st.integers(0, 6),
         forced=st.sampled_from([0, 0, 1, 5, 40]),
+        suspect=st.sampled_from([False, False, False, True]),
     )
     def submit(
         self,
@@ -152,6 +153,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         right: int,
         wrong: int,
         forced: int,
+        suspect: bool,
     ) -> None:
         # Anything that the pool as a whole can hold is accepted.
         size = max(2, int(share * min(self.pool.total, 12) * BLOCK_SIZE))
@@ -166,6 +168,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             drafter=SomeHold(right, right + wrong),
         )
         sequence.plain = not forced
+        sequence.suspect = suspect
         self.forced[sequence] = forced
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
@@ -357,7 +360,10 @@ class SchedulerPromises(RuleBasedStateMachine):
             assert chunk.sequence.state is SequenceState.RUNNING
             assert chunk.start == chunk.sequence.computed
             assert len(chunk.sequence.blocks) >= self.blocks_of(chunk)
-        running = self.scheduler.running
+        running = [s for s in self.scheduler.running if not s.suspect]
+        if any(sequence.suspect for sequence in chunked):
+            assert len(chunked) == 1
+            running = []
         assert not running or running[0] in chunked  # no livelock
         for sequence in running:
             # Each sequence that decodes has its token; a prefill may wait for work of this step.
@@ -370,7 +376,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         # Who was admitted outranks everyone still waiting, but for those preempted just now; a high
         # one may pass others that rank as high, if it preempts one that does not.
         still = [s for s in self.scheduler.waiting if s in waiting]
-        for admitted in [s for s in running if s in waiting]:
+        for admitted in [s for s in self.scheduler.running if s in waiting]:
             passed = [s for s in still if s.order < admitted.order]
             somebody_was_preempted = len(still) < len(self.scheduler.waiting)
             assert not passed or (admitted.asks_for_high and somebody_was_preempted)
@@ -425,9 +431,10 @@ class SchedulerPromises(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         # No livelock: the first of those that run gains a token or a chunk in each step, and what
-        # it has it never loses, so all of them together cannot take longer than one by one.
+        # it has it never loses, so all of them together cannot take longer than one by one, twice
+        # as long where suspects take turns with them.
         tokens = sum(s.prompt_length + s.max_tokens for s in self.sequences)
-        for _ in range(tokens + 1):
+        for _ in range(2 * tokens + 1):
             if not self.scheduler.has_work:
                 break
             self.step()
