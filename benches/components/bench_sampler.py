@@ -11,8 +11,8 @@ from benches.components.sizes import VOCAB, randoms
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels.uniforms import uniforms
 from tests.text.made_up import made_up_tokenizer
 
 ROWS = 16

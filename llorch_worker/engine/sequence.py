@@ -22,18 +22,15 @@ PRIORITY_RANKS: dict[Priority, int] = {"high": HIGH_RANK, "normal": 1, "low": 2}
 
 
 def samples_plainly(request: GenerationRequest) -> bool:
-    """Whether ``request`` sets no sampling parameter but the temperature.
+    """Whether ``request`` sets no sampling parameter but the temperature, min_p, top_k and top_p.
 
     Steps may overlap only if every job in them samples plainly, and the fused kernel supports only
     such jobs. The other parameters need the host between two steps: it reads log probabilities and
-    counts tokens for penalties and min_tokens, and truncation reads its own results. So does a
-    grammar, which needs the last token to say what may follow.
+    counts tokens for penalties and min_tokens. So does a grammar, which needs the last token to
+    say what may follow.
     """
     return (
-        request.top_k == 0
-        and request.top_p == 1
-        and request.min_p == 0
-        and request.repetition_penalty == 1
+        request.repetition_penalty == 1
         and request.presence_penalty == 0
         and request.frequency_penalty == 0
         and not request.logit_bias

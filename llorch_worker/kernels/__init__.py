@@ -12,6 +12,7 @@ from llorch_worker.kernels.interface import (
     Ops,
     PagedAttention,
     PagedSequences,
+    SampledRows,
     TruncateRows,
 )
 from llorch_worker.kernels.layer_kv import LayerKV
@@ -37,6 +38,7 @@ __all__ = [
     "Ops",
     "PagedAttention",
     "PagedSequences",
+    "SampledRows",
     "TorchOps",
     "TruncateRows",
     "choose_ops",

@@ -151,7 +151,25 @@ class Ops(Protocol):
         ``reads_mask`` is false."""
 
 
-FusedSample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The parameters of a batch's rows on the device, in the form that ``FusedSample`` takes."""
+
+    temperatures: torch.Tensor
+    """[rows] float32; 0 takes the row's first maximum."""
+    log_min_p: torch.Tensor
+    """[rows] float32, -inf if off."""
+    top_k: torch.Tensor
+    """[rows] int64, the vocabulary's size if off."""
+    top_p: torch.Tensor
+    """[rows] float64, inf if off."""
+    seeds: torch.Tensor
+    """[rows] int64, non-negative."""
+    truncates: bool
+    """Whether a row has min_p, top_k or top_p."""
+
+
+FusedSample = Callable[[torch.Tensor, SampledRows, torch.Tensor], torch.Tensor]
 """``torch_ops.sample``, or a kernel that does the same in one launch."""
 
 

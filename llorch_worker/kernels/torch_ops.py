@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.interface import (
+    CausalMask,
+    PagedAttention,
+    PagedSequences,
+    SampledRows,
+)
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.torch_attention import GatheredDecode, GatheredPrefill
+from llorch_worker.kernels.uniforms import uniforms
 
 
 class TorchOps:
@@ -70,31 +76,56 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return rotated.to(x.dtype)
 
 
-def sample(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    log_min_p: torch.Tensor,
-    uniforms: torch.Tensor,
-) -> torch.Tensor:
-    """One token per row: the first whose cumulative probability exceeds ``uniforms``.
+def sample(logits: torch.Tensor, rows: SampledRows, positions: torch.Tensor) -> torch.Tensor:
+    """One token per row: the first whose cumulative probability exceeds the row's uniform number.
 
     Args:
         logits: [rows, vocab] float32; not changed.
-        temperatures: [rows] float32; 0 takes the row's first maximum.
-        log_min_p: [rows] float32; tokens less likely than min_p times the likeliest are excluded;
-            -inf excludes none.
-        uniforms: [rows] float64 in [0, 1).
+        positions: [rows] int64, index of the token within its choice.
 
     Returns:
         [rows] int64.
     """
-    best, likeliest = logits.max(dim=-1, keepdim=True)
-    greedy = (temperatures == 0).unsqueeze(1)
-    scaled = (logits - best) / temperatures.unsqueeze(1).masked_fill(greedy, 1.0)
-    weights = torch.where(scaled >= log_min_p.unsqueeze(1), scaled.exp(), 0.0)
+    likeliest = logits.argmax(dim=-1, keepdim=True)
+    greedy = (rows.temperatures == 0).unsqueeze(1)
+    scaled = logits / rows.temperatures.unsqueeze(1).masked_fill(greedy, 1.0)
+    weights = scaled.softmax(dim=-1)
+    if rows.truncates:
+        truncate_rows(weights, scaled, None, rows.log_min_p, rows.top_k, rows.top_p)
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    passed = (cumulative > uniforms.unsqueeze(1) * cumulative[:, -1:]) & (weights > 0)
+    targets = uniforms(rows.seeds, positions).unsqueeze(1) * cumulative[:, -1:]
+    passed = (cumulative > targets) & (weights > 0)
     drawn = torch.where(
         passed.any(-1, keepdim=True), passed.int().argmax(-1, keepdim=True), likeliest
     )
     return torch.where(greedy, likeliest, drawn).squeeze(1)
+
+
+def truncate_rows(
+    weights: torch.Tensor,
+    scaled: torch.Tensor,
+    rows: torch.Tensor | None,
+    log_min_p: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+) -> None:
+    """See ``TruncateRows``; on any device. It sorts the vocabulary, which dominates sampling."""
+    if rows is not None:
+        truncated = weights[rows]
+        truncate_rows(truncated, scaled[rows], None, log_min_p, top_k, top_p)
+        weights[rows] = truncated
+        return
+    falling, order = scaled.sort(dim=-1, descending=True)
+    inside = torch.arange(falling.shape[-1], device=falling.device) < top_k.unsqueeze(1)
+    # Equivalent to p >= min_p * p_max.
+    inside &= falling >= falling[:, :1] + log_min_p.unsqueeze(1)
+    # Each of these takes 8 bytes for each logit of the batch: none stays longer than it is read.
+    masses = weights.gather(1, order).to(torch.float64).mul_(inside)
+    del order
+    cumulative = masses.cumsum(dim=-1)
+    del masses
+    before = cumulative.roll(1, dims=-1)
+    before[:, 0] = 0  # the likeliest token always stays
+    inside &= before < top_p.unsqueeze(1) * cumulative[:, -1:]
+    kept = inside.sum(dim=-1, keepdim=True).clamp_(min=1)
+    weights.mul_(scaled >= falling.gather(1, kept - 1))

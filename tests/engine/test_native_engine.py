@@ -28,7 +28,7 @@ def test_the_native_kernel_truncates_with_every_dtype(
     def refuse(*_: object) -> None:
         raise AssertionError("truncated by sorting")
 
-    monkeypatch.setattr("llorch_worker.engine.sampling.truncation.truncate_by_sorting", refuse)
+    monkeypatch.setattr("llorch_worker.kernels.torch_ops.truncate_rows", refuse)
     request = GenerationRequest(prompt="Once", max_tokens=4, top_p=0.5, seed=1, ignore_eos=True)
     with Engine.load(demo_model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as engine:
         assert len(engine.submit(request).result(timeout=60).choices[0].token_ids) == 4

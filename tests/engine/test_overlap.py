@@ -78,9 +78,6 @@ def test_at_most_two_steps_are_launched_and_unread(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"temperature": 1, "top_p": 0.9},
-        {"temperature": 1, "top_k": 5},
-        {"temperature": 1, "min_p": 0.1},
         {"repetition_penalty": 1.1},
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
@@ -100,6 +97,18 @@ def test_parameters_that_need_the_host_prevent_overlap(
         expected = plain.submit(request(seed=3, **fields)).result(60).choices
     assert generation.result(60).choices == expected
     assert queue.most_unread == 1
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_truncation_does_not_prevent_overlap(
+    engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any, fields: dict[str, Any]
+) -> None:
+    engine = engine_of()
+    generation = engine.submit(request(seed=3, temperature=1, **fields))
+    with loaded.engine() as plain:
+        expected = plain.submit(request(seed=3, temperature=1, **fields)).result(60).choices
+    assert generation.result(60).choices == expected
+    assert queue.most_unread == 2
 
 
 def test_a_token_computed_after_the_end_is_discarded(

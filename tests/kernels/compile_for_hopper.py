@@ -43,10 +43,12 @@ TYPES: dict[str, str] = {
     **dict.fromkeys(("keys", "values"), "*bf16"),
     **dict.fromkeys(("key_scales", "value_scales", "pieces", "stats", "cos", "sin"), "*fp32"),
     **dict.fromkeys(("logits", "temperatures", "log_min_p"), "*fp32"),
-    **dict.fromkeys(("tables", "contexts", "slots", "chosen"), "*i64"),
+    **dict.fromkeys(
+        ("tables", "contexts", "slots", "chosen", "top_k", "seeds", "positions"), "*i64"
+    ),
     **dict.fromkeys(("first_rows", "query_lengths"), "*i64"),
     **{"codes": "*u8", "high": "*i32", "scales": "*fp16", "offsets": "*fp16"},
-    **{"uniforms": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
+    **{"top_p": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
 }
 """By parameter name; others are 32-bit integers."""
 
@@ -173,7 +175,7 @@ def compile_each() -> dict[str, dict[str, Any]]:
         "rope_and_write": compile_kernel(rope, ROPE | {"KV_DTYPE": "auto"}),
         "rope_and_write int8": compile_kernel(rope, ROPE | {"KV_DTYPE": "int8"}, INT8),
         "gelu_and_mul": compile_kernel(gate, {"GELU": True, "BLOCK": 1024}),
-        "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
+        "sample": compile_kernel(sample._sample, {"BLOCK": sample._BLOCK}, num_warps=16),
         "matvec Q4_K": compile_kernel(quantised_linear._matvec, matvec | Q4_K),
         "matvec Q6_K": compile_kernel(quantised_linear._matvec, matvec | Q6_K),
         "matmul": compile_matmul(quantised_linear.WIDE[0], Q4_K),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.sampling.penalties import Penalties
 from llorch_worker.engine.sampling.truncation import Truncation
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels import SampledRows
 from llorch_worker.kernels.upload import on_device
 
 
@@ -48,20 +49,6 @@ class Suppressions:
     longest: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlainRows:
-    """Parameters of a batch in which every row samples plainly, in the form ``FusedSample`` takes.
-
-    ``temperatures`` [rows] float32, 0 for greedy rows; ``log_min_p`` [rows] float32, all -inf;
-    ``seeds`` [rows] int64; ``no_shares`` [rows] float64 zeros, the draws of a greedy batch.
-    """
-
-    temperatures: torch.Tensor
-    log_min_p: torch.Tensor
-    seeds: torch.Tensor
-    no_shares: torch.Tensor
-
-
 LOWEST_TEMPERATURE = 1e-6
 """Below this the likeliest token is almost certain, and a division in float32 would overflow."""
 
@@ -88,16 +75,20 @@ class SamplingBatch:
         self.logprob_tops = [requests[row].logprobs or 0 for row in self.logprob_rows]
 
     @cached_property
-    def plain_rows(self) -> PlainRows:
+    def sampled_rows(self) -> SampledRows:
         """The parameters of a batch that ``is_plain``."""
-        count = len(self.sequences)
-        temperatures = [sequence.request.temperature for sequence in self.sequences]
-        lowest = [max(t, LOWEST_TEMPERATURE) if t > 0 else 0.0 for t in temperatures]
-        return PlainRows(
-            temperatures=self._column(lowest, torch.float32).squeeze(1),
-            log_min_p=torch.full((count,), -torch.inf, device=self._device),
+        requests = [sequence.request for sequence in self.sequences]
+        limits = self._limits(requests)
+        temperatures = [
+            max(r.temperature, LOWEST_TEMPERATURE) if r.temperature > 0 else 0.0 for r in requests
+        ]
+        return SampledRows(
+            temperatures=self._column(temperatures, torch.float32).squeeze(1),
+            log_min_p=limits.log_min_p.squeeze(1),
+            top_k=limits.top_k.squeeze(1),
+            top_p=limits.top_p.squeeze(1),
             seeds=self._row([sequence.seed for sequence in self.sequences]),
-            no_shares=torch.zeros(count, dtype=torch.float64, device=self._device),
+            truncates=self.random is not None and self.random.truncation is not None,
         )
 
     def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
@@ -113,22 +104,27 @@ class SamplingBatch:
         )
 
     def _truncation(self, requests: Rows[GenerationRequest]) -> Truncation | None:
-        vocab = self._vocab_size
-        top_k = [min(request.top_k or vocab, vocab) for request in requests]
         truncated = [
             row
             for row, request in enumerate(requests)
-            if request.min_p > 0 or top_k[row] < vocab or request.top_p < 1
+            if request.min_p > 0 or 0 < request.top_k < self._vocab_size or request.top_p < 1
         ]
         if not truncated:
             return None
-        top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in truncated]
+        limits = self._limits([requests[row] for row in truncated])
+        everyone = len(truncated) == len(requests)
+        return limits if everyone else replace(limits, rows=self._row(truncated))
+
+    def _limits(self, requests: Rows[GenerationRequest]) -> Truncation:
+        vocab = self._vocab_size
         return Truncation(
-            rows=None if len(truncated) == len(requests) else self._row(truncated),
+            rows=None,
             # log(0) = -inf keeps everything.
-            log_min_p=self._column([requests[row].min_p for row in truncated], torch.float32).log(),
-            top_k=self._column([top_k[row] for row in truncated], torch.int64),
-            top_p=self._column(top_p, torch.float64),
+            log_min_p=self._column([request.min_p for request in requests], torch.float32).log(),
+            top_k=self._column([min(r.top_k or vocab, vocab) for r in requests], torch.int64),
+            top_p=self._column(
+                [r.top_p if r.top_p < 1 else torch.inf for r in requests], torch.float64
+            ),
         )
 
     def _biases(self, sequences: Rows[Sequence]) -> Biases | None:

@@ -26,9 +26,9 @@ from llorch_worker.engine.sampling.batch import (
 from llorch_worker.engine.sampling.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.truncation import truncate
 from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
-from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import FusedSample, TruncateRows
+from llorch_worker.kernels.uniforms import uniforms
 from llorch_worker.kernels.upload import on_device
 
 
@@ -170,12 +170,8 @@ class Sampler:
 
     def _choose_fused(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
         """[rows] int64."""
-        rows = draw.batch.plain_rows
-        shares = rows.no_shares
-        if draw.batch.random is not None:
-            positions = on_device(draw.positions, torch.int64, self._device)
-            shares = uniforms(rows.seeds, positions)
-        return fused(logits, rows.temperatures, rows.log_min_p, shares)
+        positions = on_device(draw.positions, torch.int64, self._device)
+        return fused(logits, draw.batch.sampled_rows, positions)
 
     def _choose(self, logits: torch.Tensor, draw: Draw) -> torch.Tensor:
         """[rows] int64."""

@@ -14,7 +14,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.device.queue import Done, Pending, Work
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import torch_ops
+from llorch_worker.kernels import SampledRows, torch_ops
 from tests.engine.together import all_at_once
 
 
@@ -51,7 +51,15 @@ class CheckedQueue:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 0.8}, {"temperature": 1, "seed": 7}, {"temperature": 1e-9}]
+    "fields",
+    [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 1, "seed": 7},
+        {"temperature": 1e-9},
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+        {"temperature": 0.9, "min_p": 0.05},
+    ],
 )
 def test_the_fused_sampler_needs_no_host_and_gives_the_same_tokens(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
@@ -71,9 +79,9 @@ def test_the_fused_sampler_serves_only_batches_that_sample_plainly(
 ) -> None:
     calls: list[int] = []
 
-    def fused(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    def fused(logits: torch.Tensor, rows: SampledRows, positions: torch.Tensor) -> torch.Tensor:
         calls.append(len(logits))
-        return torch_ops.sample(logits, *parameters)
+        return torch_ops.sample(logits, rows, positions)
 
     sampler = Sampler(50, torch.device("cpu"), fused)
     plain = [make_sequence(4, temperature=t, seed=9) for t in (0, 0.7, 1.0)]
@@ -83,7 +91,7 @@ def test_the_fused_sampler_serves_only_batches_that_sample_plainly(
         sampler.sample(logits.clone(), plain).token_ids
         == unfused.sample(logits.clone(), plain).token_ids
     )
-    mixed = [*plain[:2], make_sequence(4, top_k=2)]
+    mixed = [*plain[:2], make_sequence(4, presence_penalty=1.0)]
     sampler.sample(logits.clone(), mixed)
     assert calls == [3]
     logits[1, 3] = math.nan

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import select_truncate_rows
+from llorch_worker.kernels.uniforms import uniforms
 
 VOCAB = 50
 EOS = 2

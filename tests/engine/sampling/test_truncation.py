@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.engine.sampling.truncation import Truncation, truncate, truncate_by_sorting
+from llorch_worker.engine.sampling.truncation import Truncation, truncate
 from llorch_worker.kernels import select_truncate_rows
 
 
@@ -68,11 +68,11 @@ def test_the_native_kernel_keeps_what_sorting_keeps(
     if grid:
         scaled = (scaled / grid).round() * grid
     truncation = truncation_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
-    expected = kept_by(truncate_by_sorting, scaled, truncation)
+    expected = kept_by(truncate, scaled, truncation)
     assert torch.equal(kept_by(truncate_natively, scaled, truncation), expected)
 
 
-@pytest.mark.parametrize("form", [truncate_natively, truncate_by_sorting])
+@pytest.mark.parametrize("form", [truncate_natively, truncate])
 def test_forbidden_tokens_stay_excluded_when_top_k_exceeds_the_rest(form: object) -> None:
     scaled = torch.full((2, 300), -math.inf)
     scaled[:, 7], scaled[:, 9] = 2.0, 1.0
@@ -80,7 +80,7 @@ def test_forbidden_tokens_stay_excluded_when_top_k_exceeds_the_rest(form: object
     assert [row.nonzero().flatten().tolist() for row in kept] == [[7, 9], [7, 9]]
 
 
-@pytest.mark.parametrize("form", [truncate_natively, truncate_by_sorting])
+@pytest.mark.parametrize("form", [truncate_natively, truncate])
 def test_a_row_without_truncation_stays_whole_beside_truncated_rows(form: object) -> None:
     scaled = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
     two = truncation_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])

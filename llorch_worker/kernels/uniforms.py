@@ -13,12 +13,12 @@ from hashlib import blake2b
 import torch
 
 _MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_FACTOR_1 = 0xBF58476D1CE4E5B9
-_FACTOR_2 = 0x94D049BB133111EB
+GAMMA = 0x9E3779B97F4A7C15
+FACTOR_1 = 0xBF58476D1CE4E5B9
+FACTOR_2 = 0x94D049BB133111EB
 
 # 52 bits, not 53: u * total must stay below total after rounding, or the search falls off the end.
-_BITS = 52
+BITS = 52
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -31,16 +31,16 @@ def uniforms(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     Returns:
         [rows] float64, on the device of ``seeds``.
     """
-    stream = _mix(seeds + _signed(_GAMMA))
-    bits = _mix(stream + (positions + 1) * _signed(_GAMMA))
-    return _shift_right(bits, 64 - _BITS).to(torch.float64) * 2.0**-_BITS
+    stream = _mix(seeds + signed(GAMMA))
+    bits = _mix(stream + (positions + 1) * signed(GAMMA))
+    return _shift_right(bits, 64 - BITS).to(torch.float64) * 2.0**-BITS
 
 
 def choice_seed(seed: int, choice: int) -> int:
     """The seed of one of ``n`` choices; the first keeps ``seed``, so n=1 equals choice 0 of n=4."""
     if choice == 0:
         return seed
-    return mix64((mix64((seed + _GAMMA) & _MASK) + choice * _FACTOR_1) & _MASK) >> 1
+    return mix64((mix64((seed + GAMMA) & _MASK) + choice * FACTOR_1) & _MASK) >> 1
 
 
 def job_seed(job_id: str) -> int:
@@ -54,15 +54,15 @@ def job_seed(job_id: str) -> int:
 
 def mix64(value: int) -> int:
     """The finaliser of SplitMix64 on one plain 64-bit integer."""
-    value = ((value ^ (value >> 30)) * _FACTOR_1) & _MASK
-    value = ((value ^ (value >> 27)) * _FACTOR_2) & _MASK
+    value = ((value ^ (value >> 30)) * FACTOR_1) & _MASK
+    value = ((value ^ (value >> 27)) * FACTOR_2) & _MASK
     return value ^ (value >> 31)
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
     # [rows] int64: two's complement products wrap exactly as unsigned ones do.
-    values = (values ^ _shift_right(values, 30)) * _signed(_FACTOR_1)
-    values = (values ^ _shift_right(values, 27)) * _signed(_FACTOR_2)
+    values = (values ^ _shift_right(values, 30)) * signed(FACTOR_1)
+    values = (values ^ _shift_right(values, 27)) * signed(FACTOR_2)
     return values ^ _shift_right(values, 31)
 
 
@@ -71,5 +71,5 @@ def _shift_right(values: torch.Tensor, count: int) -> torch.Tensor:
     return (values >> count) & ((1 << (64 - count)) - 1)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
