@@ -10,6 +10,7 @@ from llorch_worker.cli import (
     batch,
     bench,
     cancel,
+    chat,
     dead,
     demo,
     doctor,
@@ -29,7 +30,7 @@ from llorch_worker.cli import (
 from llorch_worker.cli.terminal.command_line import command_line
 
 _COMMANDS = {
-    "Start here": (demo.demo, up.up, doctor.doctor),
+    "Start here": (demo.demo, up.up, chat.chat, doctor.doctor),
     "Serve": (worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
     "Inspect": (status.status, top.top, usage.usage, inspect.inspect),

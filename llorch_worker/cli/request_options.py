@@ -52,6 +52,19 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+CONVERSATION_FIELDS = {
+    name: option
+    for name, option in _OPTIONS.items()
+    if name not in ("n", "logprobs", "prompt_logprobs", "chat", "system")
+} | {"max_tokens": _option(int, "--max-tokens", help="Tokens of an answer [as many as fit].")}
+"""The fields of requests for one answer after the other."""
+
+
+def conversation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As :func:`request_options`, without what makes no sense of a turn."""
+    return with_options("fields", CONVERSATION_FIELDS, dict)(command)
+
+
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``command`` these options; its parameter ``fields`` receives the given ones."""
     return with_options("fields", _OPTIONS, dict)(command)

@@ -261,7 +261,8 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
         f"queue {_shown(normal_queue(each.served_name))}"
         for each in plan.models
     )
-    choice = f"--model {_shown(plan.settings.served_name)} " if len(plan.models) > 1 else ""
+    several, name = len(plan.models) > 1, _shown(plan.settings.served_name)
+    choice, partner = (f"--model {name} ", f" {name}") if several else ("", "")
     own = "  (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
     if stack.flower_url and plan.flower_login:
@@ -284,6 +285,7 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
 Try it in another terminal (llorch up --help shows how Celery and HTTP send jobs):
 
 [cyan]export LLORCH_REDIS_URL={url}
+llorch chat{partner}
 llorch submit {choice}--stream "Once upon a time"[/]
 
   [bold]Redis[/]    {url}{own}

@@ -90,11 +90,13 @@ def run(
 
 
 # A shell lets what it runs in the background ignore SIGINT, and tests may run there.
-_OBEYING_CTRL_C = """
+_OBEY = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.executable, [sys.executable, "-P", "-m", "llorch_worker.cli", *sys.argv[1:]])
 """
+OBEYING_CTRL_C = python("-c", _OBEY)
+"""The command ``llorch``, before its arguments."""
 
 
 class Started:
@@ -103,7 +105,7 @@ class Started:
     def __init__(self, *arguments: str | Path, **variables: str) -> None:
         self.lines: list[str] = []
         program = Program(
-            "llorch", python("-c", _OBEYING_CTRL_C, *map(str, arguments)), environment(**variables)
+            "llorch", (*OBEYING_CTRL_C, *map(str, arguments)), environment(**variables)
         )
         self.child = Child(
             program, lambda _name, line: self.lines.append(line), lambda _child: None

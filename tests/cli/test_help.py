@@ -12,8 +12,8 @@ from llorch_worker.cli.options import WORKER_SETTINGS, settings_options
 from tests.cli.command import environment, run
 
 COMMANDS = (
-    "demo", "doctor", "up", "worker", "generate", "submit", "watch", "cancel", "status", "top",
-    "usage", "inspect", "bench", "exporter",
+    "demo", "doctor", "up", "chat", "worker", "generate", "submit", "watch", "cancel", "status",
+    "top", "usage", "inspect", "bench", "exporter",
 )  # fmt: skip
 BENCHES = tuple(str(command.name) for command in bench.app.registered_commands)
 HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "numpy", "llorch_worker.engine")

@@ -83,7 +83,7 @@ class LiveScreen:
         """Draws until the end; returns True if it is suspended instead."""
         keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
         inputs = [self._news] if keyboard is None else [self._news, keyboard]
-        with _single_keys(keyboard), self._console.screen():
+        with single_keys(keyboard), self._console.screen():
             while not self._suspended:
                 self._console.update_screen(self._draw())
                 ready, _, _ = select.select(inputs, [], [], REDRAW_S)
@@ -99,7 +99,7 @@ class LiveScreen:
 
 
 @contextmanager
-def _single_keys(keyboard: int | None) -> Iterator[None]:
+def single_keys(keyboard: int | None) -> Iterator[None]:
     """Delivers each key at once and does not echo it."""
     if keyboard is None:
         yield

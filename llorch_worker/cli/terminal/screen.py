@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 1_000
 
-# C0 and C1 controls except tab and newline, and marks that turn the direction of what follows. A
-# model may generate them, and a terminal obeys them.
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Marks that turn the direction of the text beside them."""
+# These, and C0 and C1 controls except tab and newline. A model may generate them, and a terminal
+# obeys them.
 _VISIBLE_CONTROLS = {
     code: chr(code).encode("unicode_escape").decode()
-    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    for code in (*range(0x20), *range(0x7F, 0xA0), *_TURNING)
     if chr(code) not in "\n\t"
 }
 _NOT_PLAIN = re.compile(r"[^\n -~]")
