@@ -99,19 +99,10 @@ def decoding(s: Scheduler, *sequences: Sequence) -> StepPlan:
     return s.schedule()
 
 
-def test_no_step_is_planned_ahead_of_a_prefill_or_of_truncation(
-    make_sequence: MakeSequence,
-) -> None:
+def test_no_step_is_planned_ahead_of_a_prefill(make_sequence: MakeSequence) -> None:
     s = scheduler(step=4)
     s.add(make_sequence(6, max_tokens=9))
     assert s.schedule_ahead(s.schedule()) is None
-    truncated = scheduler()
-    plan = decoding(
-        truncated,
-        make_sequence(3, max_tokens=9),
-        make_sequence(3, arrival=1, max_tokens=9, top_k=5),
-    )
-    assert truncated.schedule_ahead(plan) is None
 
 
 def test_a_suspect_computes_in_steps_of_its_own_until_its_first_token(
