@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.installing import install_command
@@ -28,8 +29,9 @@ class Card:
     uuid: str | None
     """``GPU-…``; None if the driver does not report it."""
     model: str
-    free_bytes: int
-    total_bytes: int
+    free_bytes: int | None
+    """None, like ``total_bytes``, if the card has no memory of its own: it shares the machine's."""
+    total_bytes: int | None
     fault: str | None = None
     """The reason why the driver cannot reach it; None if the card works."""
 
@@ -71,15 +73,23 @@ def list_cards() -> tuple[Card, ...]:
 def _card(nvml: ModuleType, index: int) -> Card:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = _memory(nvml, handle)
         model = str(nvml.nvmlDeviceGetName(handle))
     except nvml.NVMLError as error:
-        return Card(index, None, "unknown", 0, 0, fault=str(error))
+        return Card(index, None, "unknown", None, None, fault=str(error))
     try:
         uuid = str(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError:
         uuid = None
-    return Card(index, uuid, model, int(memory.free), int(memory.total))
+    return Card(index, uuid, model, *memory)
+
+
+def _memory(nvml: ModuleType, handle: Any) -> tuple[int | None, int | None]:
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NotSupported:  # as on GB10
+        return None, None
+    return int(memory.free), int(memory.total)
 
 
 def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:

@@ -206,7 +206,9 @@ def _card(name: str, card: Card, locks: Path) -> Check:
         finding = f"{name} ({card.name}) does not respond: {card.fault}"
         remedy = "check nvidia-smi and the kernel log; a lost card needs a reset or a reboot"
         return Check("device", "fail", finding, remedy)
-    memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
+    memory = "which shares the machine's memory"
+    if card.free_bytes is not None and card.total_bytes is not None:
+        memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
     try:
         holder = CardLocks(locks).holder(card)
         taken = f"in use by {holder}" if holder else "not in use"

@@ -65,11 +65,16 @@ def test_a_worker_is_named_after_its_card_and_is_the_only_one_on_it(
             assert registry.living(client.redis, "demo") == [f"llorch.demo@gpu3.{HOST}"]
         said = refused("worker", "--redis", url, "--device", "cuda:3", machine=machine)
         assert said.startswith("device cuda:3 already has a worker (gpu3 by gpu3 (process ")
+        machine.show(card(0), card(1), card(2, model="NVIDIA GB10", free=None, total=None), card(3))
         doctor = run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine))
         cards = [c["finding"] for c in doctor.json["checks"] if c["subject"] == "device"]
         assert len([line for line in cards if "not in use" in line]) == 3
         assert any(f"(gpu3) NVIDIA H200, 140.0 GiB free of 141.0 GiB; in use by gpu3 (process "
                    f"{worker.pid} of {HOST})" in line for line in cards)  # fmt: skip
+        assert any(
+            "(gpu2) NVIDIA GB10, which shares the machine's memory; not in use" in line
+            for line in cards
+        )
         worker.signal(signal.SIGTERM)
         assert worker.ended() == 0
     finally:

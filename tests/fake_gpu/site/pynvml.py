@@ -1,7 +1,8 @@
 """Simulates NVIDIA's driver library for the cards in the JSON file that ``FAKE_CARDS`` names.
 
-The file is a list of ``{"uuid", "model", "free", "total", "fault"?}``; without it there is no
-driver. Each call reads it anew, so a test can let a card or the driver fail.
+The file is a list of ``{"uuid", "model", "free", "total", "fault"?}``, null where the driver does
+not know; without it there is no driver. Each call reads it anew, so a test can let a card or the
+driver fail.
 """
 
 import json
@@ -10,6 +11,10 @@ from types import SimpleNamespace
 
 
 class NVMLError(Exception):
+    pass
+
+
+class NVMLError_NotSupported(NVMLError):  # noqa: N801 - as in nvidia-ml-py
     pass
 
 
@@ -41,6 +46,8 @@ def nvmlDeviceGetHandleByIndex(index):
 
 
 def nvmlDeviceGetMemoryInfo(card):
+    if card["free"] is None:
+        raise NVMLError_NotSupported("Not Supported")
     return SimpleNamespace(free=card["free"], total=card["total"])
 
 
@@ -50,5 +57,5 @@ def nvmlDeviceGetName(card):
 
 def nvmlDeviceGetUUID(card):
     if card["uuid"] is None:
-        raise NVMLError("Not Supported")
+        raise NVMLError_NotSupported("Not Supported")
     return card["uuid"]

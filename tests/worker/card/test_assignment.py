@@ -99,6 +99,14 @@ def test_cuda_skips_a_card_that_does_not_answer(take: Callable[..., str], machin
     assert take("cuda", machine).startswith("gpu1 ")
 
 
+def test_a_card_that_shares_the_machines_memory_is_a_card(
+    take: Callable[..., str], machine: Machine
+) -> None:
+    """Its driver knows no memory of the card: NVML says "Not Supported"."""
+    machine.show(card(0, model="NVIDIA GB10", free=None, total=None))
+    assert take("cuda", machine).startswith("gpu0 ")
+
+
 def test_auto_is_a_card_if_torch_can_use_one(
     take: Callable[..., str], machine: Machine, tmp_path: Path
 ) -> None:
