@@ -35,6 +35,7 @@ def gateway(
     import uvicorn
     from pydantic import ValidationError
 
+    from llorch_worker.contract.rules import rule_of
     from llorch_worker.gateway.app import create_app
     from llorch_worker.gateway.connections import connections, raise_file_limit
     from llorch_worker.gateway.loopback import is_loopback
@@ -48,7 +49,7 @@ def gateway(
         own = GatewaySettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         faults = "; ".join(
-            f"LLORCH_GATEWAY_{str(each['loc'][0]).upper()}: {each['msg']}"
+            f"LLORCH_GATEWAY_{str(each['loc'][0]).upper()}: {rule_of(each)}"
             for each in error.errors()
         )
         raise usage_error(faults) from None

@@ -23,6 +23,7 @@ from llorch_worker.contract.errors import (
     LlorchError,
 )
 from llorch_worker.contract.installing import install_command
+from llorch_worker.contract.rules import rule_of
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -102,7 +103,7 @@ def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> C
         faults.append(
             Fault(
                 field=f"{option_of(setting)} / {variable}" if setting in options else variable,
-                rule=item["msg"].replace("Input should be", "must be"),
+                rule=rule_of(item),
                 got=_shown(got),
             )
         )

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from llorch_worker.contract.errors import Fault
 from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
+from llorch_worker.contract.rules import rule_of
 from llorch_worker.contract.shown import describe, shown
 from llorch_worker.contract.token_ids import TOKEN_ID
 from llorch_worker.contract.tools import (
@@ -40,7 +41,7 @@ def fault_of(error: ErrorDetails, fields: Iterable[str]) -> Fault:
         parts.append(shown(str(last)))
     elif not path or _is_ours(last):
         parts.append(str(last))
-    rule = error["msg"]
+    rule = rule_of(error)
     if unknown:
         rule = did_you_mean(meant(str(last), _PARTS_FIELDS if path else fields))
     return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
+from datetime import date, datetime, time
+from decimal import Decimal
+from uuid import UUID
 
 MAX_SHOWN_CHARS = 80
 
@@ -27,7 +30,10 @@ def printable(text: str) -> str:
 
 
 def describe(value: object) -> str:
-    """The type and size of ``value``; the value itself if it is a number or null."""
+    """The type and size of ``value``; the value itself if it is a number or null.
+
+    kombu makes more than JSON's types of a stock producer's message.
+    """
     match value:
         case None:
             return "null"
@@ -37,10 +43,22 @@ def describe(value: object) -> str:
         case bool() | int() | float():
             return repr(value)
         case str():
-            return f"a string of {len(value)} characters"
+            return f"a string of {_sized(value, 'character')}"
         case list() | tuple():
-            return f"a list of {len(value)} items"
+            return f"a list of {_sized(value, 'item')}"
         case Mapping():
-            return f"an object of {len(value)} fields"
+            return f"an object of {_sized(value, 'field')}"
+        case bytes():
+            return _sized(value, "byte")
+        case datetime() | date() | time():
+            return "a date or time"
+        case Decimal():
+            return "a decimal"
+        case UUID():
+            return "a UUID"
         case _:
-            return type(value).__name__
+            return "a value that JSON does not have"
+
+
+def _sized(value: Sized, noun: str) -> str:
+    return f"{len(value)} {noun}" if len(value) == 1 else f"{len(value)} {noun}s"

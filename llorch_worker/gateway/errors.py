@@ -130,7 +130,7 @@ def install(app: FastAPI) -> None:
             if isinstance(each["input"], bytes):
                 # FastAPI leaves a body alone that another type announces, as curl's -d does.
                 rule = "must be JSON, sent with Content-Type: application/json"
-                each.update(msg=rule, input=None)
+                each.update(type="json", msg=rule, input=None)
         return _answer(400, body_of(InvalidRequest.from_faults(faults_of(errors))))
 
     @app.exception_handler(BodyRefused)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llorch_worker.contract import Priority, shown
 from llorch_worker.contract.command_errors import USAGE, CommandError, usage_error
+from llorch_worker.contract.rules import rule_of
 from llorch_worker.gateway.webhook_secret import WebhookSecret, new_secret
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ def _read(path: Path) -> tuple[_Key, ...]:
     except (OSError, ValueError) as error:
         if isinstance(error, ValidationError):
             reason = "; ".join(
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+                f"{'.'.join(map(str, each['loc']))}: {rule_of(each)}" for each in error.errors()
             )
         elif isinstance(error, UnicodeDecodeError):
             reason = "is not UTF-8; save it as UTF-8"

@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+from llorch_worker.contract.rules import rule_of
 from llorch_worker.contract.values import broken_rules, few_values
 from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
@@ -203,7 +204,7 @@ def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]
     return [
         Fault(
             field=".".join(shown(str(part)) for part in error["loc"]) or "body",
-            rule=_unknown(error["loc"]) if error["type"] == "extra_forbidden" else error["msg"],
+            rule=_unknown(error["loc"]) if error["type"] == "extra_forbidden" else rule_of(error),
             got=describe(error["input"]),
         )
         for error in errors

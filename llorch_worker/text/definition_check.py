@@ -20,6 +20,7 @@ from llorch_worker.model_files.bounds import (
     TOKEN_BYTES,
     TOKENS,
     check,
+    repr_cut,
 )
 
 _COMPONENTS = {
@@ -54,10 +55,14 @@ def check_definition(definition: Mapping[str, Any]) -> int:
     check("tokenizer.json: the number of merges", len(model.get("merges") or ()), MERGES)
     ids: list[int] = [token["id"] for token in added]
     if isinstance(vocabulary, dict) and vocabulary:
-        ids += [min(vocabulary.values()), max(vocabulary.values())]
+        found = vocabulary.values()
+        # Only numbers have a least one.
+        ids += [min(found), max(found)] if set(map(type, found)) == {int} else found
     for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise ValueError(f"tokenizer.json has the id {token_id!r}, which is no token id")
+        if type(token_id) is not int or token_id < 0:
+            raise ValueError(
+                f"tokenizer.json has the id {repr_cut(token_id)}, which is no token id"
+            )
         check("tokenizer.json: a token's id", token_id, TOKENS)
     check_tokens((*tokens, *(token["content"] for token in added)))
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llorch_worker.contract import InvalidRequest, ModelLoadFailed
+from llorch_worker.model_files.bounds import repr_cut
 from llorch_worker.text.folder_tokenizer import tokenizer_of_folder
 from llorch_worker.text.gguf_tokenizer import tokenizer_of_gguf
 from llorch_worker.text.tokenizer import Tokenizer
@@ -39,8 +40,15 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
             return tokenizer_of_gguf(checkpoint.metadata)
         return tokenizer_of_folder(checkpoint.path)
     except (*_MALFORMED, ValueError, OSError, InvalidRequest) as error:
-        expected = isinstance(error, ValueError | OSError | InvalidRequest)
-        reason = str(error) if expected else f"its settings are malformed ({error})"
+        match error:
+            case ValueError() | OSError() | InvalidRequest():
+                reason = str(error)
+            case KeyError(args=[str(name)]):
+                reason = f"its settings lack {repr_cut(name)}"
+            case RecursionError():
+                reason = "its settings nest too deep"
+            case _:
+                reason = "one of its settings is malformed, such as a text in the place of a list"
         raise ModelLoadFailed(
             f"The tokenizer of {checkpoint.path} cannot be used: {reason}."
         ) from error

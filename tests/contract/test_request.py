@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -132,6 +135,38 @@ def test_minus_one_turns_top_k_off_and_has_a_seed_drawn() -> None:
 )
 def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
     assert list(faults_of(**fields)) == [field]
+
+
+WRONG = (3, "x", [], [3], {"x": 3}, [{"x": 3}], True, Decimal(1), date(2026, 1, 2), b"x")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *((name,) for name in GenerationRequest.model_fields),
+        *(("messages", 0), ("messages", 0, "content"), ("messages", 0, "tool_calls")),
+        *(("tools", 0), ("tools", 0, "function"), ("tools", 0, "function", "parameters")),
+        *(("tool_choice", "function"), ("response_format", "json_schema")),
+        *(("structured_outputs", name) for name in ("json", "regex", "choice")),
+        *(("logit_bias", "3"), ("stop", 0)),
+    ],
+    ids=lambda place: ".".join(map(str, place)),
+)
+def test_no_refusal_of_a_wrong_type_speaks_of_python(place: tuple[str | int, ...]) -> None:
+    said = []
+    for wrong in WRONG:
+        value: Any = wrong
+        for part in reversed(place):
+            value = [value] if part == 0 else {part: value}
+        try:
+            GenerationRequest(**{"prompt": "a", **value})
+        except InvalidRequest as error:
+            said.append(error.message)
+    assert said
+    assert list(filter(PYTHON.search, said)) == []
+
+
+PYTHON = re.compile(r"\b[Dd]ict|[Tt]uple|instance|Input|None|Decimal|datetime|\bint\b|\bstr\b")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time
+from decimal import Decimal
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.contract import GenerationRequest, InvalidRequest, printable, shown, summarise
+from llorch_worker.contract import (
+    GenerationRequest,
+    InvalidRequest,
+    describe,
+    printable,
+    shown,
+    summarise,
+)
 from llorch_worker.contract.shown import MAX_SHOWN_CHARS
 
 
@@ -37,7 +48,26 @@ def test_a_name_of_exactly_the_limit_is_not_cut() -> None:
 
 
 def test_what_is_not_a_string_is_shown_by_its_size() -> None:
-    assert shown({"a": 1}) == "an object of 1 fields"
+    assert shown({"a": 1}) == "an object of 1 field"
+    assert shown(["a"] * 1200) == "a list of 1200 items"
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (Decimal("1.5"), "a decimal"),
+        (UUID(int=7), "a UUID"),
+        (date(2026, 1, 2), "a date or time"),
+        (datetime(2026, 1, 2, 3), "a date or time"),
+        (time(3), "a date or time"),
+        (b"secret", "6 bytes"),
+        ({1}, "a value that JSON does not have"),
+    ],
+)
+def test_what_kombu_makes_of_a_message_is_shown_without_pythons_names(
+    value: object, what: str
+) -> None:
+    assert describe(value) == what
 
 
 def test_a_summary_of_unknown_fields_counts_them() -> None:

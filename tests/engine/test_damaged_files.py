@@ -238,6 +238,15 @@ MAP = {
             "the length of end_of_word_suffix is 300",
         ),
         (around(65, 1), "is 66, but may be at most 64"),
+        (
+            lambda definition: definition["model"]["vocab"].update(x="y"),
+            "tokenizer.json has the id 'y', which is no token id",
+        ),
+        (lambda definition: definition["added_tokens"][0].pop("id"), "its settings lack 'id'"),
+        (
+            lambda definition: definition.update(added_tokens=5),
+            "one of its settings is malformed, such as a text in the place of a list",
+        ),
         (around(1, 4 * 10**9), "writes the id 4000000000, which is no token's"),
     ],
 )
@@ -251,6 +260,7 @@ def test_a_definition_of_a_tokenizer_is_checked_before_it_is_used(
     found = refused(folder)
     assert said in found
     assert str(folder) in found
+    assert not re.search(r"'(int|str)'|object|iterable", found)
 
 
 def decoder_of(**token: Any) -> dict[str, Any]:

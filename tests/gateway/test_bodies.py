@@ -77,7 +77,7 @@ TOOL = '"tools": [{"type": "function", "function": {"name": "f", "parameters": {
         ),
         (
             filled('{"messages": [', "{}", "]}", LARGE // 64),
-            "messages: List should have at most 1000",
+            "messages: must have at most 1000",
         ),
     ],
 )
