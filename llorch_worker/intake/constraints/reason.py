@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 MOST_CHARS = 200
-_WORD = re.compile(r"\w+")
+_PIECE = re.compile(r"\d+\.\d+|\w+|[^\w\s]+")
+_AROUND = "'\"`()[]{},:;."
+"""What llguidance puts around words."""
+_MARKS = frozenset("+*?<>=%")
+"""Further ones of its own."""
+_REPEATED = re.compile(r"(.)\1\1")
+_TOO_COMPLEX = re.compile(r"(?i)\blimits?\b|\bfuel\b|too (big|many (states|items|expressions))")
+"""What llguidance says before it quotes anything, of whatever breaks one of its limits."""
 _LINE_OF_A_REGEX_ERROR = "error: "
 
 # JSON Schema's own words, which say what is wrong and nothing about the user.
@@ -29,14 +36,24 @@ _OURS = frozenset((_KEYWORDS + _WORDS_OF_REASONS).split())
 
 
 def reason(message: str, source: Any) -> str:
-    """The first line of ``message``, with "..." for each word that ``source`` has too."""
+    """The first line of ``message``, with "..." for each word that ``source`` has too, and for
+    signs that llguidance may have from there."""
     lines = [line.strip() for line in message.splitlines()] or [""]
     line = next((each for each in lines if each.startswith(_LINE_OF_A_REGEX_ERROR)), lines[0])
+    if _TOO_COMPLEX.search(re.split("['\"`]", line)[0]):
+        return "it has more rules, states or ways to read a text than the parser follows"
     # Escaped too: a message may quote "a\\nb", whose words are a and nb.
     texts = [*_texts(source), json.dumps(source, ensure_ascii=False)]
-    private = {word for text in texts for word in _WORD.findall(text)} - _OURS
-    shown = _WORD.sub(lambda word: "..." if word[0] in private else word[0], line)
+    private = {piece for text in texts for piece in _PIECE.findall(text)} - _OURS
+    shown = _PIECE.sub(lambda found: "..." if _is_private(found[0], private) else found[0], line)
     return shown if len(shown) <= MOST_CHARS else f"{shown[: MOST_CHARS - 3]}..."
+
+
+def _is_private(piece: str, private: set[str]) -> bool:
+    if piece[0].isalnum() or piece[0] == "_":
+        return piece in private
+    sign = piece.strip(_AROUND)
+    return sign in private or not set(sign) <= _MARKS or bool(_REPEATED.search(piece))
 
 
 def _texts(value: Any) -> Iterator[str]:
