@@ -82,7 +82,7 @@ class Ranges:
         for owner, method, component in (
             (Runner, "launch", Component.BATCH),
             (Sampler, "prepare", Component.SAMPLER),
-            (Sampler, "choose", Component.SAMPLER),
+            (Sampler, "_choose", Component.SAMPLER),
             (Chosen, "read", Component.SAMPLER),
             (Scheduler, "schedule", Component.SCHEDULER),
             (Scheduler, "schedule_ahead", Component.SCHEDULER),

@@ -21,11 +21,11 @@ from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_me
 from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.launcher import LaunchedStep, Launcher
+from llorch_worker.engine.launcher import Launcher
 from llorch_worker.engine.logprob_entries import LogprobEntries
 from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
-from llorch_worker.engine.runner import Runner, StepOutput
+from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
@@ -114,11 +114,11 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if not plan.chunks:
                 return plan
-            now_s = time.monotonic()
-            for chunk in plan.prefills:
-                self._generations[chunk.sequence].start(chunk.sequence, now_s)
+            self._start(plan)
             step = self._launcher.launch(plan)
-        self._launcher.launch_ahead(step)
+        self._launcher.sample(step)
+        if (ahead := self._launcher.launch_ahead(step)) is not None:
+            self._start(ahead)
         self._deliver_step(step)
         if not step.plan.prefills:
             self._launcher.note(step.plan, time.monotonic() - begun_s)
@@ -126,11 +126,16 @@ class EngineCore:
             self._runner.forget()
         return step.plan
 
-    def _deliver_step(self, step: LaunchedStep) -> None:
+    def _start(self, plan: StepPlan) -> None:
+        now_s = time.monotonic()
+        for chunk in plan.prefills:
+            self._generations[chunk.sequence].start(chunk.sequence, now_s)
+
+    def _deliver_step(self, step: Step) -> None:
         """Waits for a step and delivers its tokens."""
         plan = step.plan
         try:
-            output = step.read()
+            sampled, scored = step.read(), step.scored()
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.chunks))
             self._launcher.drop_ahead()
@@ -138,36 +143,50 @@ class EngineCore:
             self._survive(plan, error)
             return
         self.scheduler.advance(plan)
-        going = [s for s in output.sequences if s.state is not SequenceState.FINISHED]
+        rows = [
+            (row, sequence)
+            for row, (sequence, position) in enumerate(
+                zip(step.sequences, step.positions, strict=True)
+            )
+            # Not if it has ended with the step before, or a grammar has forced this token since.
+            if sequence.state is not SequenceState.FINISHED and sequence.generated_count == position
+        ]
+        going = [sequence for _, sequence in rows]
         self._counters.count_step(plan, len(going))
         now_s = time.monotonic()
         if self.observer is not None:
             self.observer.step(plan, going, now_s)
-        self._deliver(output, now_s)
+        for sequence, tokens in scored:
+            if sequence.state is not SequenceState.FINISHED:
+                self._take_scored(sequence, tokens, now_s)
+        self._deliver(rows, sampled, step.drafts, now_s)
 
     def _settle(self) -> None:
         """Delivers the step that was launched ahead, so that the device is idle."""
         step = self._launcher.take_ahead()
         if step is not None:
+            self._launcher.sample(step)
             self._deliver_step(step)
 
-    def _deliver(self, output: StepOutput, now_s: float) -> None:
-        for sequence, scored in output.scored:
-            if sequence.state is not SequenceState.FINISHED:
-                self._take_scored(sequence, scored, now_s)
-        sequences, sampled = output.sequences, output.sampled
+    def _deliver(
+        self,
+        rows: list[tuple[int, Sequence]],
+        sampled: Sampled,
+        drafts: DraftLogits | None,
+        now_s: float,
+    ) -> None:
         while True:
             going = [
                 sequence
-                for row, sequence in enumerate(sequences)
-                if self._deliver_row(sequence, sampled, row, output.drafts, now_s)
+                for row, sequence in rows
+                if self._deliver_row(sequence, sampled, row, drafts, now_s)
             ]
             # Another choice of a generation may have failed meanwhile.
             going = [s for s in going if s.state is not SequenceState.FINISHED]
-            if output.drafts is None or not going:
+            if drafts is None or not going:
                 return
             try:
-                sequences, sampled = tuple(going), output.drafts.sample(going)
+                rows, sampled = list(enumerate(going)), drafts.sample(going)
             except Exception as error:
                 if is_device_lost(error):
                     raise
@@ -177,9 +196,9 @@ class EngineCore:
                 for sequence in going:
                     self._generations[sequence].tell(sequence, now_s)
                 return
-            for sequence in sequences:
+            for sequence in going:
                 self.scheduler.accept(sequence, 1)
-            self._count_more(len(sequences))
+            self._count_more(len(going))
 
     def _deliver_row(
         self,
@@ -191,8 +210,7 @@ class EngineCore:
     ) -> bool:
         """Whether the step has computed the sequence's next token too, because a draft held."""
         if sequence.state is SequenceState.FINISHED:
-            # Another choice of its generation failed in this step, or the sequence ended with the
-            # previous step.
+            # Another choice of its generation has failed in this step.
             return False
         generation = self._generations[sequence]
         if row in sampled.damaged:

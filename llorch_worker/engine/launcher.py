@@ -1,38 +1,24 @@
-"""Launches steps, each before the tokens of the one before it are read, where that is certain."""
+"""Launches steps, each before the tokens of the one before it are read, where that can be."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from llorch_worker.engine.device.thread_count import ThreadCount
-from llorch_worker.engine.runner import Launch, Runner, StepOutput
+from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step whose tokens are not yet delivered, or the error of its launch."""
-
-    plan: StepPlan
-    launch: Launch | Exception
-
-    def read(self) -> StepOutput:
-        """Waits for the step. Raises its error."""
-        if isinstance(self.launch, Exception):
-            raise self.launch
-        return self.launch.read()
-
-
 class Launcher:
     """The steps on the device: the one whose tokens are due, and one ahead of it at most.
 
     On a device that works beside the host, a step is launched before the tokens of the previous
-    one are read, if the scheduler can plan it without them.
+    one are read, if the scheduler can plan it without them. If a grammar has to see these tokens
+    before it can say what may follow, only sampling waits for them.
     """
 
     def __init__(
@@ -41,28 +27,38 @@ class Launcher:
         self._scheduler = scheduler
         self._runner = runner
         self._threads = threads
-        self._ahead: LaunchedStep | None = None
+        self._ahead: Step | None = None
 
     @property
     def is_ahead(self) -> bool:
         """Whether a step was launched ahead; it must be delivered next."""
         return self._ahead is not None
 
-    def take_ahead(self) -> LaunchedStep | None:
+    def take_ahead(self) -> Step | None:
         """The step that was launched ahead, to deliver it."""
         step, self._ahead = self._ahead, None
         return step
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> Step:
         """Starts a step."""
         return self._launch(plan, None)
 
-    def launch_ahead(self, step: LaunchedStep) -> None:
-        """Starts the step after ``step``, if that is possible before ``step`` is read."""
-        if isinstance(step.launch, Exception) or not self._runner.overlaps:
-            return
+    def launch_ahead(self, step: Step) -> StepPlan | None:
+        """Starts the step after ``step``, if that is possible before ``step`` is read, and returns
+        its plan."""
+        if isinstance(step.pending, Exception) or not self._runner.overlaps:
+            return None
         if (plan := self._scheduler.schedule_ahead(step.plan)) is not None:
-            self._ahead = self._launch(plan, step.launch)
+            self._ahead = self._launch(plan, step)
+        return plan
+
+    def sample(self, step: Step) -> None:
+        """Starts sampling for ``step``, if that waited for the tokens before it."""
+        try:
+            self._runner.sample(step)
+        except Exception as error:
+            logger.debug("sampling could not be launched", exc_info=True)
+            step.pending = error
 
     def drop_ahead(self) -> None:
         """Waits for the step after one that failed, and discards its tokens."""
@@ -84,13 +80,13 @@ class Launcher:
         if self._threads is not None:
             self._threads.note(rows, seconds)
 
-    def _launch(self, plan: StepPlan, after: Launch | None) -> LaunchedStep:
+    def _launch(self, plan: StepPlan, after: Step | None) -> Step:
         threads = self._threads
         try:
             # A prefill has work for all.
             apart = nullcontext() if threads is None or not plan.prefills else threads.all_threads()
             with apart:
-                return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
+                return self._runner.launch(plan, after)
         except Exception as error:
             logger.debug("a step could not be launched", exc_info=True)
-            return LaunchedStep(plan, error)
+            return Step(plan, error)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.contract.request import MAX_LOGPROBS
+from llorch_worker.engine.device.queue import to_host
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.step_plan import Chunk
@@ -83,12 +84,13 @@ class PromptScorer:
         for piece, *scores in zip(*pieces, strict=True):
             # A call of its own, so that nothing holds one piece's logits while the next is made.
             _score(logits_of(piece), *scores)
+        self._scores = to_host(chosen), to_host(self._scores[1]), to_host(top)
 
     def read(self) -> list[tuple[Sequence, ScoredTokens]]:
-        """Waits for the device."""
+        """Once the device is done."""
         if self._scores is None:
             raise RuntimeError("the model has not let its logits be read")
-        chosen, top_ids, top = (scores.cpu().numpy() for scores in self._scores)
+        chosen, top_ids, top = (scores.numpy() for scores in self._scores)
         ends = np.cumsum([length for _, length in self._shares])[:-1]
         columns = (np.split(column, ends) for column in (chosen[:, 0], top_ids, top))
         scored = (ScoredTokens(*parts) for parts in zip(*columns, strict=True))

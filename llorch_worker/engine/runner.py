@@ -1,11 +1,11 @@
-"""One step on the device: scheduled chunks in, sampled tokens out."""
+"""One step on the device: a plan in, sampled tokens out."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -18,9 +18,9 @@ from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.prompt_scorer import PromptScorer
-from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
+from llorch_worker.engine.sampling.sampler import Sampled, Sampler
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.engine.step_plan import Chunk
+from llorch_worker.engine.step_plan import Chunk, StepPlan
 from llorch_worker.model import ForwardModel, RaggedBatch
 
 Integers = npt.NDArray[np.int64]
@@ -29,45 +29,45 @@ _ALIGNED = 2
 """Integers in the 16 bytes that kernels load at once; uploaded arrays begin at multiples of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """The sequences that were due a token, and the samples for them, row by row; and the prompts
-    whose tokens were scored."""
+@dataclass(slots=True)
+class Step:
+    """A step on the device, or the error of its launch."""
 
-    sequences: tuple[Sequence, ...]
-    sampled: Sampled
-    scored: list[tuple[Sequence, ScoredTokens]]
+    plan: StepPlan
+    pending: Pending | Exception
+    sequences: tuple[Sequence, ...] = ()
+    """Those that are due a token, row by row."""
+    positions: list[int] = field(default_factory=list)
+    """Of each row's token within its choice."""
+    sampled: bool = False
+    """Whether sampling was launched."""
+    scorer: PromptScorer | None = None
     drafts: DraftLogits | None = None
 
+    def read(self) -> Sampled:
+        """Waits until the step is done, and returns its tokens, row by row. Raises its error."""
+        if isinstance(self.pending, Exception):
+            raise self.pending
+        return self.pending.read() or Sampled([], {}, frozenset())
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A step on the device: the sequences that are due a token, and their future tokens."""
-
-    sequences: tuple[Sequence, ...]
-    pending: Pending
-    scorer: PromptScorer | None
-    drafts: DraftLogits | None
-
-    def read(self) -> StepOutput:
-        """Waits until the step is done. Raises what it raised."""
-        sampled = self.pending.read()
-        scored = [] if self.scorer is None else self.scorer.read()
-        return StepOutput(self.sequences, sampled, scored, self.drafts)
+    def scored(self) -> list[tuple[Sequence, ScoredTokens]]:
+        """The prompts whose tokens the step has scored, once it was read."""
+        return [] if self.scorer is None else self.scorer.read()
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A step's arrays as the host lays them out.
-
-    ``ids`` are token ids, or rows of the previous step whose tokens only the device knows.
-    """
+    """A step's arrays as the host lays them out."""
 
     ids: Integers
+    """0 where only the device knows the token."""
     positions: Integers
     logits_rows: Integers
     places: tuple[tuple[Integers, Integers], ...]
     """Block tables and slots of each group of layers."""
+    unknown: Integers
+    """[2, unknown]: where tokens belong that only the device knows, and the rows of the step before
+    that give them."""
     query_lengths: tuple[int, ...]
     context_lengths: tuple[int, ...]
 
@@ -99,25 +99,42 @@ class Runner:
         """See ``DeviceQueue``."""
         return self._queue.overlaps
 
-    def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
-        """Starts computing the chunks, and sampling for those that reach the last known token.
+    def launch(self, plan: StepPlan, after: Step | None = None) -> Step:
+        """Starts computing a step. ``after``: the step before, if its tokens are not known yet.
 
-        With ``after``, each chunk is the token that this earlier step chooses for its sequence.
+        Sampling starts too, for the sequences of which the step computes the last token, unless a
+        grammar has to see the tokens of ``after`` first. Then :meth:`sample` must follow.
         """
-        chunks = sorted(chunks, key=lambda chunk: chunk.rows > 1)
+        chunks = sorted(plan.chunks, key=lambda chunk: chunk.rows > 1)
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
-        draw = None
-        if due:
-            places = [c.start + c.count - c.sequence.prompt_length for c in due]
-            draw = self._sampler.prepare(sequences, places)
         vocab_size = self._cache.shape.vocab_size
         scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
         drafts = DraftLogits.of(due, self._sampler)
-        layout = self._layout(chunks, after)
-        before = None if after is None else after.pending
-        work = partial(self._compute, layout, before, draw, scorer, drafts)
-        return Launch(sequences, self._queue.launch(work), scorer, drafts)
+        positions = [c.end - c.sequence.prompt_length for c in due]
+        choose = before = None
+        row_before: dict[Sequence, int] = {}
+        if after is not None:
+            assert not isinstance(after.pending, Exception)
+            before = after.pending
+            row_before = {sequence: row for row, sequence in enumerate(after.sequences)}
+        if due and (after is None or not any(s.constrained for s in sequences)):
+            # Before the forward pass, so that masks are filled in meanwhile.
+            tokens_before = None if before is None else partial(_tokens_of, before)
+            choose = self._sampler.prepare(sequences, positions, row_before, tokens_before)
+        layout = self._layout(chunks, row_before)
+        pending = self._queue.launch(partial(self._compute, layout, before, scorer, drafts))
+        step = Step(plan, pending, sequences, positions, not due, scorer, drafts)
+        if choose is not None:
+            pending.sample(choose)
+            step.sampled = True
+        return step
+
+    def sample(self, step: Step) -> None:
+        """Starts sampling for a step that has not begun to; the step before it was delivered."""
+        if not step.sampled and not isinstance(step.pending, Exception):
+            step.sampled = True
+            step.pending.sample(self._sampler.prepare(step.sequences, step.positions))
 
     def forget(self) -> None:
         """Drops all references to sequences: after a failed step, or when idle."""
@@ -127,15 +144,23 @@ class Runner:
         self,
         layout: _Layout,
         before: Pending | None,
-        draw: Draw | None,
         scorer: PromptScorer | None,
         drafts: DraftLogits | None,
-    ) -> Chosen | None:
+    ) -> torch.Tensor:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
-        numbers = (layout.ids, layout.positions, layout.logits_rows, *chain(*layout.places))
-        ids, positions, rows, tables, slots, *windowed = upload(numbers, self._device)
+        numbers = (
+            layout.ids,
+            layout.positions,
+            layout.logits_rows,
+            layout.unknown,
+            *chain(*layout.places),
+        )
+        ids, positions, rows, unknown, tables, slots, *windowed = upload(numbers, self._device)
+        if before is not None and unknown.numel():
+            where, row_before = unknown
+            ids = ids.index_copy(0, where, before.token_ids.index_select(0, row_before))
         batch = RaggedBatch(
-            token_ids=ids if before is None else before.token_ids.index_select(0, ids),
+            token_ids=ids,
             positions=positions,
             query_lengths=layout.query_lengths,
             context_lengths=layout.context_lengths,
@@ -146,9 +171,7 @@ class Runner:
             read_logits=None if scorer is None else partial(self._score, scorer),
         )
         logits = self._model.forward(batch, self._cache)
-        if drafts is not None:
-            logits = drafts.keep(logits)
-        return None if draw is None else self._sampler.choose(logits, draw)
+        return logits if drafts is None else drafts.keep(logits)
 
     def _score(
         self, scorer: PromptScorer, logits_of: Callable[[torch.Tensor], torch.Tensor]
@@ -157,28 +180,36 @@ class Runner:
         rows, targets = upload((scorer.rows, scorer.targets), self._device)
         scorer.score(rows, targets, logits_of)
 
-    def _layout(self, chunks: Items[Chunk], after: Launch | None) -> _Layout:
+    def _layout(self, chunks: Items[Chunk], row_before: Mapping[Sequence, int]) -> _Layout:
         count = len(chunks)
         lengths = tuple(chunk.rows for chunk in chunks)
         starts = np.array([chunk.start for chunk in chunks])
         query = np.array(lengths)
         ends = query.cumsum()
         tables = _block_tables([chunk.sequence.blocks for chunk in chunks])
+        known = [chunk.start < len(chunk.sequence.token_ids) for chunk in chunks]
         if int(ends[-1]) == count:
-            # Decodes only: one token per sequence.
-            if after is None:
-                ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
-            else:
-                row_of = {sequence: row for row, sequence in enumerate(after.sequences)}
-                ids = np.array([row_of[chunk.sequence] for chunk in chunks])
+            # One token for each sequence.
+            ids = np.array(
+                [
+                    c.sequence.token_ids[c.start] if k else 0
+                    for c, k in zip(chunks, known, strict=True)
+                ]
+            )
             owners, positions = np.arange(count), starts
         else:
             pieces = [
-                [*c.sequence.token_ids[c.start : c.start + c.count], *c.drafts] for c in chunks
+                [*c.sequence.token_ids[c.start : c.end], *c.drafts] if k else [0]
+                for c, k in zip(chunks, known, strict=True)
             ]
             ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
             owners = np.repeat(np.arange(count), query)
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
+        unknown = [
+            (int(end) - 1, row_before[chunk.sequence])
+            for chunk, end, k in zip(chunks, ends, known, strict=True)
+            if not k
+        ]
         size = self._cache.block_size
         columns, offsets = positions // size, positions % size
         of_groups = [tables, *(window.partners[tables] for window in self._cache.windows)]
@@ -192,10 +223,15 @@ class Runner:
             ids=ids,
             positions=positions,
             logits_rows=rows,
+            unknown=np.array(unknown, np.int64).reshape(-1, 2).T,
             places=tuple((t, t[owners, columns] * size + offsets) for t in of_groups),
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )
+
+
+def _tokens_of(pending: Pending) -> torch.Tensor:
+    return pending.token_ids
 
 
 def _block_tables(lists: Items[array[int]]) -> Integers:

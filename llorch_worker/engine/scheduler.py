@@ -28,8 +28,8 @@ arrival, choice). The rules:
   take turns with those of all others, and no step is planned ahead of or after them.
 - A step without a prefill computes the drafts that promise more speed, as far as the
   token budget and free blocks go.
-- A step may be planned while the one before it is still on the device and its tokens are unknown,
-  if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).
+- A step is planned while the one before it is still on the device and its tokens are unknown,
+  unless these decide who runs (see :meth:`Scheduler.schedule_ahead`).
 - A launched step may still write to the blocks of a sequence that has ended. They become free when
   no such step is left.
 """
@@ -41,6 +41,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from itertools import takewhile
 from operator import attrgetter
 
@@ -52,6 +53,10 @@ from llorch_worker.engine.step_plan import Chunk, StepPlan
 from llorch_worker.engine_options import EngineOptions, PrefixSharing
 
 _ORDER = attrgetter("order")
+
+
+class _Undecided(Exception):
+    """A step cannot be planned before the one before it is done."""
 
 
 class Scheduler:
@@ -116,7 +121,7 @@ class Scheduler:
         self._wait(sequence)
 
     def schedule(self) -> StepPlan:
-        """Plans the next step and allocates the blocks for its tokens.
+        """Plans the next step and allocates the blocks for its tokens. No launched step is left.
 
         The caller passes the plan to :meth:`advance` or :meth:`drop` when the step is done.
         """
@@ -132,6 +137,36 @@ class Scheduler:
             plan = self._plan(suspect)
         return self._launch(plan)
 
+    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """Plans the step after ``plan``, which is on the device, as if its tokens were known.
+
+        A sequence that may end with a token of ``plan`` takes part, unless that is its last one in
+        any case: a token for a sequence that has ended is discarded. So is one before which a
+        grammar forces others.
+
+        Returns None where the end of ``plan`` decides what to compute: with drafts in it or after
+        it, suspects, a sequence of high priority that needs the place of another, a decode that
+        needs the blocks of another, and a prefill that will find a block that ``plan`` computes.
+        Then some sequences keep their next blocks early.
+        """
+        ready = (*self._running, *self._waiting[:1])
+        if any(chunk.drafts for chunk in plan.chunks) or any(s.suspect for s in ready):
+            return None
+        self._age()
+        if self._next_high() is not None:
+            return None
+        try:
+            ahead = self._plan(None, plan)
+        except _Undecided:
+            return None
+        if not ahead.chunks:
+            return None
+        if self.planner is not None and not ahead.prefills:
+            sampling = [chunk for chunk in plan.chunks if chunk.samples]
+            if self.planner.pays(sampling):
+                return None
+        return self._launch(ahead)
+
     def _turn(self) -> int | None:
         """The arrival of the suspect whose step is next; None if it is that of all others."""
         ready = [*self._running, *self._waiting[:1]]
@@ -142,64 +177,67 @@ class Scheduler:
         self._was_alone = suspect is not None and not (others and self._was_alone)
         return suspect.arrival if suspect is not None and self._was_alone else None
 
-    def _plan(self, suspect: int | None) -> StepPlan:
-        """``suspect``: see :meth:`_turn`."""
+    def _plan(self, suspect: int | None, after: StepPlan | None = None) -> StepPlan:
+        """``suspect``: see :meth:`_turn`. ``after``: a launched step, whose sequences go on behind
+        its chunks. Raises ``_Undecided`` where its end decides what to compute."""
+        launched = {} if after is None else {chunk.sequence: chunk for chunk in after.chunks}
 
         def takes_part(sequence: Sequence) -> bool:
             return not sequence.suspect if suspect is None else sequence.arrival == suspect
 
-        chunks = self._decodes([s for s in self._running if s.decoding and takes_part(s)])
-        decodes = len(chunks)
+        decodes: list[Chunk] = []
+        prefills: list[Chunk] = []
+        for sequence in self._running:
+            rest = _rest(sequence, launched.get(sequence))
+            if rest is not None and takes_part(sequence):
+                decodes_next = rest.start > 0 and rest.count <= 1 + sequence.forced_count
+                (decodes if decodes_next else prefills).append(rest)
+        chunks = self._decodes(decodes, may_preempt=after is None)
+        decoding = len(chunks)
         budget = self._max_step_tokens - sum(chunk.count for chunk in chunks)
-        prefills = [s for s in self._running if not s.decoding and takes_part(s)]
+        prefills = [rest for rest in prefills if rest.sequence.state is SequenceState.RUNNING]
         prefills.reverse()
         completed: set[BlockKey] = set()
+        coming: set[BlockKey] = set()
+        for chunk in () if after is None else after.prefills:
+            self._note_completed(chunk, coming)
         while budget > 0:
-            sequence = self._admissible(prefills[-1] if prefills else None)
-            if sequence is not None and (suspect is None or takes_part(sequence)):
-                self._admit(sequence)
-                if not takes_part(sequence):
+            head = self._admissible(prefills[-1].sequence if prefills else None)
+            if head is not None and (suspect is None or takes_part(head)):
+                self._admit(head)
+                if not takes_part(head):
                     continue
+                sequence = head
             elif prefills:
-                sequence = prefills.pop()
+                sequence = prefills.pop().sequence
             else:
                 break
-            self.blocks.take_cached(sequence)
-            if completed and self.blocks.wanted_key(sequence) in completed:
-                continue
-            count = min(budget, sequence.pending)
-            if not self.blocks.allocate(sequence, sequence.computed + count):
+            in_flight = launched.get(sequence)
+            if in_flight is None:
+                self.blocks.take_cached(sequence)
+                if completed or coming:
+                    wanted = self.blocks.wanted_key(sequence)
+                    if wanted in coming:
+                        raise _Undecided
+                    if wanted in completed:
+                        continue
+            rest = _rest(sequence, in_flight)
+            assert rest is not None, "a prefill has nothing to compute"
+            chunk = replace(rest, count=min(budget, rest.count))
+            if not self.blocks.allocate(sequence, chunk.end):
                 raise RuntimeError("the blocks reserved for a prefill are not free")
-            if (key := self.blocks.completed_key(sequence, count)) is not None:
-                completed.add(key)
-            chunks.append(Chunk(sequence, sequence.computed, count))
-            budget -= count
-        if len(chunks) == decodes and self.planner is not None:
+            if in_flight is None:
+                self._note_completed(chunk, completed)
+            chunks.append(chunk)
+            budget -= chunk.count
+        if after is None and len(chunks) == decoding and self.planner is not None:
             chunks = self.planner.with_drafts(chunks, budget, self.blocks.allocate)
-        return StepPlan(tuple(chunks), decodes)
+        return StepPlan(tuple(chunks), decoding)
 
-    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plans the step after ``plan``, which is on the device: one more token per sequence.
-
-        Returns None unless the step is certain, whatever the tokens of ``plan`` are: every running
-        sequence decodes in ``plan`` and samples plainly, no sequence may start, also in place of
-        another, and there are blocks for all. If blocks run short, some sequences keep their next
-        one early. Sequences that reach ``max_tokens`` with ``plan`` are left out. A sequence that
-        ends in it for another reason is not: its extra token is discarded.
-        """
-        going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
-        if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
-            return None
-        if any(chunk.drafts for chunk in plan.chunks):
-            return None  # How many tokens the step gives is unknown.
-        if self.planner is not None and self.planner.pays(plan.chunks):
-            return None  # The next step shall have drafts.
-        going = [s for s in going if s.generated_count + 1 < s.max_tokens]
-        if not going or self._admissible(None) is not None or self._next_high() is not None:
-            return None
-        if not all(self.blocks.allocate(s, len(s.token_ids) + 1) for s in going):
-            return None
-        return self._launch(StepPlan(tuple(Chunk(s, s.computed + 1, 1) for s in going), len(going)))
+    def _note_completed(self, chunk: Chunk, completed: set[BlockKey]) -> None:
+        key = self.blocks.completed_key(chunk.sequence, chunk.count)
+        if key is not None:
+            completed.add(key)
 
     def accept(self, sequence: Sequence, drafts: int) -> None:
         """Notes that the step has computed the next ``drafts`` tokens of ``sequence`` as drafts."""
@@ -302,23 +340,31 @@ class Scheduler:
                 return high, victims
         return None
 
-    def _decodes(self, sequences: Items[Sequence]) -> list[Chunk]:
+    def _decodes(self, due: Items[Chunk], *, may_preempt: bool) -> list[Chunk]:
+        """Those of ``due``, the pending tokens of each decode, for which there are blocks. Raises
+        ``_Undecided`` where that takes a preemption and none ``may_preempt``."""
         chunks = []
         spare = self._max_step_tokens - len(self._running)
         prefill_rank: float | None = None
-        for sequence in sequences:
+        for rest in due:
+            sequence = rest.sequence
             # An earlier sequence may have preempted this one.
             if sequence.state is not SequenceState.RUNNING:
                 continue
             count = 1
-            if sequence.pending > 1:
+            if rest.count > 1:
                 if prefill_rank is None:
                     prefill_rank = self._prefill_rank()
                 if sequence.rank <= prefill_rank:
-                    count = min(sequence.pending, 1 + spare)
-            if self._make_room(sequence, count):
-                spare -= count - 1
-                chunks.append(Chunk(sequence, sequence.computed, count))
+                    count = min(rest.count, 1 + spare)
+            chunk = rest if rest.count == count else replace(rest, count=count)
+            if may_preempt:
+                if not self._make_room(chunk):
+                    continue
+            elif not self.blocks.allocate(sequence, chunk.end):
+                raise _Undecided
+            spare -= count - 1
+            chunks.append(chunk)
         return chunks
 
     def _prefill_rank(self) -> float:
@@ -328,12 +374,12 @@ class Scheduler:
         first = prefill if head is None else head
         return math.inf if first is None else first.rank
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Allocates blocks for the next ``tokens`` of ``sequence``; False if it had to yield."""
-        while not self.blocks.allocate(sequence, sequence.computed + tokens):
+    def _make_room(self, chunk: Chunk) -> bool:
+        """Allocates the blocks of ``chunk``; False if its sequence had to yield."""
+        while not self.blocks.allocate(chunk.sequence, chunk.end):
             victim = self._running[-1]
             self.preempt(victim)
-            if victim is sequence:
+            if victim is chunk.sequence:
                 return False
         return True
 
@@ -370,3 +416,15 @@ class Scheduler:
         waits = sequence.state is SequenceState.WAITING
         queue = self._waiting if waits else self._running
         del queue[bisect_left(queue, sequence.order, key=_ORDER)]
+
+
+def _rest(sequence: Sequence, launched: Chunk | None) -> Chunk | None:
+    """What is left to compute of a sequence behind its ``launched`` chunk, if that gives a token
+    with this one; None if nothing is."""
+    start = sequence.computed if launched is None else launched.end
+    known = len(sequence.token_ids)
+    if launched is not None and launched.samples:
+        if sequence.generated_count + 1 >= sequence.max_tokens:
+            return None
+        known += 1
+    return Chunk(sequence, start, known - start) if known > start else None

@@ -21,24 +21,6 @@ HIGH_RANK = 0
 PRIORITY_RANKS: dict[Priority, int] = {"high": HIGH_RANK, "normal": 1, "low": 2}
 
 
-def samples_plainly(request: GenerationRequest) -> bool:
-    """Whether ``request`` sets no sampling parameter but the temperature, min_p, top_k and top_p.
-
-    Steps may overlap only if every job in them samples plainly, and the fused kernel supports only
-    such jobs. The other parameters need the host between two steps: it reads log probabilities and
-    counts tokens for penalties and min_tokens. So does a grammar, which needs the last token to
-    say what may follow.
-    """
-    return (
-        request.repetition_penalty == 1
-        and request.presence_penalty == 0
-        and request.frequency_penalty == 0
-        and not request.logit_bias
-        and request.min_tokens == 0
-        and request.logprobs is None
-    )
-
-
 class SequenceState(Enum):
     """The state of a sequence: without blocks, with blocks, or done."""
 
@@ -83,7 +65,6 @@ class Sequence:
         self.choice = choice
         self.arrival = arrival
         self.rank = PRIORITY_RANKS[request.priority]
-        self.plain = matcher is None and samples_plainly(request)
         self._matcher = matcher
         self.drafter = drafter
         self.stop_ids = frozenset(request.stop_token_ids) | (
@@ -127,7 +108,7 @@ class Sequence:
         """Generated tokens that an event has told."""
         self.thought_count = 0
         """Generated tokens that belong to the thought."""
-        self._forced_count = 0
+        self.forced_count = 0
         """How many of the last tokens the grammar forced, without a step of their own."""
         if self.ended:
             self.close("length")
@@ -162,7 +143,7 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether its pending tokens are the last sampled one and those that the grammar forced
         after it. Such a sequence goes on in every step. A prompt of one token is a prefill."""
-        return self.computed > 0 and self.pending <= 1 + self._forced_count
+        return self.computed > 0 and self.pending <= 1 + self.forced_count
 
     @property
     def generated_count(self) -> int:
@@ -206,7 +187,7 @@ class Sequence:
         self.computed = 0
         self.blocks = array("q")
         self.reserved_blocks = 0
-        self._forced_count = 0
+        self.forced_count = 0
 
     def append(self, token_id: int) -> None:
         """Adds a sampled token; sets ``finish_reason`` if it ends the choice.
@@ -251,7 +232,7 @@ class Sequence:
             if self.finish_reason is not None or not (self.matcher and self.matcher.forced):
                 break
             self.append(self.matcher.forced[0])
-        self._forced_count = len(self.token_ids) - before
+        self.forced_count = len(self.token_ids) - before
         return tuple(self.token_ids[before:])
 
     def close(self, reason: FinishReason) -> None:

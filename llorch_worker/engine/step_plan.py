@@ -18,6 +18,11 @@ class Chunk:
     drafts: tuple[int, ...] = ()
 
     @property
+    def end(self) -> int:
+        """The position after the last of its tokens that are no drafts."""
+        return self.start + self.count
+
+    @property
     def rows(self) -> int:
         """Tokens that the step computes."""
         return self.count + len(self.drafts)
@@ -25,9 +30,8 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the last known token and the step samples the next."""
-        # A chunk planned ahead starts after the last known token.
-        reaches = self.start + self.count >= len(self.sequence.token_ids)
-        return reaches and self.sequence.samples
+        # A chunk planned ahead may compute a token that is not known yet.
+        return self.end >= len(self.sequence.token_ids) and self.sequence.samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.engine.device.queue import Done, Work
+from llorch_worker.engine.device.queue import Choose, Done, Forward
 from llorch_worker.engine.sampling.sampler import Sampled
 
 
@@ -24,11 +24,11 @@ class LazyQueue:
         """Of each launch, how many were launched before and not read."""
         self._waiting: list[_Lazy] = []
 
-    def launch(self, work: Work) -> _Lazy:
+    def launch(self, forward: Forward) -> _Lazy:
         self.unread_at_launch.append(self.unread)
         self.unread += 1
         self.most_unread = max(self.most_unread, self.unread)
-        lazy = _Lazy(self, work)
+        lazy = _Lazy(self, forward)
         self._waiting.append(lazy)
         return lazy
 
@@ -38,10 +38,11 @@ class LazyQueue:
 
 
 class _Lazy:
-    def __init__(self, queue: LazyQueue, work: Work) -> None:
+    def __init__(self, queue: LazyQueue, forward: Forward) -> None:
         self.computed = False
         self._queue = queue
-        self._work = work
+        self._forward = forward
+        self._choose: Choose | None = None
         self._done: Done | None = None
         self._error: Exception | None = None
 
@@ -52,14 +53,21 @@ class _Lazy:
             raise RuntimeError("the step before has failed")
         return self._done.token_ids
 
+    def sample(self, choose: Choose) -> None:
+        assert not self.computed, "the step was read before it sampled"
+        self._choose = choose
+
     def compute(self) -> None:
         self.computed = True
         try:
-            self._done = Done(self._work())
+            done = Done(self._forward())
+            if self._choose is not None:
+                done.sample(self._choose)
+            self._done = done
         except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
             self._error = error
 
-    def read(self) -> Sampled:
+    def read(self) -> Sampled | None:
         self._queue.unread -= 1
         self._queue.compute_until(self)
         if self._done is None:

@@ -14,7 +14,7 @@ import torch
 
 from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
 from llorch_worker.engine import Engine
-from llorch_worker.engine.device.queue import Work
+from llorch_worker.engine.device.queue import Forward
 from llorch_worker.model import RaggedBatch
 from tests.engine.lazy_queue import LazyQueue
 from tests.engine.together import all_at_once
@@ -56,13 +56,12 @@ def expected(loaded: Any) -> tuple[int, ...]:
         return ids
 
 
-def test_each_decode_step_is_launched_before_the_one_before_it_is_read(
+def test_each_step_is_launched_before_the_one_before_it_is_read(
     engine_of: Callable[..., Engine], queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
     generation = engine_of().submit(request())
     assert generation.result(60).choices[0].token_ids == expected
-    # The prefill and the first decode are read before anything follows them.
-    assert queue.unread_at_launch == [0, 0] + [1] * 18
+    assert queue.unread_at_launch == [0] + [1] * 19
 
 
 def test_at_most_two_steps_are_launched_and_unread(
@@ -75,20 +74,23 @@ def test_at_most_two_steps_are_launched_and_unread(
     assert queue.most_unread == 2
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"logit_bias": {5: 1.0}},
-        {"min_tokens": 3},
-        {"logprobs": 0},
-        {"structured_outputs": {"regex": "[a-z ]+"}},
-    ],
-    ids=lambda fields: list(fields)[-1],
-)
-def test_parameters_that_need_the_host_prevent_overlap(
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 1, "top_p": 0.9},
+    {"temperature": 1, "top_k": 5},
+    {"temperature": 1, "min_p": 0.1},
+    {"repetition_penalty": 1.1},
+    {"presence_penalty": 0.5, "temperature": 1},
+    {"frequency_penalty": 0.5},
+    {"logit_bias": {5: 1.0}},
+    {"min_tokens": 3, "ignore_eos": False},
+    {"logprobs": 2},
+    {"structured_outputs": {"regex": "[a-z ]+"}},
+    {"structured_outputs": {"json": {"properties": {"a_long_name": {"enum": ["of text"]}}}}},
+]
+
+
+@pytest.mark.parametrize("fields", SAMPLINGS, ids=lambda fields: next(iter(fields)))
+def test_no_parameter_prevents_overlap(
     engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any, fields: dict[str, Any]
 ) -> None:
     engine = engine_of()
@@ -96,19 +98,28 @@ def test_parameters_that_need_the_host_prevent_overlap(
     with loaded.engine() as plain:
         expected = plain.submit(request(seed=3, **fields)).result(60).choices
     assert generation.result(60).choices == expected
-    assert queue.most_unread == 1
+    assert queue.unread_at_launch[1:] == [1] * (len(queue.unread_at_launch) - 1)
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
-def test_truncation_does_not_prevent_overlap(
-    engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any, fields: dict[str, Any]
+def test_every_parameter_in_company_overlaps_beside_prefills_and_gives_the_same_tokens(
+    engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any
 ) -> None:
-    engine = engine_of()
-    generation = engine.submit(request(seed=3, temperature=1, **fields))
+    """Sequences come and go, so that penalties are made while a token is on its way."""
+    requests = [
+        request(
+            prompt=f"{PROMPT} {'there was a dog ' * index}",
+            **{"max_tokens": 9 + 5 * index, "seed": index, **fields},
+        )
+        for index, fields in enumerate(SAMPLINGS)
+    ]
     with loaded.engine() as plain:
-        expected = plain.submit(request(seed=3, temperature=1, **fields)).result(60).choices
-    assert generation.result(60).choices == expected
-    assert queue.most_unread == 2
+        expected = [plain.submit(each).result(60).choices[0].token_ids for each in requests]
+    engine = engine_of(max_sequences=4, max_step_tokens=24)
+    with all_at_once(engine):
+        generations = [engine.submit(each) for each in requests]
+    assert [each.result(60).choices[0].token_ids for each in generations] == expected
+    steps = len(queue.unread_at_launch)
+    assert queue.unread_at_launch.count(1) > 0.9 * steps
 
 
 def test_a_token_computed_after_the_end_is_discarded(
@@ -232,11 +243,11 @@ def test_running_out_of_memory_in_a_step_launched_ahead_loses_no_token(
 class RefusingQueue(LazyQueue):
     """Runs out of memory at one launch ahead, as a card may."""
 
-    def launch(self, work: Work) -> Any:
+    def launch(self, forward: Forward) -> Any:
         if self.unread and len(self.unread_at_launch) == 5:
             self.unread_at_launch.append(self.unread)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return super().launch(work)
+        return super().launch(forward)
 
 
 def test_an_error_of_the_step_launched_ahead_does_not_fail_the_previous_one(

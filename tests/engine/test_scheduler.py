@@ -91,17 +91,57 @@ def test_the_integrity_check_finds_lost_and_doubly_held_blocks(make_sequence: Ma
         s.check_integrity()
 
 
-def decoding(s: Scheduler, *sequences: Sequence) -> StepPlan:
-    """A step, not yet computed, in which ``sequences`` decode."""
-    for sequence in sequences:
-        s.add(sequence)
-    plan_step(s)
-    return s.schedule()
+def ahead(s: Scheduler, plan: StepPlan) -> list[tuple[int, int, int]]:
+    """The step after ``plan``, which was launched, as of :func:`plan_step`."""
+    following = s.schedule_ahead(plan)
+    assert following is not None
+    return [(chunk.sequence.arrival, chunk.start, chunk.count) for chunk in following.chunks]
 
 
-def test_no_step_is_planned_ahead_of_a_prefill(make_sequence: MakeSequence) -> None:
-    s = scheduler(step=4)
+def test_prefills_and_decodes_are_planned_ahead_and_jobs_start_ahead(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(step=4, prefix_caching=False)
     s.add(make_sequence(6, max_tokens=9))
+    assert ahead(s, s.schedule()) == [(0, 4, 2)]
+    s = scheduler(step=4, prefix_caching=False)
+    for arrival in range(2):
+        s.add(make_sequence(3, arrival=arrival, max_tokens=9))
+    plan = s.schedule()
+    s.add(make_sequence(1, arrival=2, max_tokens=1))
+    # A token of the first whose id is unknown, the rest of the second's prompt, the third's.
+    assert ahead(s, plan) == [(0, 3, 1), (1, 1, 2), (2, 0, 1)]
+
+
+def test_who_ends_with_the_launched_step_is_not_planned_ahead(make_sequence: MakeSequence) -> None:
+    s = scheduler(prefix_caching=False)
+    s.add(make_sequence(3, arrival=0, max_tokens=1))
+    assert s.schedule_ahead(s.schedule()) is None
+
+
+def test_no_step_is_planned_ahead_of_blocks_that_a_prefill_will_find(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    s.add(make_sequence([*COMMON, 1], arrival=0))
+    plan = s.schedule()
+    s.add(make_sequence([*COMMON, 2], arrival=1))
+    assert s.schedule_ahead(plan) is None
+    s.advance(plan)
+    plan.chunks[0].sequence.append(1)
+    assert plan_step(s) == [(0, 13, 1), (1, 12, 1)]
+
+
+def test_no_step_is_planned_ahead_if_a_decode_then_lacks_a_block(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(blocks=2, prefix_caching=False)
+    s.add(make_sequence(4, arrival=0))
+    plan_step(s)
+    s.add(make_sequence(3, arrival=1))
+    assert s.schedule_ahead(s.schedule()) is not None
+    s = scheduler(blocks=1, prefix_caching=False)
+    s.add(make_sequence(4, arrival=0))
     assert s.schedule_ahead(s.schedule()) is None
 
 

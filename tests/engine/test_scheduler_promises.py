@@ -167,7 +167,6 @@ class SchedulerPromises(RuleBasedStateMachine):
             arrival=len(self.sequences),
             drafter=SomeHold(right, right + wrong),
         )
-        sequence.plain = not forced
         sequence.suspect = suspect
         self.forced[sequence] = forced
         self.sequences.append(sequence)
@@ -234,10 +233,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.ahead = self.scheduler.schedule_ahead(plan) if self.overlaps else None
         if self.ahead is not None:
             self.check_ahead(plan, self.ahead)
-            self.written = {
-                chunk.sequence: self.slots_of(chunk.sequence, chunk.start)
-                for chunk in self.ahead.chunks
-            }
+            self.written = self.slots(self.ahead)
         self.land(plan, slots)
 
     def settle(self) -> None:
@@ -246,21 +242,40 @@ class SchedulerPromises(RuleBasedStateMachine):
             self.land(plan, self.written)
 
     def slots(self, plan: StepPlan) -> dict[Sequence, list[Slot]]:
-        """Where a step writes the first token of each chunk."""
-        return {chunk.sequence: self.slots_of(chunk.sequence, chunk.start) for chunk in plan.chunks}
+        """Where a step writes the tokens of each chunk."""
+        return {
+            chunk.sequence: [
+                slot
+                for position in range(chunk.start, chunk.end)
+                for slot in self.slots_of(chunk.sequence, position)
+            ]
+            for chunk in plan.chunks
+        }
 
     def check_ahead(self, plan: StepPlan, ahead: StepPlan) -> None:
-        """Those of ``plan`` that go on, each a token further; nobody else could start."""
-        going_on = [
-            chunk
-            for chunk in plan.chunks
-            if chunk.sequence.state is SequenceState.RUNNING
-            and chunk.sequence.generated_count + 1 < chunk.sequence.max_tokens
-        ]
-        assert [(c.sequence, c.start, c.count) for c in ahead.chunks] == [
-            (c.sequence, c.start + 1, 1) for c in going_on
-        ]
-        assert set(self.scheduler.running) <= {c.sequence for c in plan.chunks}
+        """All go on behind what ``plan`` computes of them, and who gets its last token in it does
+        not."""
+        launched = {chunk.sequence: chunk for chunk in plan.chunks}
+        assert sum(chunk.count for chunk in ahead.chunks) <= self.step_tokens
+        assert not any(chunk.drafts for chunk in (*plan.chunks, *ahead.chunks))
+        for chunk in ahead.chunks:
+            sequence, before = chunk.sequence, launched.get(chunk.sequence)
+            assert sequence.state is SequenceState.RUNNING
+            assert not sequence.suspect
+            assert len(sequence.blocks) >= self.blocks_of(chunk)
+            known = len(sequence.token_ids)
+            if before is None:
+                assert chunk.start == sequence.computed
+                assert chunk.end <= known
+            else:
+                assert chunk.start == before.end
+                assert chunk.end <= known + before.samples
+                assert not before.samples or sequence.generated_count + 1 < sequence.max_tokens
+        chunked = {chunk.sequence for chunk in ahead.chunks}
+        for sequence, before in launched.items():
+            goes_on = sequence.state is SequenceState.RUNNING and before.samples
+            if goes_on and sequence.generated_count + 1 < sequence.max_tokens:
+                assert sequence in chunked
 
     def planned(self) -> StepPlan:
         before = {s: (s.computed, s.generated_count) for s in self.scheduler.running}
@@ -274,15 +289,16 @@ class SchedulerPromises(RuleBasedStateMachine):
         for chunk in plan.chunks:
             if chunk not in alive:
                 # A token that nobody wants: its block must have been kept from others.
-                _, block, _ = slots[chunk.sequence][0]
-                assert self.pool.holders(block) == 1
-                assert self.pool.contents(block) is None
-                assert not any(block in s.blocks for s in self.scheduler.running)
+                for group, block, _ in slots[chunk.sequence]:
+                    if group == 0:
+                        assert self.pool.holders(block) == 1
+                        assert self.pool.contents(block) is None
+                        assert not any(block in s.blocks for s in self.scheduler.running)
                 for slot in slots[chunk.sequence]:
                     self.memory[slot] = GARBAGE
         self.check_memory(StepPlan(tuple(alive), plan.decodes))
         for chunk in alive:
-            assert self.slots_of(chunk.sequence, chunk.start) == slots[chunk.sequence]
+            assert self.slots(plan)[chunk.sequence] == slots[chunk.sequence]
             text = (*chunk.sequence.token_ids, *chunk.drafts)
             for position in range(chunk.start, chunk.start + chunk.rows):
                 for slot in self.slots_of(chunk.sequence, position):
@@ -300,7 +316,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             while taken <= self.forced[sequence] and sequence.finish_reason is None:
                 sequence.append(TOKEN)
                 taken += 1
-            sequence._forced_count = taken - 1
+            sequence.forced_count = taken - 1
             if sequence.finish_reason is not None:
                 self.scheduler.finish(sequence)
                 return

@@ -6,26 +6,32 @@ Later work may use the results of earlier work on the device; only the host wait
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from llorch_worker.engine.sampling.sampler import Chosen, Sampled
 
-Work = Callable[[], Chosen | None]
-"""A step on the device; returns None if no token is due. It must not read mutable host state."""
+Forward = Callable[[], torch.Tensor]
+"""The forward pass of a step on the device; returns the logits that are sampled. It must not read
+mutable host state."""
+Choose = Callable[[torch.Tensor], Chosen]
+"""Chooses tokens from these logits, on the device."""
 
 
 class Pending(Protocol):
-    """Work that was launched."""
+    """A step that was launched: a forward pass, and what then samples from its logits."""
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[rows] int64 on the device, for work that is launched later."""
+        """[rows] int64 on the device, for work that is launched after :meth:`sample`."""
 
-    def read(self) -> Sampled:
-        """Waits until the work is done. Raises its error."""
+    def sample(self, choose: Choose) -> None:
+        """Starts sampling, now or after earlier work; may raise its error. The logits are those of
+        the last forward pass: no other may be launched before."""
+
+    def read(self) -> Sampled | None:
+        """Waits until the step is done, and returns its tokens if it samples. Raises its error."""
 
 
 class DeviceQueue(Protocol):
@@ -35,8 +41,8 @@ class DeviceQueue(Protocol):
     def overlaps(self) -> bool:
         """Whether the device computes while the host goes on, so that launching ahead pays."""
 
-    def launch(self, work: Work) -> Pending:
-        """Starts ``work``, now or after earlier work; may raise its error."""
+    def launch(self, forward: Forward) -> Pending:
+        """Starts a step, now or after earlier work; may raise its error."""
 
 
 def use_device(device: torch.device) -> None:
@@ -63,16 +69,17 @@ class InlineQueue:
 
     overlaps = False
 
-    def launch(self, work: Work) -> Pending:
+    def launch(self, forward: Forward) -> Pending:
         """See ``DeviceQueue``."""
-        return Done(work())
+        return Done(forward())
 
 
 class Done:
-    """Work whose results can be read without waiting."""
+    """A step whose results can be read without waiting."""
 
-    def __init__(self, chosen: Chosen | None) -> None:
-        self._chosen = chosen
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits: torch.Tensor | None = logits
+        self._chosen: Chosen | None = None
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -80,39 +87,53 @@ class Done:
         assert self._chosen is not None
         return self._chosen.token_ids
 
-    def read(self) -> Sampled:
+    def sample(self, choose: Choose) -> None:
         """See ``Pending``."""
-        return Sampled([], {}, frozenset()) if self._chosen is None else self._chosen.read()
+        logits, self._logits = self._logits, None
+        assert logits is not None
+        self._chosen = choose(logits)
+
+    def read(self) -> Sampled | None:
+        """See ``Pending``."""
+        return None if self._chosen is None else self._chosen.read()
 
 
 class CudaQueue:
-    """The engine thread's stream. Tokens come back through pinned memory, followed by an event."""
+    """The engine thread's stream. Results come back through pinned memory, followed by an event."""
 
     overlaps = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def launch(self, work: Work) -> Pending:
+    def launch(self, forward: Forward) -> Pending:
         """See ``DeviceQueue``."""
-        chosen = work()
-        return Done(None) if chosen is None else _OnItsWay(chosen, self._device)
+        return _OnItsWay(forward(), self._device)
 
 
-class _OnItsWay:
-    def __init__(self, chosen: Chosen, device: torch.device) -> None:
-        self.token_ids = chosen.token_ids
-        self._here = replace(
-            chosen, token_ids=_pinned_copy(chosen.token_ids), peaks=_pinned_copy(chosen.peaks)
-        )
-        self._copied = torch.cuda.Event()
-        self._copied.record(torch.cuda.current_stream(device))
+class _OnItsWay(Done):
+    def __init__(self, logits: torch.Tensor, device: torch.device) -> None:
+        super().__init__(logits)
+        self._here: Chosen | None = None
+        self._done = torch.cuda.Event()
+        self._stream = torch.cuda.current_stream(device)
+        self._done.record(self._stream)
 
-    def read(self) -> Sampled:
-        self._copied.synchronize()
-        return self._here.read()
+    def sample(self, choose: Choose) -> None:
+        super().sample(choose)
+        assert self._chosen is not None
+        self._here = self._chosen.copied(to_host)
+        self._done.record(self._stream)
+
+    def read(self) -> Sampled | None:
+        self._done.synchronize()
+        return None if self._here is None else self._here.read()
 
 
-def _pinned_copy(values: torch.Tensor) -> torch.Tensor:
-    here = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-    return here.copy_(values, non_blocking=True)
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy of ``values`` in the host's memory, complete once the device has done all work that
+    was launched before. On the CPU ``values`` itself."""
+    if values.is_cpu:
+        return values
+    pinned = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
+    return pinned.copy_(values, non_blocking=True)

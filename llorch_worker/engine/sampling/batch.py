@@ -49,6 +49,16 @@ class Suppressions:
     longest: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """The rows that request log probabilities, their ``numbers``, and how many alternatives each
+    wants; ``rows`` [wanting] int64 has the numbers on the device, None if all rows want some."""
+
+    rows: torch.Tensor | None
+    numbers: list[int]
+    tops: list[int]
+
+
 LOWEST_TEMPERATURE = 1e-6
 """Below this the likeliest token is almost certain, and a division in float32 would overflow."""
 
@@ -63,7 +73,6 @@ class SamplingBatch:
         self._device = device
         self._vocab_size = vocab_size
         self.sequences = sequences
-        self.is_plain = all(sequence.plain for sequence in sequences)
         requests = [sequence.request for sequence in sequences]
         random = [row for row, request in enumerate(requests) if request.temperature > 0]
         self.random = self._random_rows(sequences, random) if random else None
@@ -71,12 +80,12 @@ class SamplingBatch:
         self.biases = self._biases(sequences)
         self.suppressions = self._suppressions(sequences)
         self.constrained = [row for row, s in enumerate(sequences) if s.constrained]
-        self.logprob_rows = [row for row, r in enumerate(requests) if r.logprobs is not None]
-        self.logprob_tops = [requests[row].logprobs or 0 for row in self.logprob_rows]
+        wanting = [row for row, r in enumerate(requests) if r.logprobs is not None]
+        self.logprob_rows = self._logprob_rows(requests, wanting) if wanting else None
 
     @cached_property
     def sampled_rows(self) -> SampledRows:
-        """The parameters of a batch that ``is_plain``."""
+        """The parameters of all rows, for ``FusedSample``."""
         requests = [sequence.request for sequence in self.sequences]
         limits = self._limits(requests)
         temperatures = [
@@ -89,6 +98,13 @@ class SamplingBatch:
             top_p=limits.top_p.squeeze(1),
             seeds=self._row([sequence.seed for sequence in self.sequences]),
             truncates=self.random is not None and self.random.truncation is not None,
+        )
+
+    def _logprob_rows(self, requests: Rows[GenerationRequest], wanting: list[int]) -> LogprobRows:
+        return LogprobRows(
+            rows=None if len(wanting) == len(requests) else self._row(wanting),
+            numbers=wanting,
+            tops=[requests[row].logprobs or 0 for row in wanting],
         )
 
     def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
@@ -138,7 +154,7 @@ class SamplingBatch:
         return Biases(
             rows=self._row([cell[0] for cell in cells]),
             ids=self._row([cell[1] for cell in cells]),
-            values=torch.tensor([cell[2] for cell in cells], device=self._device),
+            values=on_device([cell[2] for cell in cells], torch.float32, self._device),
         )
 
     def _suppressions(self, sequences: Rows[Sequence]) -> Suppressions | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.intake.constraints.matcher import Bits, Matcher
+from llorch_worker.kernels.upload import on_device
 
 Ids = npt.NDArray[np.intp]
 Highest = npt.NDArray[np.float32]
@@ -52,7 +53,7 @@ class _MaskBits:
     def apply(self, logits: torch.Tensor) -> None:
         bits = self.bits.to(logits.device, non_blocking=True)
         added = _added(logits.device)[bits.int()].flatten(1)[:, : logits.shape[1]]
-        logits.index_add_(0, torch.tensor(self.rows, device=logits.device), added)
+        logits.index_add_(0, on_device(self.rows, torch.int64, logits.device), added)
 
 
 @cache

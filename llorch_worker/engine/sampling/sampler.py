@@ -11,18 +11,16 @@ reorder the vocabulary, so a row's token does not depend on the other rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 
 import torch
 
-from llorch_worker.engine.sampling.batch import (
-    RandomRows,
-    SamplingBatch,
-)
+from llorch_worker.engine.sampling.batch import LogprobRows, RandomRows, SamplingBatch
 from llorch_worker.engine.sampling.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.truncation import truncate
 from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
@@ -51,17 +49,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """The host's preparations before logits exist: the parameters of the rows, the positions of
-    their next tokens within their choices, and the masks of the constrained rows."""
-
-    batch: SamplingBatch
-    positions: list[int]
-    masks: Future[Masks] | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLogprobs:
+class Logprobs:
     """Log probabilities of the rows that request them: ``chosen`` [wanting], ``top`` and
     ``top_ids`` [wanting, most]."""
 
@@ -72,7 +60,7 @@ class DeviceLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A step's tokens, still on the device.
+    """A step's tokens, as the device has them.
 
     ``token_ids`` [rows] int64; ``peaks`` [rows] float32, the largest logit of each row, finite
     unless the row is damaged: NaN wins every maximum.
@@ -80,8 +68,15 @@ class Chosen:
 
     token_ids: torch.Tensor
     peaks: torch.Tensor
-    logprobs: DeviceLogprobs | None
+    logprobs: Logprobs | None
     batch: SamplingBatch
+
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Chosen:
+        """With a ``copy`` of each tensor."""
+        probs = self.logprobs
+        if probs is not None:
+            probs = Logprobs(copy(probs.chosen), copy(probs.top), copy(probs.top_ids))
+        return Chosen(copy(self.token_ids), copy(self.peaks), probs, self.batch)
 
     def read(self) -> Sampled:
         """Waits for the device."""
@@ -89,6 +84,18 @@ class Chosen:
         damaged = frozenset(row for row, peak in enumerate(peaks) if not isfinite(peak))
         logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs, self.batch)
         return Sampled(self.token_ids.tolist(), logprobs, damaged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """What the host has prepared: the parameters of the rows, the positions of their next tokens
+    within their choices, the masks of the constrained rows, and where the tokens lie that the
+    penalties have not counted yet."""
+
+    batch: SamplingBatch
+    positions: list[int]
+    masks: Future[Masks] | None
+    uncounted: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class Sampler:
@@ -101,9 +108,9 @@ class Sampler:
         fused: FusedSample | None = None,
         truncate_rows: TruncateRows | None = None,
     ) -> None:
-        """``fused`` samples the batches in which every row samples plainly; it needs nothing from
-        the host between logits and tokens. Other batches use torch's operations, with
-        ``truncate_rows``, if given, for truncation."""
+        """``fused`` takes the tokens from the logits once they have their biases, penalties and
+        masks. Without it torch's operations do, with ``truncate_rows``, if given, for
+        truncation."""
         self._device = device
         self._fused = fused
         self._truncate_rows = truncate_rows
@@ -121,32 +128,58 @@ class Sampler:
             sequences: one for each row.
         """
         positions = [sequence.generated_count for sequence in sequences]
-        return self.choose(logits, self.prepare(sequences, positions)).read()
+        return self.prepare(sequences, positions)(logits).read()
 
-    def prepare(self, sequences: Rows[Sequence], positions: list[int]) -> Draw:
-        """The host's part: tokens are due at ``positions`` of the choices of ``sequences``."""
+    def prepare(
+        self,
+        sequences: Rows[Sequence],
+        positions: list[int],
+        row_before: Mapping[Sequence, int] | None = None,
+        before: Callable[[], torch.Tensor] | None = None,
+    ) -> Callable[[torch.Tensor], Chosen]:
+        """The host's part: tokens are due at ``positions`` of the choices of ``sequences``.
+
+        The device's part is the returned function: the tokens for ``logits`` as in :meth:`sample`.
+        It reads nothing of the host but masks, and never makes it wait for the device.
+
+        Args:
+            row_before: for each sequence whose last token only the device knows, its row in the
+                step before. None of them may have a mask.
+            before: that step's token ids [rows], once the device's part runs.
+        """
         rows = tuple(sequences)
         # After a gap in the positions the token counts of the penalties would be wrong.
-        batch = self._batch
+        batch, uncounted = self._batch, None
         if batch is None or batch.sequences != rows or self._next_positions != positions:
             batch = self._batch = SamplingBatch(rows, self._vocab_size, self._device)
+            if batch.penalties is not None and row_before:
+                uncounted = batch.penalties.uncounted(rows, row_before)
         self._next_positions = [position + 1 for position in positions]
-        return Draw(batch, positions, self._begin_masks(batch, positions))
+        masks = self._begin_masks(batch, positions)
+        return partial(self._choose, _Draw(batch, positions, masks, uncounted), before)
 
-    def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
-        """The device's part: the next token of each row; ``logits`` as in ``sample``."""
+    def _choose(
+        self, draw: _Draw, before: Callable[[], torch.Tensor] | None, logits: torch.Tensor
+    ) -> Chosen:
         batch = draw.batch
         peaks = logits.amax(dim=-1)
-        if self._fused is not None and batch.is_plain:
-            return Chosen(self._choose_fused(logits, draw, self._fused), peaks, None, batch)
         raw = None
-        if batch.logprob_rows:
-            raw = logits[batch.logprob_rows].log_softmax(dim=-1)
-        _shape_logits(logits, draw)
-        chosen = self._choose(logits, draw)
+        if (wanting := batch.logprob_rows) is not None:
+            raw = (logits if wanting.rows is None else logits[wanting.rows]).log_softmax(dim=-1)
+        if draw.uncounted is not None and batch.penalties is not None and before is not None:
+            index, row = draw.uncounted
+            batch.penalties.count_at(index, before()[row])
+        positions = on_device(draw.positions, torch.int64, self._device)
+        _shape_logits(logits, draw, positions)
+        if self._fused is not None:
+            chosen = self._fused(logits, batch.sampled_rows, positions)
+        else:
+            chosen = self._take(logits, batch.random, positions)
         if batch.penalties is not None:
             batch.penalties.count(chosen)
-        logprobs = None if raw is None else _logprobs(raw, chosen, batch)
+        logprobs = None
+        if raw is not None and wanting is not None:
+            logprobs = _logprobs(raw, chosen, wanting)
         return Chosen(chosen, peaks, logprobs, batch)
 
     def _begin_masks(self, batch: SamplingBatch, positions: list[int]) -> Future[Masks] | None:
@@ -156,7 +189,9 @@ class Sampler:
                 row, matcher, sequence.stop_ids, positions[row] >= sequence.request.min_tokens
             )
             for row in batch.constrained
-            if (matcher := (sequence := batch.sequences[row]).matcher) is not None
+            # A token that is discarded needs none.
+            if positions[row] == (sequence := batch.sequences[row]).generated_count
+            if sequence.finish_reason is None and (matcher := sequence.matcher) is not None
         ]
         return self._masker.begin(masked) if masked else None
 
@@ -168,17 +203,12 @@ class Sampler:
         """Drops the current rows: after a failed step, or when nothing runs."""
         self._batch = None
 
-    def _choose_fused(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
+    def _take(
+        self, logits: torch.Tensor, random: RandomRows | None, positions: torch.Tensor
+    ) -> torch.Tensor:
         """[rows] int64."""
-        positions = on_device(draw.positions, torch.int64, self._device)
-        return fused(logits, draw.batch.sampled_rows, positions)
-
-    def _choose(self, logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """[rows] int64."""
-        random = draw.batch.random
         if random is None:
             return likeliest(logits)
-        positions = on_device(draw.positions, torch.int64, self._device)
         if random.rows is None:
             return self._draw(logits, random, positions)
         chosen = likeliest(logits)
@@ -203,19 +233,21 @@ class Sampler:
         return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 
-def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> DeviceLogprobs:
+def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, wanting: LogprobRows) -> Logprobs:
     """raw: [wanting, vocab] float32 log-softmax of the model's own logits."""
-    of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1)
-    width = max(batch.logprob_tops)
-    values, ids = raw.topk(min(width, raw.shape[-1]), dim=-1)
-    return DeviceLogprobs(of_chosen, values, ids)
+    tokens = chosen if wanting.rows is None else chosen[wanting.rows]
+    of_chosen = raw.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    values, ids = raw.topk(min(max(wanting.tops), raw.shape[-1]), dim=-1)
+    return Logprobs(of_chosen, values, ids)
 
 
-def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
+def _read_logprobs(logprobs: Logprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
     """Log probabilities by row."""
+    wanting = batch.logprob_rows
+    assert wanting is not None
     asked = zip(
-        batch.logprob_rows,
-        batch.logprob_tops,
+        wanting.numbers,
+        wanting.tops,
         logprobs.chosen.tolist(),
         logprobs.top_ids.tolist(),
         logprobs.top.tolist(),
@@ -227,15 +259,15 @@ def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, 
     }
 
 
-def _shape_logits(logits: torch.Tensor, draw: Draw) -> None:
+def _shape_logits(logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) -> None:
     """Applies logit_bias, min_tokens, penalties and masks, to greedy rows too, in place."""
-    batch, positions = draw.batch, draw.positions
+    batch = draw.batch
     if batch.biases is not None:
         logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
     suppressed = batch.suppressions
-    if suppressed is not None and min(positions) < suppressed.longest:
+    if suppressed is not None and min(draw.positions) < suppressed.longest:
         rows, ids = suppressed.rows, suppressed.ids
-        short = torch.tensor(positions, device=logits.device)[rows] < suppressed.until
+        short = positions[rows] < suppressed.until
         logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
     if batch.penalties is not None:
         batch.penalties.apply(logits)

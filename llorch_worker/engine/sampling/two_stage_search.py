@@ -45,9 +45,9 @@ def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.T
     targets = torch.minimum(share.clamp_(min=0) * total, torch.nextafter(total, total - total))
     tokens = chosen * SEGMENT + torch.searchsorted(inside, targets, right=True)
     tokens = tokens.clamp_(max=weights.shape[-1] - 1)  # NaN is found beyond the end
-    possible = weights.gather(1, tokens) > 0
-    if not bool(possible.all()):
+    if not weights.is_cpu:
         # A parallel prefix sum (CUDA) may step by a rounding error at a token of weight 0.
+        possible = weights.gather(1, tokens) > 0
         tokens = torch.where(possible, tokens, likeliest(weights).unsqueeze(1))
     return tokens.squeeze(1)
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.device.queue import Done, Pending, Work
+from llorch_worker.engine.device.queue import Choose, Done, Forward, Pending
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import SampledRows, torch_ops
@@ -45,9 +45,15 @@ class CheckedQueue:
 
     overlaps = True
 
-    def launch(self, work: Work) -> Pending:
+    def launch(self, forward: Forward) -> Pending:
         with NoHostReads():
-            return Done(work())
+            return CheckedStep(forward())
+
+
+class CheckedStep(Done):
+    def sample(self, choose: Choose) -> None:
+        with NoHostReads():
+            super().sample(choose)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_the_fused_sampler_needs_no_host_and_gives_the_same_tokens(
         assert [g.result(60).choices[0].token_ids for g in generations] == expected
 
 
-def test_the_fused_sampler_serves_only_batches_that_sample_plainly(
+def test_the_fused_sampler_serves_every_batch(
     make_sequence: Callable[..., Sequence],
 ) -> None:
     calls: list[int] = []
@@ -91,8 +97,13 @@ def test_the_fused_sampler_serves_only_batches_that_sample_plainly(
         sampler.sample(logits.clone(), plain).token_ids
         == unfused.sample(logits.clone(), plain).token_ids
     )
-    mixed = [*plain[:2], make_sequence(4, presence_penalty=1.0)]
-    sampler.sample(logits.clone(), mixed)
-    assert calls == [3]
+    mixed = [
+        *plain[:2],
+        make_sequence(4, [2, 3, 3], presence_penalty=1.0, repetition_penalty=1.3, seed=9),
+        make_sequence(4, logit_bias={5: 9.0}, min_tokens=3, eos_ids=frozenset({7}), logprobs=2),
+    ]
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
+    assert sampler.sample(logits.clone(), mixed) == unfused.sample(logits.clone(), mixed)
+    assert calls == [3, 4]
     logits[1, 3] = math.nan
-    assert sampler.sample(logits, plain).damaged == {1}
+    assert sampler.sample(logits, mixed).damaged == {1}
