@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llorch_worker import __version__
 from llorch_worker.broker.deadlines import ending_overdue
+from llorch_worker.broker.history import keeping_history
 from llorch_worker.gateway import documentation, errors
 from llorch_worker.gateway.access_log import logging_access
 from llorch_worker.gateway.batches import runner
@@ -80,7 +81,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     async def running(_: FastAPI) -> AsyncIterator[None]:
         driving = runner.running(gateway.batches, gateway.new_run)
         removing = removing_expired(gateway.files, gateway.file_store)
-        with ending_overdue(settings):
+        with ending_overdue(settings), keeping_history(settings.redis_url):
             collecting = Collecting(requests.count).running()
             async with gateway.webhooks.running(), driving, removing, collecting:
                 yield

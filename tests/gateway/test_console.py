@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, journal, scripts
+from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError, Started, Tokens
@@ -84,13 +85,23 @@ class Visit:
     def see(self, selector: str, text: str) -> None:
         playwright.expect(self.page.locator(selector)).to_contain_text(text, timeout=PATIENCE_MS)
 
-    def generate(self, prompt: str, *, tokens: int = 10) -> None:
-        self.page.get_by_label("Prompt", exact=True).fill(prompt)
-        self.page.locator("#max-tokens").fill(str(tokens))
-        self.page.get_by_role("button", name="Generate").click()
+    def ask(self, prompt: str, *, tokens: int = 10, plain: bool = True) -> None:
+        """Sends a prompt, by default as it is: the toy obeys prompts, and no chats."""
+        self.set("max_tokens", str(tokens))
+        self.page.locator("[name=plain]").set_checked(plain)
+        self.page.get_by_label("Message", exact=True).fill(prompt)
+        self.page.get_by_role("button", name="Send").click()
+
+    def set(self, name: str, value: str) -> None:
+        self.page.evaluate("() => { document.getElementById('settings').open = true }")
+        self.page.locator(f"#settings-form [name={name}]").fill(value)
 
     def text(self) -> str:
-        return str(self.page.locator("#output").text_content())
+        """The last answer's."""
+        return str(self.page.locator(".output").last.text_content())
+
+    def open(self, view: str) -> None:
+        self.page.evaluate("view => { location.hash = view }", f"#/{view}")
 
     def check(self) -> None:
         assert not self.faults
@@ -141,18 +152,19 @@ def test_a_prompt_is_submitted_and_its_tokens_come_as_they_are_made(
     fleet: Fleet, visit: Callable[..., Visit], latch: Latch
 ) -> None:
     here = visit()
-    here.generate(latch.prompt(after=4), tokens=9)
-    here.see("#output", words(4).strip())
+    here.ask(latch.prompt(after=4), tokens=9)
+    here.see(".output", words(4).strip())
     assert here.text() == words(4)
     here.see("#state", "Generating")
     latch.open()
     here.see("#state", "Finished: length")
     assert here.text() == words(9)
-    here.see("#job-list", fleet.worker.hostname)
     # Neither the prompt nor the text is in an address, a title or the browser's storage.
     kept = here.page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}])")
     assert "wait" not in f"{here.urls} {kept} {here.page.title()}"
     assert here.page.url == f"{fleet.gateway.url}/"
+    here.open("jobs?state=ended")
+    here.see("#ended-list", fleet.worker.hostname)
 
 
 def test_a_job_that_waits_shows_its_position(
@@ -161,7 +173,7 @@ def test_a_job_that_waits_shows_its_position(
     with fleet.worker.paused():
         first = client.submit(prompt="x", max_tokens=1)
         here = visit()
-        here.generate("x", tokens=1)
+        here.ask("x", tokens=1)
         here.see("#state", "Queued: behind 1 job")
         first.cancel()
     here.see("#state", "Finished")
@@ -172,14 +184,15 @@ def test_a_job_is_cancelled_by_a_click_and_by_a_key(
 ) -> None:
     here = visit()
     for end, stop in {
-        "click": lambda: here.page.get_by_role("button", name="Cancel").click(),
+        "click": lambda: here.page.get_by_role("button", name="Stop").click(),
         "key": lambda: here.page.locator("#prompt").press("Escape"),
+        "another view": lambda: (here.open("fleet"), here.page.keyboard.press("Escape")),
     }.items():
+        here.open("chat")
         latch = make_latch(end)
-        here.generate(latch.prompt(after=2))
-        # The output of the last job stays until this one is submitted.
+        here.ask(latch.prompt(after=2))
         here.see("#state", "Generating")
-        here.see("#output", "w1")
+        here.see(".output >> nth=-1", "w1")
         stop()
         here.see("#state", "Cancelled")
         latch.wait_ended(1)
@@ -189,19 +202,19 @@ def test_a_text_goes_on_after_the_death_of_its_worker_and_of_the_connection(
     fleet: Fleet, visit: Callable[..., Visit], latch: Latch
 ) -> None:
     here = visit()
-    here.generate(latch.prompt(after=5), tokens=12)
-    here.see("#output", "w4")
+    here.ask(latch.prompt(after=5), tokens=12)
+    here.see(".output", "w4")
     fleet.worker.process.kill()
     fleet.worker.process.wait()
     here.see("#state", "Paused")
     fleet.worker = fleet.start_worker("w2")
     # A page that is loaded again finds its job, and begins where the job began.
     here.page.reload()
-    here.see("#output", words(5).strip())
-    here.see("#log", "attempt 2 on w2@test")
+    here.see(".output", words(5).strip())
+    here.see(".log", "attempt 2 on w2@test")
     # What came before says nothing about the speed, and the time counts from the submit.
-    assert "/s" not in str(here.page.locator("#progress").text_content())
-    here.see("#log", "earlier attempt 1 on w1@test")
+    assert "/s" not in str(here.page.locator(".answer .figures").text_content())
+    here.see(".log", "earlier attempt 1 on w1@test")
     latch.open()
     here.see("#state", "Finished")
     assert here.text() == words(12)
@@ -211,13 +224,14 @@ def test_one_job_is_submitted_however_often_it_is_asked_for(
     visit: Callable[..., Visit], latch: Latch
 ) -> None:
     here = visit()
+    here.page.locator("[name=plain]").evaluate("box => { box.checked = true }")
     here.page.locator("#prompt").fill(latch.prompt(after=2))
     here.page.locator("#prompt").focus()
-    here.page.keyboard.down("Control")
     for _ in range(3):
         here.page.keyboard.down("Enter")
-    here.page.evaluate("() => [0, 1].map(() => document.forms[1].requestSubmit())")
-    here.see("#output", "w1")
+    form = "document.getElementById('chat-form')"
+    here.page.evaluate(f"() => [0, 1].map(() => {form}.requestSubmit())")
+    here.see(".output", "w1")
     here.page.keyboard.press("Enter")
     assert sum(url.endswith("/v1/jobs?stream=true") for url in here.urls) == 1
     here.page.locator("#prompt").press("Escape")
@@ -233,15 +247,15 @@ def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[...,
         route.abort()
 
     here.see("#model", "toy")  # before, the form would name no model: another request
-    shown = [here.page.locator(name).input_value() for name in ("#temperature", "#top-p")]
-    assert shown == ["0.7", "0.95"], "the toy's files do not say how to sample"
     here.page.route("**/v1/jobs*", lose, times=1)
-    here.generate("x", tokens=3)
-    here.see("#generate-error", "cannot be reached")
+    here.ask("x", tokens=3)
+    here.see("#chat-error", "cannot be reached")
     ids = []
     for _ in range(2):
         with here.page.expect_response("**/v1/jobs*") as answer:
-            here.page.get_by_role("button", name="Generate").click()
+            if not here.page.locator("#prompt").input_value():
+                here.page.locator("#prompt").fill("x")
+            here.page.get_by_role("button", name="Send").click()
         ids.append(answer.value.json()["id"])
         here.see("#state", "Finished")
     # The same request is another job once it was answered.
@@ -256,12 +270,12 @@ def test_a_long_prompt_is_no_pause(
     here.page.clock.install()
     here.page.reload()
     with fleet.worker.paused():
-        here.generate("x")
+        here.ask("x")
         (claim,) = wait_until(lambda: take(client.redis, TERMS))
         write(client, claim, Started(worker="w", model="toy", prompt_tokens=9, queue_ms=0))
         here.see("#state", "Reading the prompt")
         here.page.clock.fast_forward(60_000)
-        here.see("#progress", "1 min")
+        here.see(".answer .figures", "1 min")
         here.see("#state", "Reading the prompt")
         write(client, claim, Tokens(index=0, ids=(1,), text="a"))
         here.see("#state", "Generating")
@@ -276,7 +290,7 @@ def test_generated_text_and_names_stay_text(
 ) -> None:
     here = visit()
     with fleet.worker.paused():
-        here.generate("x")
+        here.ask("x")
         # This test plays a worker whose model writes HTML.
         (claim,) = wait_until(lambda: take(client.redis, TERMS, worker=EVIL))
         events = (
@@ -284,9 +298,10 @@ def test_generated_text_and_names_stay_text(
             Tokens(index=0, ids=(1,), text=EVIL),
         )
         write(client, claim, *events)
-        here.see("#output", EVIL)
+        here.see(".output", EVIL)
         dead_letters.refuse(client.redis, claim, EVIL, InternalError(EVIL), TERMS)
         here.see("#state", EVIL)
+        here.open("dead")
         here.see("#letters", EVIL)
     assert here.page.locator("main img").count() == 0
     clear_letters(client.redis)
@@ -297,7 +312,7 @@ def test_a_thought_stands_above_the_answer(
 ) -> None:
     here = visit()
     with fleet.worker.paused():
-        here.generate("x")
+        here.ask("x")
         (claim,) = wait_until(lambda: take(client.redis, TERMS))
         events = (
             Started(worker="w", model="toy", prompt_tokens=1, queue_ms=0),
@@ -305,8 +320,12 @@ def test_a_thought_stands_above_the_answer(
             Tokens(index=1, ids=(2,), text="Yes", reasoning_content="m."),
         )
         write(client, claim, *events)
-        here.see("#output", "Hmm.Yes")
-        assert here.page.locator("#output .thought").inner_text() == "Hmm."
+        here.see(".output", "Yes")
+        here.see(".thoughts summary", "Thought for")
+        thought = here.page.locator(".thought")
+        assert (thought.text_content(), thought.is_visible()) == ("Hmm.", False)
+        here.page.locator(".thoughts summary").click()
+        assert thought.is_visible()
         claims.fail(client.redis, claim, InternalError("died"), TERMS)
         here.see("#state", "died")
 
@@ -324,6 +343,7 @@ def test_dead_letters_are_retried_and_dropped(
     retried, dropped = (job.id for job in jobs)
     here = visit()
     here.see("#dead-badge", "2")
+    here.open("dead")
     here.page.get_by_role("button", name=f"Retry job {retried[:8]}").click()
     here.see("#dead-status", "is in its queue again")
     assert jobs[0].result(timeout=60).text == words(3)
@@ -348,19 +368,24 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
             for priority in ("low", "low", "high")
         ]
         here = visit()
+        here.open("fleet")
         here.see("#queues .low[role=cell]", "2 ·")
         here.see("#queues .high[role=cell]", "1 ·")
         here.see("#workers", fleet.worker.hostname)
     for job in jobs:
         job.result(timeout=60)
-        # The worker tells of its jobs with its next announcement.
-        here.see("#job-list", job.id[:8])
-    bar = here.page.locator("#job-list .bar").first.get_attribute("aria-label")
+    # The worker tells of its jobs with its next announcement.
+    here.open("jobs?state=ended")
+    for job in jobs:
+        here.see("#ended-list", job.id[:8])
+    bar = here.page.locator("#ended-list .bar").first.get_attribute("aria-label")
     assert bar.startswith("queued ")
     # On a phone the page scrolls in one direction only.
     here.page.set_viewport_size({"width": 390, "height": 844})
     root = "document.documentElement"
-    assert here.page.evaluate(f"() => {root}.scrollWidth == {root}.clientWidth")
+    for view in ("jobs?state=ended", "jobs", "fleet", "dead", "chat"):
+        here.open(view)
+        assert here.page.evaluate(f"() => {root}.scrollWidth == {root}.clientWidth"), view
 
 
 def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
@@ -376,14 +401,17 @@ def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
     here.see("#sign-in-error", "unknown here")
     sign_in(GUEST[0])
     here.see("#who-name", "guest")
-    here.generate("x", tokens=3)
-    here.see("#output", words(3).strip())
+    here.ask("x", tokens=3)
+    here.see(".output", words(3).strip())
+    assert here.page.get_by_role("link", name="Fleet").is_hidden()
+    here.open("fleet")  # whoever may not see it stays where he is
+    assert here.page.locator("#chat").is_visible()
     assert here.page.locator("#fleet").is_hidden()
-    assert here.page.locator("#dead").is_hidden()
     here.page.get_by_role("button", name="Sign out").click()
     here.see("#sign-in", "Sign in")
     assert here.page.evaluate("() => sessionStorage.length") == 0
     sign_in(OPERATOR[0])
+    here.open("fleet")
     here.see("#workers", fleet.worker.hostname)
     assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
 
@@ -396,13 +424,14 @@ def test_a_revoked_key_sees_nothing_any_more(fleet: Fleet, visit: Callable[..., 
     here = visit(None)
     here.page.get_by_label("Key of this gateway").fill(leaver)
     here.page.get_by_role("button", name="Sign in").click()
-    here.generate("x", tokens=3)
+    here.ask("x", tokens=3)
     here.see("#state", "Finished")
+    here.open("fleet")
     here.see("#workers", fleet.worker.hostname)
     file.write_text(known)
     here.see("#sign-in-error", "was revoked")
-    assert here.text() == ""
-    assert fleet.worker.hostname not in str(here.page.locator("main#console").text_content())
+    assert here.page.locator(".output").count() == 0
+    assert fleet.worker.hostname not in str(here.page.locator("main#main").text_content())
     assert here.page.evaluate("() => sessionStorage.length") == 0
     here.faults.clear()  # Chromium tells of each 401
 
@@ -411,6 +440,7 @@ def test_old_figures_are_called_old(
     redis_server: RedisServer, fleet: Fleet, visit: Callable[..., Visit]
 ) -> None:
     here = visit()
+    here.open("fleet")
     here.see("#workers", fleet.worker.hostname)
     with redis_server.paused():
         here.see("#link", "the queue does not answer")
@@ -420,32 +450,217 @@ def test_old_figures_are_called_old(
     here.faults.clear()  # Chromium tells of each 503
 
 
-def test_axe_finds_nothing_serious_in_light_and_dark(
-    fleet: Fleet, visit: Callable[..., Visit], client: Client
+def test_axe_finds_nothing_in_any_view_in_light_and_dark(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client, latch: Latch
 ) -> None:
     letter = {"id": "", "reason": "malformed", "list": "llorch.toy", "attempts": 0, "history": ""}
     add_letter(client.redis, json.dumps({**letter, "at_ms": 1, "message": "x"}))
     here = visit()
-    here.generate("x", tokens=3)
-    here.see("#state", "Finished")
-    here.see("#letters", "malformed")
-    here.see("#workers", fleet.worker.hostname)
-    assert serious(here) == []
+    here.ask(latch.prompt(after=3), tokens=9)
+    here.see(".output", "w2")
+    assert faults_of(here) == []
+    job = here.page.evaluate("() => sessionStorage.getItem('llorch-job')").split()[0]
+    for view, selector, text in (
+        ("jobs", "#job-list", job[:8]),
+        (f"jobs/{job}", "#job-text", "w2"),
+        ("fleet", "#workers", fleet.worker.hostname),
+        ("dead", "#letters", "malformed"),
+    ):
+        here.open(view)
+        here.see(selector, text)
+        assert faults_of(here) == [], view
     here.page.locator("#letters button", has_text="Drop").click()
-    assert serious(here) == []
+    assert faults_of(here) == []
+    here.page.keyboard.press("Escape")
+    latch.open()
     phone = visit(None, viewport={"width": 390, "height": 844})
     phone.see("#sign-in", "Sign in")
-    assert serious(phone) == []
+    assert faults_of(phone) == []
     clear_letters(client.redis)
 
 
-def serious(here: Visit) -> list[str]:
+def faults_of(here: Visit) -> list[str]:
     """Rules that the page breaks; dark differs from light only in its colours."""
     found = []
     for scheme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
         here.page.emulate_media(color_scheme=scheme)
         options = {"resultTypes": ["violations"], **rules}
         for each in axe.Axe().run(here.page, options=options).response["violations"]:
-            if each["impact"] in ("serious", "critical"):
-                found.append(f"{scheme}: {each['id']}")
+            nodes = [node["html"][:200] for node in each["nodes"][:3]]
+            found.append(f"{scheme}: {each['id']}: {nodes}")
     return found
+
+
+def play(fleet: Fleet, client: Client, *events: Started | Tokens) -> None:
+    """Answers the one job that waits as a worker does, while the real one stands still."""
+    (claim,) = wait_until(lambda: take(client.redis, TERMS))
+    write(client, claim, *events)
+    claims.fail(client.redis, claim, InternalError("played"), TERMS)
+
+
+ANSWER = """\
+# Fruits
+
+- **apple** &amp; `pear`
+
+```python
+print("a")
+```
+
+[here](https://example.org/x) [there](javascript:alert(1)) ![x](https://example.org/i.png)
+<img src=x onerror=alert(1)> &#8238;turned
+"""
+
+
+def test_an_answers_markdown_becomes_elements_and_its_markup_stays_text(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    here = visit()
+    started = Started(worker="w", model="toy", prompt_tokens=1, queue_ms=0)
+    with fleet.worker.paused():
+        here.ask("x\u202ey\x1b[31m", plain=False)
+        pieces = [ANSWER[i : i + 7] for i in range(0, len(ANSWER), 7)]
+        tokens = [Tokens(index=i, ids=(1,), text=piece) for i, piece in enumerate(pieces)]
+        play(fleet, client, started, *tokens)
+        here.see("#state", "played")
+    output = here.page.locator(".output")
+    assert output.get_by_role("heading", name="Fruits").count() == 1
+    assert output.locator("li strong").text_content() == "apple"
+    assert output.locator("li").text_content() == "apple & pear"
+    assert output.locator("pre code").text_content() == 'print("a")\n'
+    assert [link.get_attribute("href") for link in output.locator("a").all()] == [
+        "https://example.org/x"
+    ]
+    text = here.text()
+    for said in ("[there](javascript:alert(1))", EVIL, "[image: x] https://example.org/i.png"):
+        assert said in text
+    assert "\\u202eturned" in text
+    assert here.page.locator(".said").text_content() == "x\\u202ey\\u001b[31m"
+    assert here.page.locator("main img, main script, main iframe").count() == 0
+
+
+def test_a_conversation_has_turns_that_are_asked_again_and_edited(
+    fleet: Fleet, visit: Callable[..., Visit]
+) -> None:
+    here = visit()
+    sent: list[Any] = []
+    here.page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    here.set("system", "Be brief")
+    for question in ("first", "second"):
+        here.ask(question, tokens=3, plain=False)
+        here.see("#state", "Finished")
+        assert [turn["content"] for turn in sent[-1]["messages"]][-1] == question
+    answer = words(3)
+    turns = [("system", "Be brief"), ("user", "first"), ("assistant", answer), ("user", "second")]
+    assert [(turn["role"], turn["content"]) for turn in sent[-1]["messages"]] == turns
+    here.page.get_by_role("button", name="Again").last.click()
+    here.see("#state", "Finished")
+    assert sent[-1]["messages"] == sent[-2]["messages"]
+    here.page.get_by_role("button", name="Edit").first.click()
+    assert here.page.locator("#prompt").input_value() == "first"
+    here.page.keyboard.press("Escape")
+    assert here.page.locator("#editing").is_hidden()
+    here.page.get_by_role("button", name="Edit").first.click()
+    here.page.locator("#prompt").fill("another")
+    here.page.keyboard.press("Enter")
+    here.see(".said >> nth=0", "another")
+    assert here.page.locator(".turn").count() == 1
+    assert [turn["content"] for turn in sent[-1]["messages"]] == ["Be brief", "another"]
+    here.see("#state", "Finished")
+    here.page.get_by_role("button", name="New conversation").click()
+    assert here.page.locator(".turn").count() == 0
+
+
+def test_settings_are_remembered_and_the_rest_is_as_the_makers_set_it(
+    visit: Callable[..., Visit],
+) -> None:
+    here = visit()
+    here.see("#sampling", "temperature 0.7, top p 0.95 (the default)")
+    here.set("temperature", "0.2")
+    here.set("system", "Be secret")
+    here.see("#sampling", "temperature 0.2 (yours); top p 0.95 (the default)")
+    here.page.reload()
+    here.see("#sampling", "temperature 0.2 (yours)")
+    assert here.page.locator("[name=temperature]").input_value() == "0.2"
+    kept = here.page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}])")
+    assert "secret" not in kept
+    models = '{"data": [{"id": "toy", "workers": 1, "max_model_len": 64, "generation_config": %s}]}'
+    config = '{"temperature": 0.6, "top_k": 20}'
+    here.page.route("**/v1/models", lambda route: route.fulfill(body=models % config))
+    here.page.reload()
+    here.see("#sampling", "temperature 0.2 (yours); top k 20 (the model's own)")
+    here.page.evaluate("() => { document.getElementById('settings').open = true }")
+    here.page.get_by_role("button", name="Reset").click()
+    here.see("#sampling", "temperature 0.6, top k 20 (the model's own)")
+    assert here.page.locator("[name=temperature]").get_attribute("placeholder") == "0.6"
+
+
+def test_a_job_is_found_opened_and_cancelled_and_the_filters_are_in_the_address(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client, latch: Latch
+) -> None:
+    runs = client.submit(prompt=latch.prompt(after=2), max_tokens=9, tenant="acme")
+    here = visit()
+    here.open("jobs?tenant=acme&state=running")
+    row = here.page.locator("#job-list [role=row]", has_text=runs.id[:8])
+    playwright.expect(row).to_contain_text(fleet.worker.hostname, timeout=PATIENCE_MS)
+    playwright.expect(row).to_contain_text("acme")
+    assert here.page.locator("#job-filters [name=tenant]").input_value() == "acme"
+    here.page.locator("#job-filters [name=tenant]").fill("other")
+    here.page.wait_for_url("**/#/jobs?state=running&tenant=other")
+    here.see("#open-jobs", "No such job runs or waits.")
+    here.page.reload()
+    assert here.page.locator("#job-filters [name=tenant]").input_value() == "other"
+    here.open("jobs?tenant=acme")
+    here.page.get_by_role("link", name=runs.id[:8]).click()
+    here.see("#job-text", "w1")
+    here.see("#job-text .log", f"attempt 1 on {fleet.worker.hostname}")
+    here.page.keyboard.press("Escape")
+    here.see("#job-state", "Cancelled")
+    latch.wait_ended(1)
+    here.open("jobs/no-such-job")
+    here.see("#job-error", "unknown here, has expired, or is not yours to read")
+    here.faults.clear()  # Chromium tells of the 404
+
+
+def test_a_guest_sees_and_opens_its_own_jobs_only(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client, latch: Latch
+) -> None:
+    others = client.submit(prompt=latch.prompt(after=1), max_tokens=9)
+    here = visit(GUEST[0])
+    here.ask(latch.prompt(after=1), tokens=9)
+    here.see(".output", "w0")
+    own = here.page.evaluate("() => sessionStorage.getItem('llorch-job')").split()[0]
+    here.open("jobs")
+    here.see("#job-list", own[:8])
+    assert others.id[:8] not in str(here.page.locator("#jobs").text_content())
+    here.open(f"jobs/{others.id}")
+    here.see("#job-error", "not yours to read")
+    assert here.page.locator("#job-text").text_content() != "w0"
+    latch.open()
+    here.faults.clear()  # Chromium tells of the 404
+
+
+def test_the_last_hour_stands_on_axes_with_units(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    client.redis.delete(keys.HISTORY)
+    for ago_min in range(59):
+        point = {"at": time.time() - 60 * ago_min, "workers": 2, "running": 3, "waiting": 10_000}
+        figures = {"tokens_per_s": 1234.5, "first_token_p50_ms": 80.0, "first_token_p95_ms": 1700.0}
+        client.redis.rpush(keys.HISTORY, json.dumps(point | figures))
+    here = visit()
+    here.open("fleet")
+    here.see("#history", "10,000")
+    charts = here.page.locator(".chart")
+    said = [chart.get_attribute("aria-label") for chart in charts.all()]
+    assert "Tokens/s in the last hour: tokens/s now 1,235, at most 1,235" in said
+    assert (
+        "First token in the last hour: p50 now 80 ms, at most 80 ms; p95 now 1.7 s, at most 1.7 s"
+        in said
+    )
+    assert "−40 min" in str(charts.nth(2).text_content())
+    assert "2.0 s" in str(charts.nth(2).text_content())
+    # Tiles of one width, and labels on one line.
+    tiles = here.page.locator("#totals > div").evaluate_all("all => all.map(t => t.clientWidth)")
+    assert max(tiles) - min(tiles) <= 1
+    client.redis.delete(keys.HISTORY)

@@ -55,8 +55,9 @@ def test_what_operators_do_needs_their_key_and_json(plain: httpx.Client) -> None
             headers = headers | {"Authorization": f"Bearer {key}"}
         return plain.request(method, f"/console/api/{path}", headers=headers, **options).status_code
 
-    for path in ("fleet", "jobs", "dead-letters"):
-        tried = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
+    tried = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
+    assert [answer("GET", "jobs", key) for key in tried] == [401, 401, 200, 200]
+    for path in ("pulse", "fleet", "history", "ended", "dead-letters"):
         assert [answer("GET", path, key) for key in tried] == [401, 401, 403, 200]
     for path in ("dead-letters/retry", "dead-letters/drop"):
         body = {"ids": ["x"]}
@@ -182,6 +183,9 @@ def test_queues_that_no_worker_serves_and_silent_workers_are_told(
     (told, _) = fleet["workers"]
     figures = ("prompt_tokens", "cached_tokens", "kv_blocks_total", "kv_blocks_used")
     assert [told[name] for name in figures] == [100, 40, 10, 4]
+    assert (told["memory_bytes"], told["last_death"]) == (3 << 30, "signal SIGSEGV")
+    totals = ("workers", "silent", "kv_blocks_total", "prompt_tokens")
+    assert [fleet["totals"][name] for name in totals] == [2, 1, 20, 200]
 
 
 def worker_card(hostname: str, last_seen: float) -> dict[str, Any]:
@@ -194,7 +198,13 @@ def worker_card(hostname: str, last_seen: float) -> dict[str, Any]:
         "device": "cpu",
         "started_at": last_seen - 60,
         "last_seen": last_seen,
-        "engine": {"kv_blocks_total": 10, "kv_blocks_free": 6, "prompt_tokens_total": 1_000_000},
+        "last_death": "signal SIGSEGV",
+        "engine": {
+            "bytes": {"weights": 2 << 30, "kv": 1 << 30},
+            "kv_blocks_total": 10,
+            "kv_blocks_free": 6,
+            "prompt_tokens_total": 1_000_000,
+        },
         "recent": {"prompt_tokens": 100, "cached_tokens": 40},
     }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from pydantic import BaseModel
 
 from llorch_worker.broker.dead_letters import DeadLetter
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
+from llorch_worker.broker.history import Point
+from llorch_worker.broker.listed_jobs import ListedJob
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract import Priority
 
@@ -39,6 +43,10 @@ class Worker(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     """How many of them were found in the KV cache."""
+    memory_bytes: int
+    """What weights, cache and tables take on its device; 0 if it does not say."""
+    last_death: str | None
+    """Why its engine died last."""
 
     @classmethod
     def of(cls, card: WorkerCard, now_s: float) -> Worker:
@@ -57,6 +65,8 @@ class Worker(BaseModel):
             kv_blocks_used=card.kv_blocks_used,
             prompt_tokens=card.recent.prompt_tokens,
             cached_tokens=card.recent.cached_tokens,
+            memory_bytes=card.memory_bytes,
+            last_death=card.last_death,
         )
 
 
@@ -80,27 +90,104 @@ class Model(BaseModel):
         return cls(**{name: getattr(load, name) for name in cls.model_fields})
 
 
-class DeadLetters(BaseModel):
-    count: int
+class Pulse(BaseModel):
+    """What every view of the page shows."""
+
+    dead_letters: int
     version: str
-    """Another one when their list has changed."""
+    """Another one when the list of dead letters has changed."""
+
+
+class Totals(BaseModel):
+    """All workers together."""
+
+    workers: int
+    silent: int
+    running: int
+    slots: int
+    waiting: int
+    oldest_s: float | None
+    tokens_per_s: float
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prompt_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Totals:
+        queues = [queue for load in fleet.models for queue in load.queues.values()]
+        ages = [queue.oldest_s for queue in queues if queue.oldest_s is not None]
+        cards = fleet.workers
+        return cls(
+            workers=len(cards),
+            silent=sum(card.silent for card in cards),
+            running=sum(load.running for load in fleet.models),
+            slots=sum(load.slots for load in fleet.models),
+            waiting=sum(load.waiting for load in fleet.models),
+            oldest_s=max(ages, default=None),
+            tokens_per_s=sum(card.tokens_per_s for card in cards),
+            kv_blocks_total=sum(card.kv_blocks for card in cards),
+            kv_blocks_used=sum(card.kv_blocks_used for card in cards),
+            prompt_tokens=sum(card.recent.prompt_tokens for card in cards),
+            cached_tokens=sum(card.recent.cached_tokens for card in cards),
+        )
 
 
 class FleetDocument(BaseModel):
+    totals: Totals
     models: list[Model]
     workers: list[Worker]
+    """Those that were asked for."""
+    matching: int
+    """How many workers match the filter; ``workers`` has the first of them."""
     unserved: dict[str, int]
     """Queues of unknown models or workers, with their jobs."""
-    dead_letters: DeadLetters
 
     @classmethod
-    def of(cls, fleet: Fleet, letters_version: str, now_s: float) -> FleetDocument:
+    def of(
+        cls, fleet: Fleet, now_s: float, words: Sequence[str], order: str, most: int
+    ) -> FleetDocument:
+        """``words``: what a worker's name, model or device must hold; ``order``: of
+        :data:`WORKER_ORDERS`; ``most``: so many workers."""
+        found = [card for card in fleet.workers if _matches(card, words)]
+        found.sort(key=WORKER_ORDERS[order])
         return cls(
+            totals=Totals.of(fleet),
             models=[Model.of(load) for load in fleet.models],
-            workers=[Worker.of(card, now_s) for card in fleet.workers],
+            workers=[Worker.of(card, now_s) for card in found[:most]],
+            matching=len(found),
             unserved=dict(fleet.unserved),
-            dead_letters=DeadLetters(count=fleet.dead_letters, version=letters_version),
         )
+
+
+WORKER_ORDERS: Mapping[str, Callable[[WorkerCard], float | str]] = {
+    "name": lambda card: card.hostname,
+    "load": lambda card: -card.load,
+    "rate": lambda card: -card.tokens_per_s,
+    "kv": lambda card: -(card.kv_used or 0),
+    "hits": lambda card: -(card.recent.cache_hits or 0),
+    "up": lambda card: -card.started_at,
+}
+
+
+def _matches(card: WorkerCard, words: Sequence[str]) -> bool:
+    about = f"{card.hostname} {card.model} {card.device}".lower()
+    return all(word in about for word in words)
+
+
+class History(BaseModel):
+    points: list[Point]
+
+
+class Jobs(BaseModel):
+    """A page of the jobs that have not ended, and how many there are in all."""
+
+    running: int
+    waiting: int
+    scheduled: int
+    jobs: list[ListedJob]
+    whole: bool
+    """Whether a filter looked at all of them."""
 
 
 class EndedJobs(BaseModel):
@@ -115,20 +202,20 @@ class Letter(BaseModel):
     reason: str
     attempts: int
     workers: list[str]
-    """Those that claimed the job, in order."""
+    """Those that died with the job, in order."""
     died_at: float
     """Unix time by Redis' clock."""
     message_bytes: int
     retriable: bool
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> Letter:
+    def of(cls, letter: DeadLetter, living: Mapping[str, float]) -> Letter:
         return cls(
             id=letter.id,
             model=letter.model,
             reason=letter.reason,
             attempts=letter.attempts,
-            workers=[worker for worker, _ in letter.history],
+            workers=letter.lost_workers(living),
             died_at=letter.died_ms / 1e3,
             message_bytes=letter.message_bytes,
             retriable=letter.retriable,

@@ -1,7 +1,7 @@
 // Dead letters: why each died, retry, and drop after a question.
 
 import { call } from "./api.js";
-import { byId, el, Rows, setText } from "./dom.js";
+import { byId, el, harmless, Rows, setText } from "./dom.js";
 import { ago, bytes, count, counted, shortId } from "./format.js";
 
 const OUTCOMES = {
@@ -15,7 +15,7 @@ const OUTCOMES = {
 
 export class DeadLetters {
   constructor() {
-    this.version = null;
+    this.version = this.newest = null;
     this.letters = [];
     this.rows = new Rows(
       byId("letters"),
@@ -28,12 +28,17 @@ export class DeadLetters {
     });
   }
 
-  /** Called again and again. Letters are read only when their list has changed. */
-  async look({ count: number, version }) {
+  /** How many there are, on every view; `version` is another one when their list has changed. */
+  note({ dead_letters: number, version }) {
     const badge = byId("dead-badge");
     badge.hidden = number === 0;
     setText(badge, count(number));
-    if (version !== this.version) await this.#read();
+    this.newest = version;
+  }
+
+  /** Called again and again. Letters are read only when their list has changed. */
+  async look() {
+    if (this.version === null || this.newest !== this.version) await this.#read();
     this.#show();
   }
 
@@ -52,7 +57,7 @@ export class DeadLetters {
 
   #fill(cells, letter) {
     setText(cells.job, shortId(letter.id));
-    cells.job.title = letter.id;
+    cells.job.title = harmless(letter.id);
     setText(cells.model, letter.model);
     setText(cells.reason, letter.reason);
     setText(cells.workers, letter.workers.join(", ") || "–");
@@ -60,12 +65,14 @@ export class DeadLetters {
     setText(cells.died, ago(letter.died_at));
     if (cells.actions.firstElementChild) return;
     const name = `job ${shortId(letter.id)}`;
-    const retry = el("button", { type: "button", "aria-label": `Retry ${name}` }, "Retry");
     const drop = el("button", { type: "button", "aria-label": `Drop ${name}` }, "Drop");
-    retry.addEventListener("click", () => this.#send("retry", [letter.id]));
     drop.addEventListener("click", () => this.#confirm(letter.id));
-    retry.disabled = !letter.retriable;
-    cells.actions.append(retry, drop);
+    if (letter.retriable) {
+      const retry = el("button", { type: "button", "aria-label": `Retry ${name}` }, "Retry");
+      retry.addEventListener("click", () => this.#send("retry", [letter.id]));
+      cells.actions.append(retry);
+    }
+    cells.actions.append(drop);
   }
 
   #confirm(id) {

@@ -2,18 +2,26 @@
 
 export const byId = (id) => document.getElementById(id);
 
+// C0 and C1 controls except tab and newline, and marks that turn the direction of the text beside them.
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+/** A text of strangers with these characters made visible, as the command line shows them. */
+export const harmless = (text) =>
+  text.replace(CONTROLS, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 /** A new element; children are elements or text, properties are attributes. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children);
+  made.append(...children.map((child) => (typeof child === "string" ? harmless(child) : child)));
   return made;
 }
 
 /** Sets an element's text, if it differs: what has not changed keeps its selection. */
-export function setText(element, text) {
+export function setText(element, given) {
+  const text = harmless(given);
   if (element.textContent !== text) element.textContent = text;
 }
 

@@ -2,32 +2,19 @@
 
 import { call } from "./api.js";
 import { byId, el, Rows, setMeter, setText } from "./dom.js";
-import { count, counted, duration, percent, rate } from "./format.js";
+import { bytes, count, counted, duration, percent, rate } from "./format.js";
 
 const PRIORITIES = ["high", "normal", "low"];
-const RATES_KEPT = 60;
+const MORE = 50;
 
 const share = (part, whole) => (whole > 0 ? part / whole : null);
 const kvShare = (worker) => share(worker.kv_blocks_used, worker.kv_blocks_total);
 const hitShare = (worker) => share(worker.cached_tokens, worker.prompt_tokens);
 const load = (worker) => share(worker.running + worker.waiting, worker.max_sequences) ?? 0;
-const sum = (items, figure) => items.reduce((total, item) => total + figure(item), 0);
-
-const ORDERS = {
-  hostname: () => 0,
-  load: (a, b) => load(b) - load(a),
-  rate: (a, b) => b.tokens_per_s - a.tokens_per_s,
-  kv: (a, b) => (kvShare(b) ?? -1) - (kvShare(a) ?? -1),
-  hits: (a, b) => (hitShare(b) ?? -1) - (hitShare(a) ?? -1),
-  up: (a, b) => a.up_s - b.up_s,
-};
 
 export class Fleet {
-  /** `onDeadLetters({count, version})` hears how many there are, and of each change. */
-  constructor(onDeadLetters) {
-    this.onDeadLetters = onDeadLetters;
-    this.rates = [];
-    this.readAt = null;
+  constructor() {
+    this.limit = MORE;
     this.queues = new Rows(
       byId("queues"),
       {
@@ -39,14 +26,21 @@ export class Fleet {
     this.workers = new Rows(
       byId("workers"),
       {
-        name: "Worker", model: "Model", slots: "Running / slots", rate: "Tokens/s", kv: "KV use",
-        hits: "Cache hits", up: "Up",
+        name: "Worker", model: "Model", device: "Device", memory: "Memory", slots: "Running / slots",
+        rate: "Tokens/s", kv: "KV use", hits: "Cache hits", up: "Up",
       },
       "No worker.",
     );
     for (const id of ["worker-filter", "worker-sort"]) {
-      byId(id).addEventListener("input", () => this.#showWorkers());
+      byId(id).addEventListener("input", () => {
+        this.limit = MORE;
+        this.look();
+      });
     }
+    byId("workers-more").addEventListener("click", () => {
+      this.limit += MORE;
+      this.look();
+    });
     this.tiles = {};
     for (const [name, label] of [
       ["workers", "Workers"], ["running", "Running"], ["waiting", "Waiting"],
@@ -56,41 +50,31 @@ export class Fleet {
       byId("totals").append(el("div", { class: name }, el("dt", {}, label), value));
       this.tiles[name] = value;
     }
-    this.spark = sparkline();
-    this.tiles.rate.after(this.spark);
   }
 
+  /** Asks for the totals and for the workers that are shown. */
   async look() {
-    this.fleet = await call("console/api/fleet");
-    this.readAt = performance.now();
+    const asked = new URLSearchParams({
+      find: byId("worker-filter").value, order: byId("worker-sort").value, limit: this.limit,
+    }).toString();
+    this.asked = asked;
+    const fleet = await call(`console/api/fleet?${asked}`);
+    if (asked !== this.asked) return;
+    this.fleet = fleet;
     this.#showTotals();
     this.#showQueues();
     this.#showWorkers();
-    await this.onDeadLetters(this.fleet.dead_letters);
   }
 
   #showTotals() {
-    const { workers, models } = this.fleet;
-    const ages = models.flatMap((model) => Object.values(model.queues).map((queue) => queue.oldest_s ?? 0));
-    const oldest = Math.max(0, ...ages);
-    const waiting = sum(models, (model) => model.waiting);
-    const tokens = sum(workers, (worker) => worker.tokens_per_s);
-    const cached = sum(workers, (worker) => worker.cached_tokens);
-    const prompts = sum(workers, (worker) => worker.prompt_tokens);
-    const used = sum(workers, (worker) => worker.kv_blocks_used);
-    const blocks = sum(workers, (worker) => worker.kv_blocks_total);
-    const running = sum(models, (model) => model.running);
-    const slots = sum(models, (model) => model.slots);
-    setMeter(this.tiles.running, `${count(running)} / ${count(slots)}`, share(running, slots));
-    const silent = workers.filter((worker) => worker.silent).length;
-    this.tiles.workers.replaceChildren(count(workers.length), el("small", {}, silent ? ` ${count(silent)} silent` : ""));
-    const age = waiting ? ` oldest ${duration(1000 * oldest)}` : "";
-    this.tiles.waiting.replaceChildren(count(waiting), el("small", {}, age));
-    setText(this.tiles.rate, rate(tokens));
-    setMeter(this.tiles.kv, percent(share(used, blocks)), share(used, blocks));
-    setText(this.tiles.hits, percent(share(cached, prompts)));
-    this.rates = [...this.rates, tokens].slice(-RATES_KEPT);
-    draw(this.spark, this.rates);
+    const all = this.fleet.totals;
+    setMeter(this.tiles.running, `${count(all.running)} / ${count(all.slots)}`, share(all.running, all.slots));
+    this.tiles.workers.replaceChildren(count(all.workers), el("small", {}, all.silent ? ` ${count(all.silent)} silent` : ""));
+    const age = all.oldest_s === null ? "" : ` oldest ${duration(1000 * all.oldest_s)}`;
+    this.tiles.waiting.replaceChildren(count(all.waiting), el("small", {}, age));
+    setText(this.tiles.rate, rate(all.tokens_per_s));
+    setMeter(this.tiles.kv, percent(kvShare(all)), kvShare(all));
+    setText(this.tiles.hits, percent(hitShare(all)));
   }
 
   #showQueues() {
@@ -123,22 +107,20 @@ export class Fleet {
   }
 
   #showWorkers() {
-    if (!this.fleet) return;
-    const words = byId("worker-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = this.fleet.workers.filter((worker) => {
-      const about = `${worker.hostname} ${worker.model} ${worker.device}`.toLowerCase();
-      return words.every((word) => about.includes(word));
-    });
-    wanted.sort(ORDERS[byId("worker-sort").value]);
-    setText(this.workers.empty, words.length ? "No worker matches." : "No worker. llorch worker starts one.");
-    this.workers.show(wanted, (worker) => worker.hostname, (cells, worker, row) => {
-      cells.name.replaceChildren(
-        worker.hostname,
-        ...(worker.silent ? [el("small", { class: "silence" }, ` silent for ${duration(1000 * worker.age_s)}`)] : []),
-      );
+    const { workers, matching } = this.fleet;
+    const filtered = byId("worker-filter").value.trim() !== "";
+    setText(this.workers.empty, filtered ? "No worker matches." : "No worker. llorch worker starts one.");
+    byId("workers-more").hidden = workers.length >= matching;
+    setText(byId("workers-count"), workers.length < matching ? `The first ${count(workers.length)} of ${count(matching)}.` : "");
+    this.workers.show(workers, (worker) => worker.hostname, (cells, worker, row) => {
+      const notes = [];
+      if (worker.silent) notes.push(el("small", { class: "silence" }, `silent for ${duration(1000 * worker.age_s)}`));
+      if (worker.last_death) notes.push(el("small", { class: "silence" }, `last death: ${worker.last_death}`));
+      cells.name.replaceChildren(el("span", { class: "number" }, worker.hostname), ...notes);
       row.classList.toggle("alarm", worker.silent);
       setText(cells.model, worker.model);
-      cells.name.title = `${worker.hostname} on ${worker.device}`;
+      setText(cells.device, worker.device);
+      setText(cells.memory, worker.memory_bytes ? bytes(worker.memory_bytes) : "–");
       const preempting = worker.waiting ? `, ${count(worker.waiting)} preempting` : "";
       setMeter(cells.slots, `${count(worker.running)} / ${count(worker.max_sequences)}${preempting}`, load(worker));
       setText(cells.rate, rate(worker.tokens_per_s));
@@ -147,26 +129,4 @@ export class Fleet {
       setText(cells.up, duration(1000 * worker.up_s));
     });
   }
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-function sparkline() {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "spark");
-  svg.setAttribute("viewBox", `0 0 ${RATES_KEPT - 1} 20`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(document.createElementNS(SVG, "polyline"));
-  // A dl's group holds only dt and dd.
-  const holder = el("dd", { "aria-hidden": "true" });
-  holder.append(svg);
-  return holder;
-}
-
-function draw(holder, rates) {
-  const most = Math.max(1, ...rates);
-  const first = RATES_KEPT - rates.length;
-  const points = rates.map((value, i) => `${first + i},${19 - (18 * value) / most}`);
-  holder.querySelector("polyline").setAttribute("points", points.join(" "));
 }

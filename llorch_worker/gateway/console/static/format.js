@@ -34,7 +34,8 @@ export function ago(unixSeconds) {
 export function bytes(number) {
   if (number < 1024) return `${number} B`;
   if (number < 1024 ** 2) return `${tenth.format(number / 1024)} KiB`;
-  return `${tenth.format(number / 1024 ** 2)} MiB`;
+  if (number < 1024 ** 3) return `${tenth.format(number / 1024 ** 2)} MiB`;
+  return `${tenth.format(number / 1024 ** 3)} GiB`;
 }
 
 /** The first group of a UUID; other ids as they are. */
