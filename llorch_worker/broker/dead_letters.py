@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
@@ -61,6 +62,12 @@ class DeadLetter:
     def is_kept(self) -> bool:
         """Whether Redis has the message. It keeps none that is larger than its owner's share."""
         return self.message != "" or self.message_bytes == 0
+
+    def lost_workers(self, living: Mapping[str, float]) -> list[str]:
+        """The workers that died with the job, in order. ``living``: since when, as Unix time, each
+        living worker lives. The last one that had a job which was refused only refused it."""
+        deaths = self.history if self.reason == EXHAUSTED else self.history[:-1]
+        return [name for name, at_ms in deaths if living.get(name, math.inf) * 1e3 > at_ms]
 
     def body(self, most_bytes: int) -> Any:
         """The message's body, prompt included; None if it is not JSON of at most ``most_bytes``. A

@@ -53,6 +53,10 @@ LETTERS_HELD = f"{PREFIX}dead_letters:held"
 """Hash: ``letters <owner>`` and ``bytes <owner>`` -> how many dead letters are his."""
 ENDED_JOBS = f"{PREFIX}ended"
 """List of the jobs that ended last, newest first: see ended_jobs.py."""
+HISTORY = f"{PREFIX}history"
+"""List of points of the last hour, newest first: see history.py."""
+HISTORY_LEASE = f"{PREFIX}history:lease"
+"""The lease of the gateway that added the last point; the next is due when it ends."""
 usage = Key("usage:{}")
 """By day, counted from 1970-01-01 in UTC. Hash: ``<tenant>/<model>/<what>`` -> how much the jobs
 that ended that day used: see usage.py. Expires ``usage_days`` after."""

@@ -93,6 +93,8 @@ class WorkerCard(_Card):
     last_seen: float
     engine: dict[str, Any]
     recent: RecentJobs = RecentJobs()
+    last_death: Annotated[str, Field(max_length=1_000)] | None = None
+    """Why its engine died last, if it did."""
     # Prometheus gets this place: it must not be an URL of somebody's choice.
     metrics_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -146,6 +148,13 @@ class WorkerCard(_Card):
     def kv_used(self) -> float | None:
         """The share of the KV blocks that sequences hold; None if the worker does not say."""
         return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the model and its cache take on the device; 0 if the worker does not say."""
+        parts = self.engine.get("bytes")
+        held = parts.values() if isinstance(parts, dict) else ()
+        return sum(int(size) for size in held if isinstance(size, int | float) and size >= 0)
 
     @property
     def silent(self) -> bool:

@@ -32,7 +32,7 @@ _PARTS = {
     "ring": ("lists", "bells", "scheduled", "placing"),
     "purge": ("tenants",),
     "heads": ("tenants", "head"),
-    "position": ("lists", "tenants", "head"),
+    **dict.fromkeys(("position", "list_jobs"), ("lists", "tenants", "head")),
     "release": ("lists", "bells"),
     "reroute": ("lists", "message"),
     **dict.fromkeys(("cancel", "finish"), ("lists", "usage")),

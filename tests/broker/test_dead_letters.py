@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -23,7 +24,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.delivery import Delivery
 from tests.broker.jobs import TERMS, load, sweep, take
-from tests.store import add_letter, follow_ups_in, lose, store_result
+from tests.store import add_letter, clear_letters, follow_ups_in, lose, store_result
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
@@ -396,3 +397,18 @@ def test_an_entry_that_is_no_letter_hides_no_other_and_can_be_dropped(
     assert letter.message == odd
     assert dead_letters.drop(producer.redis, letter)
     assert the_letter(producer).id == job.id
+
+
+def test_only_workers_that_died_with_the_job_are_lost(client: Client) -> None:
+    clear_letters(client.redis)
+    history = "gone@h 1000\nback@h 2000\nlast@h 3000\n"
+    known = {"list": "llorch.toy", "attempts": 3, "history": history, "at_ms": 4, "message": "x"}
+    for number, reason in enumerate((dead_letters.EXHAUSTED, "the message names no task")):
+        add_letter(client.redis, json.dumps({**known, "id": str(number), "reason": reason}))
+    refused, exhausted = dead_letters.letters(client.redis)
+    # A worker that lives since then was not lost, and one that began later is another of its name.
+    living = {"back@h": 2.5, "last@h": 0.5}
+    assert exhausted.lost_workers(living) == ["gone@h", "back@h"]
+    assert exhausted.lost_workers({}) == ["gone@h", "back@h", "last@h"]
+    assert refused.lost_workers({}) == ["gone@h", "back@h"]
+    clear_letters(client.redis)
