@@ -43,6 +43,7 @@ from llorch_worker.engine.stats import Counters
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import select_sample
 from llorch_worker.model import ForwardModel, RaggedBatch, Transformer
+from llorch_worker.processes.board import Board
 
 PREFILLS = 5
 """The first one does not count."""
@@ -102,7 +103,11 @@ class Bench:
         sampler = Sampler(config.vocab_size, device, select_sample(device))
         runner = Runner(self._steps, cache, sampler, device)
         self._core = EngineCore(
-            self._scheduler, runner, Counters(), lambda token_id: (str(token_id), None)
+            self._scheduler,
+            runner,
+            Counters(),
+            lambda token_id: (str(token_id), None),
+            board=Board(most),
         )
 
     def decode(self, case: Case, *, graphs: bool) -> DecodeFigures:

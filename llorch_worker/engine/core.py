@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -31,6 +31,7 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.step_plan import StepPlan
+from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,16 @@ class EngineCore:
         counters: Counters,
         token_text: Callable[[int], tuple[str, tuple[int, ...] | None]],
         thread_count: ThreadCount | None = None,
+        *,
+        board: Board,
     ) -> None:
-        """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
+        """``token_text``: see :meth:`.Tokenizer.text_and_bytes`. ``board`` gets the handles of the
+        generations in launched steps."""
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters
-        self._launcher = Launcher(scheduler, runner, thread_count)
+        self._launcher = Launcher(scheduler, runner, thread_count, launching=self._note_launched)
+        self._board = board
         self._entries = LogprobEntries(token_text)
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
@@ -353,6 +358,13 @@ class EngineCore:
         for sequence in generation.sequences:
             if self._generations.pop(sequence, None) and sequence.drafter is not None:
                 sequence.drafter.end(sequence.generated_ids)
+
+    def _note_launched(self, plans: Iterable[StepPlan]) -> None:
+        sequences = (chunk.sequence for plan in plans for chunk in plan.chunks)
+        # Of a sequence that has ended since, the step ahead of its end may compute a token more.
+        found = (self._generations.get(sequence) for sequence in sequences)
+        handles = dict.fromkeys(generation.handle for generation in found if generation)
+        self._board.launch(handles)
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))

@@ -41,7 +41,7 @@ from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.stats import Counters
-from llorch_worker.engine.thread import EngineThread
+from llorch_worker.engine.thread import EngineThread, Outlet
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake import Intake, Limits, PreparedRequest
@@ -49,6 +49,7 @@ from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel
+from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
 from llorch_worker.weights import fingerprint
@@ -75,12 +76,15 @@ class Engine:
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
+        board: Board | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
         ``fingerprint``: see :func:`.fingerprint`. ``generation_config``: what senders of jobs may
         take; the engine does nothing with it. ``queue`` runs the steps; None: the device's own.
-        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
+        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None. ``board``
+        and ``outlet`` are of an engine whose keeper is another process.
         """
         self.model_name = model_name
         self.fingerprint = fingerprint
@@ -95,6 +99,7 @@ class Engine:
         self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
         self._counters = Counters()
+        self._board = board or Board(options.max_sequences)
         self._device = device = cache.shape.device
         self._sizes = (options.max_sequences, options.max_step_tokens)
         self.limits = Limits(
@@ -134,11 +139,14 @@ class Engine:
             self._counters,
             tokenizer.text_and_bytes,
             ThreadCount(most_threads) if fewer_threads else None,
+            board=self._board,
         )
         self._thread = EngineThread(
             self._core,
             name=f"llorch-engine-{model_name}",
             begin=partial(begin_thread, device, num_threads),
+            board=self._board,
+            outlet=outlet,
         )
 
     @classmethod
@@ -151,6 +159,8 @@ class Engine:
         num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
+        board: Board | None = None,
+        outlet: Outlet | None = None,
         **changed: Any,
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
@@ -164,6 +174,7 @@ class Engine:
                 :func:`cpu_threads`, for the engine alone.
             progress: called with the bytes loaded and the bytes in total.
             around_model: wraps the model that the engine runs, to watch or time it.
+            board, outlet: of an engine whose keeper is another process.
 
         Raises:
             ModelLoadFailed: there is no such file or device, the file cannot be served, memory is
@@ -193,6 +204,8 @@ class Engine:
             options=plan.options,
             truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
+            board=board,
+            outlet=outlet,
         )
         if compiles_late(place):
             try:
@@ -235,6 +248,7 @@ class Engine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        handle: int = 0,
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
 
@@ -255,6 +269,7 @@ class Engine:
                 its own.
             on_event: called on the engine's thread with every event; must not block. If it
                 raises, this generation is cancelled.
+            handle: what the board calls the generation.
 
         Raises:
             ModelNotServed: the request names another model.
@@ -276,6 +291,7 @@ class Engine:
             journal=journal,
             suspect=suspect,
             on_event=on_event,
+            handle=handle,
         )
 
     def submit_prepared(
@@ -290,6 +306,7 @@ class Engine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        handle: int = 0,
     ) -> Generation:
         """Queues a request that an intake with this engine's ``limits`` has prepared.
 
@@ -311,6 +328,7 @@ class Engine:
             on_event=on_event,
             request_cancel=self._thread.cancel,
             checks=None if prepared.grammar is None else prepared.grammar.checks,
+            handle=handle,
         )
         self._thread.add(generation)
         return generation
@@ -366,6 +384,8 @@ class Engine:
             max_context=self.max_context,
             max_sequences=self.max_sequences,
             vocab_size=self.config.vocab_size,
+            pool_tokens=self.limits.pool_tokens,
+            drafts=self.limits.drafts,
             drafter=self.drafter,
             generation_config=self.generation_config,
             device=str(self._device),
@@ -386,7 +406,7 @@ class Engine:
 
         The value grows while a step, an event callback or a call hangs, and for ever after a crash.
         """
-        return self._thread.heartbeat.stalled_for_s()
+        return self._board.stalled_for_s()
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of model and cache that are not on the engine's device, such as

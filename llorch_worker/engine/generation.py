@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from llorch_worker.contract import (
     Cancelled,
@@ -24,19 +22,18 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.intake.constraints.relaxed import Checks
 
-logger = logging.getLogger(__name__)
-
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
 
 
-class Generation:
+class Generation(GenerationHandle):
     """One request's ``n`` sequences, their events and the one result.
 
-    Any thread may call the methods above the line "engine's side"; the others belong to the engine
+    Any thread may call the methods of :class:`.GenerationHandle`; the others belong to the engine
     thread.
     """
 
@@ -57,11 +54,12 @@ class Generation:
         on_event: Callable[[Event], None] | None,
         request_cancel: Callable[[Generation], None],
         checks: Checks | None = None,
+        handle: int = 0,
     ) -> None:
         """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
-        and enqueued once more."""
-        self.id = id
-        self.request = request
+        and enqueued once more. ``handle``: what the board calls it."""
+        super().__init__(id, request, on_event)
+        self.handle = handle
         self.sequences = sequences
         self._model_name = model_name
         self._fingerprint = fingerprint
@@ -69,8 +67,7 @@ class Generation:
         self._earlier_arithmetic = earlier_arithmetic
         self._worker = worker
         self._attempt = attempt
-        self._on_event = on_event
-        self._request_cancel = request_cancel
+        self._cancel = request_cancel
         # Durations use the monotonic clock; the wall clock is read only here.
         now, ahead_s = time.monotonic(), time.time() - time.monotonic()
         enqueued_s = now if queued_at is None else min(now, queued_at - ahead_s)
@@ -80,19 +77,9 @@ class Generation:
         self._first_token_s: float | None = None
         self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
 
-        self._changed = threading.Condition()
-        self._events: list[Event] = []
         self._result: GenerationResult | None = None
         self._prompt_entries: PromptEntries | None = None
         self._checks = checks
-        self._error: LlorchError | None = None
-        # Separate from the events, because a token must not wake threads that wait for results.
-        self._finished = threading.Event()
-
-    @property
-    def done(self) -> bool:
-        """Whether the terminal event has been emitted."""
-        return self._finished.is_set()
 
     @property
     def complete(self) -> bool:
@@ -104,42 +91,13 @@ class Generation:
         """The seed of the first choice, from the request or the job's id."""
         return self.sequences[0].seed
 
-    def events(self) -> Iterator[Event]:
-        """All events from the first on, as they arrive; ends after the terminal event.
+    def _request_cancel(self) -> None:
+        self._cancel(self)
 
-        Every call reads from the beginning.
-        """
-        index = 0
-        while True:
-            with self._changed:
-                while len(self._events) == index:
-                    self._changed.wait()
-                fresh = self._events[index:]
-            for event in fresh:
-                yield event
-                if isinstance(event, TERMINAL_EVENTS):
-                    return
-            index += len(fresh)
-
-    def cancel(self) -> None:
-        """Asks the engine to stop within one step. Does nothing once the generation is done."""
-        if not self.done:
-            self._request_cancel(self)
-
-    def result(self, timeout: float | None = None) -> GenerationResult:
-        """Waits for the result and returns it.
-
-        Raises:
-            TimeoutError: no result after ``timeout`` seconds; the generation continues.
-            LlorchError: the generation failed; ``Cancelled`` if it was cancelled.
-        """
-        if not self._finished.wait(timeout):
-            raise TimeoutError(f"generation {self.id} has no result after {timeout} s")
-        if self._error is not None:
-            raise self._error
+    def _read_result(self) -> GenerationResult:
         assert self._result is not None
+        # If two threads come here at once, both make the same result.
         if (entries := self._prompt_entries) is not None:
-            # If two threads come here at once, both make the same result.
             self._result = self._result.model_copy(update={"prompt_logprobs": entries()})
             self._prompt_entries = None
         if (checks := self._checks) is not None:
@@ -147,8 +105,6 @@ class Generation:
             self._result = self._result.model_copy(update={"choices": choices})
             self._checks = None
         return self._result
-
-    # Engine's side ---------------------------------------------------------------------------
 
     def start(self, sequence: Sequence | None, now_s: float) -> None:
         """Emits ``started`` at the first step, a prefill of ``sequence``; later calls do nothing.
@@ -242,16 +198,7 @@ class Generation:
         self._emit(CancelledEvent())
 
     def _emit(self, event: Event) -> None:
-        # The callback runs first, so that the event is out before the result is available.
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                logger.exception("the event callback of job %s failed; it is cancelled", self.id)
-                self.cancel()
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
+        super()._emit(event)
         if isinstance(event, TERMINAL_EVENTS):
             self._finished.set()
 

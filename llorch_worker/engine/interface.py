@@ -28,6 +28,11 @@ class ModelFacts:
     max_context: int = 0
     max_sequences: int = 0
     vocab_size: int = 0
+    """The number of logits."""
+    pool_tokens: int = 0
+    """The capacity of all KV blocks."""
+    drafts: bool = False
+    """Whether predictions are of use."""
     drafter: str = "off"
     """What drafts tokens."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +60,8 @@ class Death:
     """The ids of the jobs in its hands: in a step on the device, or being taken in."""
     exit_code: int | None = None
     """As of ``Popen``: negative for a signal; None if it could not be told."""
+    trace: str = ""
+    """Where its threads were, if a signal of its own doing ended it; of lines and names alone."""
 
 
 class EngineDied(InternalError):

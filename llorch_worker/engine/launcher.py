@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from llorch_worker.engine.device.thread_count import ThreadCount
@@ -22,8 +23,16 @@ class Launcher:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, threads: ThreadCount | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        threads: ThreadCount | None = None,
+        *,
+        launching: Callable[[Iterable[StepPlan]], None],
     ) -> None:
+        """``launching`` is called with the steps that are not delivered, before the last of these
+        starts."""
+        self._launching = launching
         self._scheduler = scheduler
         self._runner = runner
         self._threads = threads
@@ -41,6 +50,7 @@ class Launcher:
 
     def launch(self, plan: StepPlan) -> Step:
         """Starts a step."""
+        self._launching((plan,))
         return self._launch(plan, None)
 
     def launch_ahead(self, step: Step) -> StepPlan | None:
@@ -49,6 +59,7 @@ class Launcher:
         if isinstance(step.pending, Exception) or not self._runner.overlaps:
             return None
         if (plan := self._scheduler.schedule_ahead(step.plan)) is not None:
+            self._launching((step.plan, plan))
             self._ahead = self._launch(plan, step)
         return plan
 

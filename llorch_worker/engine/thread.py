@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -15,6 +14,7 @@ from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import InternalError
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
+from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
 
@@ -27,30 +27,15 @@ this must not come between jobs that follow each other closely."""
 _BROKEN = "the engine broke down; restart the worker"
 
 
-class Heartbeat:
-    """The thread's last sign of life. One thread beats and rests; any thread reads, without a lock.
+class Outlet(Protocol):
+    """Who passes on what generations tell. Called on the engine's thread."""
 
-    A step that hangs gives no sign of life, nor does a thread that has died.
-    """
+    def turned(self) -> None:
+        """A step, or what came in between two, has told its last event. It may wait, and then no
+        step begins."""
 
-    __slots__ = ("_last_s",)
-
-    def __init__(self) -> None:
-        # Monotonic time in s; None while idle. A single attribute, so that every read is whole.
-        self._last_s: float | None = None
-
-    def beat(self) -> None:
-        """Notes that there is work and the thread makes progress."""
-        self._last_s = time.monotonic()
-
-    def rest(self) -> None:
-        """Notes that there is nothing to do."""
-        self._last_s = None
-
-    def stalled_for_s(self) -> float:
-        """Seconds since the last beat; 0.0 while idle."""
-        last_s = self._last_s
-        return 0.0 if last_s is None else time.monotonic() - last_s
+    def broken(self, error: BaseException) -> None:
+        """The thread dies of ``error``. The running generations have not failed yet."""
 
 
 class EngineThread:
@@ -60,12 +45,19 @@ class EngineThread:
     """
 
     def __init__(
-        self, core: EngineCore, name: str, begin: Callable[[], None] | None = None
+        self,
+        core: EngineCore,
+        name: str,
+        begin: Callable[[], None] | None = None,
+        *,
+        board: Board,
+        outlet: Outlet | None = None,
     ) -> None:
         """The new thread calls ``begin`` first, to set up its device."""
         self._core = core
         self._begin = begin
-        self.heartbeat = Heartbeat()
+        self._board = board
+        self._outlet = outlet
         self._wake = threading.Condition()
         self._arrivals: list[Generation] = []
         self._cancels: list[Generation] = []
@@ -134,10 +126,16 @@ class EngineThread:
                 while self._take_inbox():
                     if self._core.has_work:
                         self._step()
+                    if self._outlet is not None:
+                        self._outlet.turned()
             self._core.cancel_all("the engine was closed")
-            self.heartbeat.rest()
-        except BaseException:
+            self._board.rest()
+            if self._outlet is not None:
+                self._outlet.turned()
+        except BaseException as error:
             logger.exception("the engine thread died; all its jobs fail")
+            if self._outlet is not None:
+                self._outlet.broken(error)
             self._break_down()
 
     def _break_down(self) -> None:
@@ -161,12 +159,12 @@ class EngineThread:
         """Waits for work, then empties the inbox; False when the engine shuts down."""
         if not self._wait_for_work(TIDY_AFTER_S):
             # A broken invariant ends the thread: no job may run on top of it.
-            self.heartbeat.beat()
+            self._board.beat()
             self._core.scheduler.check_integrity()
             return_freed_memory()
             self._wait_for_work()
         with self._wake:
-            self.heartbeat.beat()
+            self._board.beat()
             self._adding, self._arrivals = self._arrivals, []
             cancels, self._cancels = self._cancels, []
             closing = self._closing
@@ -183,7 +181,8 @@ class EngineThread:
         """Returns whether there is work, after ``timeout_s`` at the latest."""
         with self._wake:
             if not self._wanted():
-                self.heartbeat.rest()
+                self._board.rest()
+                self._board.launch(())
             return self._wake.wait_for(self._wanted, timeout_s)
 
     def _wanted(self) -> bool:

@@ -30,6 +30,8 @@ def test_an_engine_tells_what_is_fixed_from_its_load_on(trained_model: Path) -> 
             max_context=stats.max_context,
             max_sequences=3,
             vocab_size=loaded.config.vocab_size,
+            pool_tokens=loaded.limits.pool_tokens,
+            drafts=loaded.limits.drafts,
             drafter=loaded.drafter,
             device=stats.device,
         )

@@ -1,0 +1,534 @@
+"""An engine in a process of its own, with the interface of one in the caller's.
+
+Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ids
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+
+from llorch_worker.contract import (
+    Event,
+    Failed,
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InternalError,
+    InvalidRequest,
+    Journal,
+    LlorchError,
+)
+from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.engine.handle import GenerationHandle
+from llorch_worker.engine.interface import (
+    Death,
+    DeathLabel,
+    EngineDied,
+    EngineStats,
+    ModelFacts,
+)
+from llorch_worker.engine.process.messages import (
+    Accepted,
+    Answer,
+    Call,
+    Cancel,
+    Close,
+    Failure,
+    LastWords,
+    Load,
+    Loaded,
+    LogLine,
+    NotLoaded,
+    Progress,
+    Refused,
+    Result,
+    Step,
+    Submit,
+    ToEngine,
+    ToKeeper,
+    decode_to_keeper,
+    encode,
+    event_of,
+    result_of,
+)
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.processes.board import Board
+from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
+from llorch_worker.processes.spawn import memory_file, spawn
+from llorch_worker.settings import default_model_name
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ENGINE: Final = "llorch_worker.engine.engine:Engine"
+INTAKE_THREADS: Final = 4
+"""How many requests the engine's process takes in at once."""
+ANSWER_S: Final = 0.5
+"""How long a question about figures waits for the engine."""
+CLOSE_S: Final = 10.0
+"""How long a close waits until the engine has cancelled its generations."""
+MOST_TRACE_BYTES: Final = 2**16
+EXIT_S: Final = 5.0
+"""How long a process that has closed its connection may take to end."""
+_SIGNALS: Final[dict[int, DeathLabel]] = {
+    signal.SIGSEGV: "segfault",
+    signal.SIGBUS: "segfault",
+    signal.SIGILL: "segfault",
+    signal.SIGFPE: "segfault",
+    signal.SIGABRT: "abort",
+}
+
+
+def most_handles(options: EngineOptions) -> int:
+    """How many jobs an engine has in hand at most: two steps of them, and those taken in."""
+    return 2 * options.max_sequences + INTAKE_THREADS
+
+
+class EngineProcess:
+    """An ``EngineInterface``. Any thread may call any method.
+
+    The process ends with this one, whatever ends this one. ``on_event`` of a generation is called
+    on the thread that reads the connection: it must not block, and must ask the engine nothing.
+    While this process reads nothing, the engine's steps wait.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], frames: Frames, board: Board, trace: int
+    ) -> None:
+        """Made by :meth:`load`."""
+        self._process = process
+        self._frames = frames
+        self._board = board
+        self._trace = trace
+        self._payloads: SimpleQueue[bytes | None] = SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._generations: dict[int, RemoteGeneration] = {}
+        self._accepting: dict[int, Future[int | None]] = {}
+        self._answers: dict[int, Future[Any]] = {}
+        self._closing = False
+        self._sentence: tuple[DeathLabel, str] | None = None
+        self._death: Death | None = None
+        self._mourners: list[Callable[[Death], None]] = []
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        options: EngineOptions | None = None,
+        *,
+        model_name: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        engine_class: str = ENGINE,
+        kept: Iterable[int] = (),
+        **changed: Any,
+    ) -> Self:
+        """Starts a process and lets it load a model.
+
+        Args:
+            changed: as of :meth:`.Engine.load`.
+            progress: called on this thread with the bytes loaded and the bytes in total. If it
+                raises, the process is killed.
+            engine_class: ``module:Class`` with the interface of ``Engine``.
+            kept: descriptors that the process keeps open for as long as it lives, such as the lock
+                of its card.
+
+        Raises:
+            ModelLoadFailed: see :meth:`.Engine.load`.
+            EngineDied: the process died while it loaded.
+        """
+        options = replace(options or EngineOptions(), **changed)
+        board, board_descriptor = Board.shared(most_handles(options))
+        trace = memory_file("llorch-trace")
+        ours, theirs = socket.socketpair()
+        try:
+            process = spawn(
+                "llorch_worker.engine.process.server",
+                [theirs.fileno(), board_descriptor, trace],
+                kept=kept,
+            )
+        except BaseException:
+            ours.close()
+            os.close(trace)
+            raise
+        finally:
+            theirs.close()
+            os.close(board_descriptor)
+        engine = cls(process, Frames(ours), board, trace)
+        level = logging.getLogger("llorch_worker").getEffectiveLevel()
+        named = model_name or default_model_name(Path(path))
+        engine._load(Load(str(path), asdict(options), named, engine_class, level), progress)
+        return engine
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._process.pid
+
+    def warm_up(self) -> None:
+        self._call("warm_up").result()
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        retried_at: float | None = None,
+        journal: Journal | None = None,
+        suspect: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> RemoteGeneration:
+        """As :meth:`.Engine.submit`; raises ``EngineDied`` too."""
+        handle = next(self._numbers)
+        job_id = job_id or str(uuid.uuid4())
+        generation = RemoteGeneration(self, handle, job_id, request, on_event)
+        accepting: Future[int | None] = Future()
+        with self._lock:
+            self._require_open()
+            self._generations[handle] = generation
+            self._accepting[handle] = accepting
+        try:
+            self._send(
+                Submit.of(
+                    handle,
+                    request,
+                    journal,
+                    job_id=job_id,
+                    worker=worker,
+                    attempt=attempt,
+                    queued_at=queued_at,
+                    retried_at=retried_at,
+                    suspect=suspect,
+                )
+            )
+        except FrameTooLarge as error:
+            self._forget(handle)
+            rule = "must fit into a message to the engine"
+            fault = Fault(field="request", rule=rule, got=str(error))
+            raise InvalidRequest.from_faults([fault]) from None
+        fitting = accepting.result()
+        if fitting != request.max_tokens:
+            generation.request = request.model_copy(update={"max_tokens": fitting})
+        return generation
+
+    def logits(self, token_ids: Ids[int]) -> memoryview[float]:
+        """[tokens, vocab] float32."""
+        shape, data = self._call("logits", list(token_ids)).result()
+        return memoryview(data).cast("f", shape)
+
+    def stats(self) -> EngineStats:
+        return self._stats.read()
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        return tuple(self._call("misplaced_tensors").result(ANSWER_S))
+
+    @property
+    def healthy(self) -> bool:
+        return self._death is None and not self._closing
+
+    def stalled_for_s(self) -> float:
+        return self._board.stalled_for_s() if self.healthy else 0.0
+
+    def on_death(self, callback: Callable[[Death], None]) -> None:
+        """``callback`` is called once when the process has died without being asked to, before its
+        generations fail; on the thread that reads the connection, or at once if it is dead."""
+        with self._lock:
+            if self._death is None:
+                self._mourners.append(callback)
+                return
+        callback(self._death)
+
+    def kill(self, label: DeathLabel, reason: str) -> None:
+        """Kills the process, for a watchdog: a death with these words follows."""
+        self._sentence = label, reason
+        self._process.kill()
+
+    def close(self) -> None:
+        """Cancels running generations and ends the process; a second call does nothing."""
+        with self._lock:
+            closed, self._closing = self._closing, True
+        if closed:
+            return
+        self._send(Close())
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine did not end within %.0f s and is killed", CLOSE_S)
+            self._process.kill()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Sending ----------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        """Never waits, even if the engine reads nothing. Raises ``FrameTooLarge``."""
+        payload = encode(message)
+        self._frames.check(payload)
+        self._payloads.put(payload)
+
+    def _write(self) -> None:
+        with suppress(OSError):  # its death answers
+            while (payload := self._payloads.get()) is not None:
+                self._frames.send(payload)
+
+    def _call(self, name: str, *arguments: Any) -> Future[Any]:
+        number, answer = next(self._numbers), Future[Any]()
+        with self._lock:
+            self._require_open()
+            self._answers[number] = answer
+        self._send(Call(number, name, arguments))
+        return answer
+
+    def _cancel(self, handle: int) -> None:
+        self._send(Cancel(handle))
+
+    def _forget(self, handle: int) -> None:
+        with self._lock:
+            self._generations.pop(handle, None)
+            self._accepting.pop(handle, None)
+
+    def _require_open(self) -> None:
+        if self._death is not None:
+            raise EngineDied(self._death)
+        if self._closing:
+            raise InternalError("the engine is closed")
+
+    # Reading ----------------------------------------------------------------------------------
+
+    def _load(self, asked: Load, progress: Callable[[int, int], None] | None) -> None:
+        """Reads until the engine is there."""
+        try:
+            self._frames.send(encode(asked))
+            while not isinstance(message := self._receive(), Loaded):
+                match message:
+                    case Progress(done, total):
+                        if progress is not None:
+                            progress(done, total)
+                    case NotLoaded(error):
+                        raise error.error()
+                    case None:
+                        raise EngineDied(self._autopsy())
+                    case _:
+                        self._take(message)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._frames.close()
+            os.close(self._trace)
+            raise
+        self.facts: ModelFacts = message.facts
+        self._stats = _Figures(lambda: self._call("stats"), message.stats)
+        threading.Thread(target=self._write, name="llorch-engine-writer", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="llorch-engine", daemon=True)
+        self._reader.start()
+
+    def _receive(self) -> ToKeeper | None:
+        frame = self._frames.receive()
+        return None if frame is None else decode_to_keeper(frame)
+
+    def _read(self) -> None:
+        try:
+            while (message := self._receive()) is not None:
+                self._take(message)
+        except OSError:
+            logger.debug("the connection to the engine is lost", exc_info=True)
+        except (NoFrame, msgspec.MsgspecError) as error:
+            self.kill("protocol", f"no message came from it: {error}")
+        except BaseException as error:
+            logger.exception("what the engine sent could not be taken")
+            self.kill("protocol", f"{type(error).__name__} at a message from it")
+        self._bury()
+
+    def _take(self, message: ToKeeper) -> None:
+        match message:
+            case Step(told):
+                for each in told:
+                    if (generation := self._generations.get(each.handle)) is not None:
+                        generation.told(event_of(each))
+                        self._forget_if_done(each.handle, generation)
+            case Accepted(handle, max_tokens):
+                self._accepting.pop(handle).set_result(max_tokens)
+            case Refused(handle, error):
+                accepting = self._accepting[handle]
+                self._forget(handle)
+                accepting.set_exception(error.error())
+            case Result(handle, document):
+                self._end(handle, document)
+            case Failure(handle, error):
+                self._end(handle, error.error())
+            case Answer(number, value, None):
+                self._answers.pop(number).set_result(value)
+            case Answer(number, _, failed):
+                assert failed is not None
+                self._answers.pop(number).set_exception(failed.error())
+            case LastWords(label, reason):
+                self._sentence = label, reason
+            case LogLine():
+                _log(message)
+            case _:
+                raise TypeError(f"{type(message).__name__} is not expected")
+
+    def _end(self, handle: int, end: bytes | LlorchError) -> None:
+        generation = self._generations[handle]
+        generation.end(end)
+        self._forget_if_done(handle, generation)
+
+    def _forget_if_done(self, handle: int, generation: RemoteGeneration) -> None:
+        # The last event and the result cross in messages of their own, in any order.
+        if generation.done:
+            del self._generations[handle]
+
+    def _bury(self) -> None:
+        death = self._autopsy()
+        self._frames.close()
+        self._payloads.put(None)
+        os.close(self._trace)
+        error = InternalError("the engine is closed")
+        mourners: list[Callable[[Death], None]] = []
+        with self._lock:
+            if not self._closing:
+                self._death, error = death, EngineDied(death)
+                mourners = self._mourners
+            generations, self._generations = self._generations, {}
+            waiting = [*self._accepting.values(), *self._answers.values()]
+        for callback in mourners:
+            try:
+                callback(death)
+            except Exception:
+                logger.exception("a callback of the engine's death failed")
+        for future in waiting:
+            future.set_exception(error)
+        for generation in generations.values():
+            generation.fail(error)
+
+    def _autopsy(self) -> Death:
+        """How the process ended; it has closed its connection."""
+        try:
+            code = self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._sentence = self._sentence or ("exit", "it closed its connection and went on")
+            self._process.kill()
+            code = self._process.wait()
+        if self._sentence is not None:
+            label, reason = self._sentence
+        elif code < 0:
+            label = _SIGNALS.get(-code, "killed")
+            reason = f"signal {signal.Signals(-code).name}"
+        else:
+            label, reason = "exit", f"exit code {code}"
+        in_hand = (self._generations.get(handle) for handle in self._board.in_hand())
+        suspects = tuple(generation.id for generation in in_hand if generation is not None)
+        return Death(label, reason, suspects, code, _read_trace(self._trace))
+
+
+class RemoteGeneration(GenerationHandle):
+    """A generation of an engine in another process."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        handle: int,
+        id: str,
+        request: GenerationRequest,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        super().__init__(id, request, on_event)
+        self._engine = engine
+        self._handle = handle
+        self._document = b""
+        self._ended = self._last_told = False
+
+    def told(self, event: Event) -> None:
+        """The engine's event."""
+        self._emit(event)
+        if isinstance(event, TERMINAL_EVENTS):
+            self._last_told = True
+            self._finish_if_ended()
+
+    def end(self, end: bytes | LlorchError) -> None:
+        """The result as :func:`.result_document` writes it, or what the generation failed with."""
+        if isinstance(end, bytes):
+            self._document = end
+        else:
+            self._error = end
+        self._ended = True
+        self._finish_if_ended()
+
+    def fail(self, error: LlorchError) -> None:
+        """Ends with ``error``, of which the engine can tell nothing more."""
+        self.end(error)
+        if not self._last_told:
+            self.told(Failed(error=error.document()))
+
+    def _finish_if_ended(self) -> None:
+        if self._ended and self._last_told:
+            self._finished.set()
+
+    def _request_cancel(self) -> None:
+        self._engine._cancel(self._handle)
+
+    def _read_result(self) -> GenerationResult:
+        return result_of(self._document, self.request)
+
+
+class _Figures(Generic[T]):
+    """The last that the engine has told. A read asks for newer ones, and waits for them unless the
+    engine owes an answer for longer than :data:`ANSWER_S`."""
+
+    def __init__(self, ask: Callable[[], Future[Any]], last: T) -> None:
+        self._ask = ask
+        self._last = last
+        self._asked: Future[Any] | None = None
+        self._asked_s = 0.0
+        self._asking = threading.Lock()
+
+    def read(self) -> T:
+        try:
+            with self._asking:
+                if self._asked is None or self._asked.done():
+                    self._asked, self._asked_s = self._ask(), time.monotonic()
+                asked, waited_s = self._asked, time.monotonic() - self._asked_s
+            answer = asked.result(max(0.0, ANSWER_S - waited_s))
+            self._last = msgspec.convert(answer, type(self._last))
+        except (TimeoutError, LlorchError):
+            logger.debug("the engine does not tell its figures", exc_info=True)
+        return self._last
+
+
+def _read_trace(descriptor: int) -> str:
+    return os.pread(descriptor, MOST_TRACE_BYTES, 0).decode(errors="replace")
+
+
+def _log(line: LogLine) -> None:
+    target = logging.getLogger(line.logger)
+    if target.isEnabledFor(line.level):
+        record = target.makeRecord(line.logger, line.level, "engine", 0, line.text, (), None)
+        record.exc_text = line.place
+        target.handle(record)

@@ -1,0 +1,278 @@
+"""What crosses between a keeper and its engine's process: documents and arrays.
+
+Requests, events and results are JSON within a message, in the forms that cross the queue, except
+the tokens of a step: there is one message a step, and it has no time for names of fields.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+
+from llorch_worker.contract import (
+    Event,
+    GenerationRequest,
+    GenerationResult,
+    Journal,
+    LlorchError,
+    Timings,
+    Tokens,
+    Usage,
+    decode_event,
+    encode_event,
+)
+from llorch_worker.contract.errors import ERROR_CLASSES
+from llorch_worker.engine.interface import DeathLabel, EngineStats, ModelFacts
+
+_JOURNAL = TypeAdapter(Journal)
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+class ErrorMessage(msgspec.Struct, array_like=True):
+    """An error of the contract, by its class."""
+
+    name: str
+    message: str
+    code: str
+    retriable: bool
+    faults: list[dict[str, str]]
+    spent: bytes | None = None
+    """Of a cancelled job: usage and timings as JSON."""
+
+    @classmethod
+    def of(cls, error: LlorchError) -> ErrorMessage:
+        message, code, retriable, faults = error.args
+        spent = getattr(error, "spent", None)
+        return cls(
+            type(error).__name__,
+            message,
+            code,
+            retriable,
+            faults,
+            spent and json.dumps([part.model_dump() for part in spent]).encode(),
+        )
+
+    def error(self) -> LlorchError:
+        named = {each.__name__: each for each in _classes(LlorchError)}
+        kind = named.get(self.name) or ERROR_CLASSES.get(self.code, LlorchError)
+        error = kind(self.message, self.code, self.retriable, self.faults)
+        if self.spent is not None:
+            usage, timings = json.loads(self.spent)
+            error.spent = Usage(**usage), Timings(**timings)  # type: ignore[attr-defined]
+        return error
+
+
+def _classes(kind: type[LlorchError]) -> list[type[LlorchError]]:
+    """``kind`` and its subclasses that are made as it is."""
+    found = [kind] if kind.__init__ is LlorchError.__init__ else []
+    return [*found, *(each for sub in kind.__subclasses__() for each in _classes(sub))]
+
+
+# To the engine -------------------------------------------------------------------------------
+
+
+class Load(_Message):
+    """The first message: what to load."""
+
+    path: str
+    options: dict[str, Any]
+    model_name: str
+    engine_class: str
+    """``module:Class``."""
+    log_level: int
+
+
+class Submit(_Message):
+    handle: int
+    """What this connection calls the generation."""
+    request: bytes
+    job_id: str
+    worker: str
+    attempt: int
+    queued_at: float | None
+    retried_at: float | None
+    journal: bytes | None
+    suspect: bool
+
+    @classmethod
+    def of(
+        cls, handle: int, request: GenerationRequest, journal: Journal | None, **others: Any
+    ) -> Submit:
+        # The keeper holds the metadata, which change nothing.
+        fields = request.wire()
+        fields.pop("metadata", None)
+        read = None if journal is None else _JOURNAL.dump_json(journal)
+        return cls(handle, request=json.dumps(fields).encode(), journal=read, **others)
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``Engine.submit``."""
+        names = ("job_id", "worker", "attempt", "queued_at", "retried_at", "suspect")
+        journal = None if self.journal is None else _JOURNAL.validate_json(self.journal)
+        return {
+            "request": GenerationRequest(**json.loads(self.request)),
+            "journal": journal,
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+class Cancel(_Message):
+    handle: int
+
+
+class Call(_Message):
+    """A question, by the name of a method of the engine."""
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Close(_Message):
+    pass
+
+
+ToEngine = Load | Submit | Cancel | Call | Close
+
+
+# To the keeper -------------------------------------------------------------------------------
+
+
+class Progress(_Message):
+    done_bytes: int
+    total_bytes: int
+
+
+class Loaded(_Message):
+    facts: ModelFacts
+    stats: EngineStats
+
+
+class NotLoaded(_Message):
+    error: ErrorMessage
+
+
+class Accepted(_Message):
+    handle: int
+    max_tokens: int | None
+    """Those that fit."""
+
+
+class Refused(_Message):
+    handle: int
+    error: ErrorMessage
+
+
+class TokensTold(msgspec.Struct, array_like=True, tag="t"):
+    """An event of tokens alone, as nearly all are."""
+
+    handle: int
+    choice: int
+    index: int
+    ids: tuple[int, ...]
+    text: str
+    thought: str | None
+
+
+class EventTold(msgspec.Struct, array_like=True, tag="e"):
+    handle: int
+    document: str
+
+
+class Step(_Message):
+    """All that the generations told in a step."""
+
+    told: list[TokensTold | EventTold]
+
+
+class Result(_Message):
+    """The end of a generation, beside its last event."""
+
+    handle: int
+    document: bytes
+
+
+class Failure(_Message):
+    """The other end of a generation."""
+
+    handle: int
+    error: ErrorMessage
+
+
+class Answer(_Message):
+    """Of a :class:`Call`."""
+
+    number: int
+    value: Any = None
+    error: ErrorMessage | None = None
+
+
+class LogLine(_Message):
+    logger: str
+    level: int
+    text: str
+    place: str | None
+    """Where an error was raised."""
+
+
+class LastWords(_Message):
+    """The engine ends by itself."""
+
+    label: DeathLabel
+    reason: str
+
+
+ToKeeper = (
+    Progress
+    | Loaded
+    | NotLoaded
+    | Accepted
+    | Refused
+    | Step
+    | Result
+    | Failure
+    | Answer
+    | LogLine
+    | LastWords
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_keeper = msgspec.msgpack.Decoder(ToKeeper).decode
+
+
+def tell(handle: int, event: Event) -> TokensTold | EventTold:
+    """``event`` of a generation as a part of :class:`Step`."""
+    if isinstance(event, Tokens) and event.logprobs is None and event.tool_calls is None:
+        return TokensTold(
+            handle, event.choice, event.index, event.ids, event.text, event.reasoning_content
+        )
+    return EventTold(handle, encode_event(event))
+
+
+def event_of(told: TokensTold | EventTold) -> Event:
+    if isinstance(told, TokensTold):
+        return Tokens(
+            choice=told.choice,
+            index=told.index,
+            ids=told.ids,
+            text=told.text,
+            reasoning_content=told.thought,
+        )
+    return decode_event(told.document)
+
+
+def result_document(result: GenerationResult) -> bytes:
+    """``result`` without the metadata, which the keeper has."""
+    return result.model_dump_json(exclude={"metadata", "text"}, exclude_none=True).encode()
+
+
+def result_of(document: bytes, request: GenerationRequest) -> GenerationResult:
+    """The result of ``request``."""
+    result = GenerationResult.model_validate_json(document)
+    return result.model_copy(update={"metadata": request.metadata})

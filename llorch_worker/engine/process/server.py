@@ -1,0 +1,269 @@
+"""The engine's process: runs an engine for the keeper at the other end of a socket."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+from llorch_worker.allocator import use_one_arena
+from llorch_worker.contract import (
+    TERMINAL_EVENTS,
+    Event,
+    InternalError,
+    LlorchError,
+    ModelLoadFailed,
+    OutOfMemory,
+)
+from llorch_worker.contract.installing import install_command
+from llorch_worker.engine.interface import DeathLabel
+from llorch_worker.engine.process.engine_process import INTAKE_THREADS, most_handles
+from llorch_worker.engine.process.messages import (
+    Accepted,
+    Answer,
+    Call,
+    Cancel,
+    ErrorMessage,
+    EventTold,
+    Failure,
+    LastWords,
+    Load,
+    Loaded,
+    LogLine,
+    NotLoaded,
+    Progress,
+    Refused,
+    Result,
+    Step,
+    Submit,
+    ToKeeper,
+    TokensTold,
+    decode_to_engine,
+    encode,
+    result_document,
+    tell,
+)
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.processes.board import Board
+from llorch_worker.processes.frames import Frames, FrameTooLarge
+
+logger = logging.getLogger(__name__)
+
+EX_SOFTWARE: Final = 70
+_ANSWERING_THREADS: Final = 2
+
+
+def main(connection: int, board: int, trace: int, *_: int) -> None:
+    """Runs the engine that the first message asks for, until the keeper closes the connection.
+
+    ``connection``, ``board`` and ``trace`` are descriptors: a stream socket, the memory of a
+    :class:`.Board`, and a file for where the threads were when a signal ended the process.
+    """
+    faulthandler.enable(trace)
+    # Before the engine's threads.
+    use_one_arena()
+    Server(socket.socket(fileno=connection), board).run()
+
+
+class Server:
+    """Answers the keeper's messages. It is the engine's ``Outlet``, too."""
+
+    def __init__(self, connection: socket.socket, board: int) -> None:
+        self._board_descriptor = board
+        self._frames = Frames(connection)
+        self._told: list[TokensTold | EventTold] = []
+        self._generations: dict[int, Future[Any]] = {}
+        self._intake = ThreadPoolExecutor(INTAKE_THREADS, "llorch-intake")
+        self._answering = ThreadPoolExecutor(_ANSWERING_THREADS, "llorch-answering")
+
+    def run(self) -> NoReturn:
+        try:
+            first = self._receive()
+            if not isinstance(first, Load):
+                os._exit(EX_SOFTWARE)
+            self._load(first)
+            while (message := self._receive()) is not None:
+                match message:
+                    case Submit():
+                        self._board.take_in(message.handle)
+                        self._generations[message.handle] = Future()
+                        self._intake.submit(self._take_in, message)
+                    case Cancel(handle):
+                        # The keeper cancels what was accepted.
+                        if (accepted := self._generations.get(handle)) is not None:
+                            accepted.add_done_callback(lambda each: each.result().cancel())
+                    case Call():
+                        self._answering.submit(self._answer, message)
+                    case _:
+                        self._close()
+        except OSError:
+            # The keeper is gone.
+            os._exit(0)
+        except BaseException as error:
+            logger.exception("the engine's process cannot go on")
+            self._die("exit", f"{type(error).__name__} in the engine's process")
+        os._exit(0)
+
+    # Of the engine's thread ------------------------------------------------------------------
+
+    def turned(self) -> None:
+        if self._told:
+            told, self._told = self._told, []
+            # A keeper that reads nothing is not a step that hangs. The next turn beats.
+            self._board.rest()
+            self._send(Step(told))
+
+    def broken(self, error: BaseException) -> NoReturn:
+        if "torch" in sys.modules:
+            from llorch_worker.engine.device.step_errors import is_device_lost
+
+            if is_device_lost(error):
+                self._die("device", str(error).partition("\n")[0])
+        self._die("exit", f"{type(error).__name__} in the engine's thread")
+
+    def _tell(self, handle: int, event: Event) -> None:
+        self._told.append(tell(handle, event))
+        if isinstance(event, TERMINAL_EVENTS):
+            self._answering.submit(self._end, handle)
+
+    # Of the other threads --------------------------------------------------------------------
+
+    def _load(self, asked: Load) -> None:
+        root = logging.getLogger()
+        root.setLevel(asked.log_level)
+        root.addHandler(_KeepersLog(self._send))
+        options = EngineOptions(**asked.options)
+        self._board = Board(most_handles(options), self._board_descriptor)
+        os.close(self._board_descriptor)
+        module, _, name = asked.engine_class.partition(":")
+        try:
+            self._engine = getattr(import_module(module), name).load(
+                asked.path,
+                options,
+                model_name=asked.model_name,
+                progress=lambda done, total: self._send(Progress(done, total)),
+                board=self._board,
+                outlet=self,
+            )
+        except ModuleNotFoundError as error:
+            missing = f"{error.name} is missing: {install_command('worker')}"
+            self._fail_load(ModelLoadFailed(missing))
+        except LlorchError as error:
+            self._fail_load(error)
+        self._send(Loaded(self._engine.facts, self._engine.stats()))
+
+    def _fail_load(self, error: LlorchError) -> NoReturn:
+        self._send(NotLoaded(ErrorMessage.of(error)))
+        os._exit(1)
+
+    def _take_in(self, asked: Submit) -> None:
+        handle = asked.handle
+        try:
+            generation = self._engine.submit(
+                **asked.arguments(), on_event=partial(self._tell, handle), handle=handle
+            )
+        except BaseException as error:  # noqa: BLE001 - the keeper is told of any
+            del self._generations[handle]
+            self._send(Refused(handle, _error_of(error, f"job {asked.job_id}")))
+        else:
+            self._send(Accepted(handle, generation.request.max_tokens))
+            self._generations[handle].set_result(generation)
+        self._board.taken_in(handle)
+
+    def _end(self, handle: int) -> None:
+        generation = self._generations[handle].result()
+        try:
+            message: ToKeeper = Result(handle, result_document(generation.result()))
+        except BaseException as error:  # noqa: BLE001 - the keeper is told of any
+            message = Failure(handle, _error_of(error, f"job {generation.id}"))
+        del self._generations[handle]
+        try:
+            self._send(message)
+        except FrameTooLarge as error:
+            failed = InternalError(f"the result is too large: {error}")
+            self._send(Failure(handle, ErrorMessage.of(failed)))
+
+    def _answer(self, call: Call) -> None:
+        try:
+            answer = Answer(call.number, _METHODS[call.name](self._engine, *call.arguments))
+            self._send(answer)
+        except BaseException as error:  # noqa: BLE001 - the keeper is told of any
+            failed = Answer(call.number, error=_error_of(error, f"the call {call.name}"))
+            self._send(failed)
+
+    def _close(self) -> NoReturn:
+        """Cancels all generations and tells so."""
+        self._engine.close()
+        self._intake.shutdown()
+        self._answering.shutdown()
+        os._exit(0)
+
+    def _die(self, label: DeathLabel, reason: str) -> NoReturn:
+        try:
+            self._send(LastWords(label, reason))
+        finally:
+            os._exit(EX_SOFTWARE)
+
+    def _receive(self) -> Any:
+        frame = self._frames.receive()
+        return None if frame is None else decode_to_engine(frame)
+
+    def _send(self, message: ToKeeper) -> None:
+        self._frames.send(encode(message))
+
+
+def _warm_up(engine: Any) -> None:
+    engine.warm_up()
+    # A full collection over torch's objects would delay every job.
+    gc.collect()
+    gc.freeze()
+
+
+def _logits(engine: Any, token_ids: list[int]) -> tuple[list[int], bytes]:
+    logits = engine.logits(token_ids)
+    return list(logits.shape), logits.numpy().tobytes()
+
+
+_METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "warm_up": _warm_up,
+    "logits": _logits,
+    "stats": lambda engine: engine.stats(),
+    "misplaced_tensors": lambda engine: engine.misplaced_tensors(),
+}
+
+
+def _error_of(error: BaseException, what: str) -> ErrorMessage:
+    if isinstance(error, LlorchError):
+        return ErrorMessage.of(error)
+    if isinstance(error, MemoryError):
+        return ErrorMessage.of(OutOfMemory("the worker has no memory for this job"))
+    # The message may quote the prompt, so only the type and the place are logged.
+    defect = InternalError(f"a defect of the worker: {type(error).__name__}")
+    logger.error("%s failed", what, exc_info=(type(defect), defect, error.__traceback__))
+    return ErrorMessage.of(defect)
+
+
+class _KeepersLog(logging.Handler):
+    """Sends what is logged to the keeper, whose log has the form that its operator chose."""
+
+    def __init__(self, send: Callable[[ToKeeper], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            place = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+            self._send(LogLine(record.name, record.levelno, record.getMessage(), place or None))
+        except OSError:
+            os._exit(0)  # the keeper is gone
+        except Exception:  # noqa: BLE001 - as of every handler
+            self.handleError(record)

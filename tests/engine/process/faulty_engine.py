@@ -1,0 +1,57 @@
+"""An engine whose steps do what a token of a prompt asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import stat
+import threading
+from typing import Any
+
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine import Engine
+from llorch_worker.model import ForwardModel, RaggedBatch
+
+SEGFAULT, ABORT, RAISE, HANG, EXIT, NOISE = range(300, 306)
+
+
+class FaultyEngine:
+    @staticmethod
+    def load(*arguments: Any, **options: Any) -> Engine:
+        return Engine.load(*arguments, **options, around_model=FaultyModel)
+
+
+class FaultyModel:
+    def __init__(self, model: ForwardModel) -> None:
+        self._model = model
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        asked = set(batch.token_ids.tolist())
+        if SEGFAULT in asked:
+            ctypes.string_at(0)
+        if ABORT in asked:
+            os.abort()
+        if RAISE in asked:
+            # Not of a step: it ends the engine's thread, as a lost card does.
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nat 0xdead")
+        if HANG in asked:
+            threading.Event().wait()
+        if EXIT in asked:
+            os._exit(3)
+        if NOISE in asked:
+            _write_into_the_connection()
+        return self._model.forward(batch, cache)
+
+
+def _write_into_the_connection() -> None:
+    for descriptor in range(3, 100):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(
+                    descriptor, b"what a library prints to the descriptor that it holds for its"
+                )
+    signal.pause()
