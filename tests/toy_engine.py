@@ -41,6 +41,7 @@ from llorch_worker.contract import (
     Journal,
 )
 from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine.interface import StepFigures
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
@@ -202,8 +203,9 @@ class ToyEngine:
 
     def warm_up(self) -> None: ...
 
-    def observe(self, observer: object) -> None:
+    def step_figures(self) -> StepFigures:
         """Has no steps to tell of."""
+        return StepFigures()
 
     def fall_ill(self) -> None:
         self.healthy = False

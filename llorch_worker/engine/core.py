@@ -23,13 +23,12 @@ from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.launcher import Launcher
 from llorch_worker.engine.logprob_entries import LogprobEntries
-from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
-from llorch_worker.engine.stats import Counters
+from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.step_plan import StepPlan
 from llorch_worker.processes.board import Board
 
@@ -64,8 +63,8 @@ class EngineCore:
         self._entries = LogprobEntries(token_text)
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
-        self.observer: StepObserver | None = None
-        """Any thread may set it."""
+        self.steps = StepCounts()
+        """Any thread may read it."""
 
     @property
     def has_work(self) -> bool:
@@ -159,8 +158,7 @@ class EngineCore:
         going = [sequence for _, sequence in rows]
         self._counters.count_step(plan, len(going))
         now_s = time.monotonic()
-        if self.observer is not None:
-            self.observer.step(plan, going, now_s)
+        self.steps.step(plan, going, now_s)
         for sequence, tokens in scored:
             if sequence.state is not SequenceState.FINISHED:
                 self._take_scored(sequence, tokens, now_s)
@@ -253,8 +251,8 @@ class EngineCore:
         assert sequence.prompt_logprobs is not None
         sequence.prompt_logprobs.take(scored)
         if sequence.ended:
-            if self.observer is not None and not sequence.generated_count:
-                self.observer.prefilled(sequence)
+            if not sequence.generated_count:
+                self.steps.prefilled(sequence)
             self.scheduler.finish(sequence)
             if sequence.finish_reason is None:
                 sequence.close("length")
@@ -276,8 +274,8 @@ class EngineCore:
     def _count_more(self, tokens: int) -> None:
         """``tokens`` beyond one for each sequence of the step."""
         self._counters.count_more(tokens)
-        if tokens and self.observer is not None:
-            self.observer.more(tokens)
+        if tokens:
+            self.steps.more(tokens)
 
     def _apply_deadlines(self, now_s: float) -> None:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]

@@ -28,14 +28,13 @@ from llorch_worker.engine.device.warm_up import (
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafting.drafter_maker import drafter_maker
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.interface import EngineStats, ModelFacts
+from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import LoadedModel, load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
-from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
@@ -392,9 +391,9 @@ class Engine:
             card_uuids=visible_cards(self._device),
         )
 
-    def observe(self, observer: StepObserver | None) -> None:
-        """Reports each step to ``observer``, in place of an earlier one; None ends it."""
-        self._core.observer = observer
+    def step_figures(self) -> StepFigures:
+        """What the steps did since the load."""
+        return self._core.steps.read()
 
     @property
     def healthy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from llorch_worker.contract import (
     Event,
@@ -194,21 +194,34 @@ class EngineStats:
     accepted_draft_tokens_total: int
 
 
+STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TOKEN_GAP_S: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+"""The upper bounds of buckets. They are vLLM's, so that its dashboards fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of values by bucket: ``counts`` has one more than there are bounds."""
+    """Counts of values by bucket, of those up to its bound and above the one before; the last
+    bucket has no bound."""
 
     counts: tuple[int, ...]
-    sum: float
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
     """What the steps did since the load."""
 
-    step_tokens: Tally
+    step_tokens: Tally = Tally((0,) * (len(STEP_TOKENS) + 1))
     """Tokens that each step computed, of prompts and of texts; by :data:`STEP_TOKENS`."""
-    token_gaps: Tally
+    token_gaps: Tally = Tally((0,) * (len(TOKEN_GAP_S) + 1))
     """Seconds between a sequence's token and the one before it; by :data:`TOKEN_GAP_S`."""
     prompt_tokens: int = 0
     looked_up_tokens: int = 0

@@ -99,7 +99,7 @@ class Sequence:
         """Tokens of the prompt that were found in the KV cache and never computed for it. Those
         that only other tenants had sent do not count."""
         self.token_s: float | None = None
-        """When its last token came, in monotonic seconds. Only an observer of steps keeps it."""
+        """When its last token came, in monotonic seconds; for :class:`.StepCounts`."""
         self.most_computed = 0
         """The most tokens that had keys and values before a preemption."""
         self.accepted_drafts = 0

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from llorch_worker.engine.interface import STEP_TOKENS, TOKEN_GAP_S, StepFigures, Tally
+from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.step_plan import StepPlan
 
 RATE_WINDOW_S = 5
@@ -57,3 +61,81 @@ class Counters:
         if not recent:
             return 0.0
         return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])
+
+
+class TallyCounts:
+    """A histogram for the engine's thread, which has no time for locks. One thread adds, any thread
+    reads; a reader may see the sum without the value that is just being added."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Items[float]) -> None:
+        """``bounds``: see :class:`.Tally`."""
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def read(self) -> Tally:
+        return Tally(tuple(self._counts), self._sum)
+
+
+class StepCounts:
+    """Counts up what :class:`.StepFigures` tells. The engine's thread adds, any thread reads.
+
+    Nearly every sequence got its last token from the previous step. They share one gap, which is
+    counted once for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._step_tokens = TallyCounts(STEP_TOKENS)
+        self._token_gaps = TallyCounts(TOKEN_GAP_S)
+        self._prompt_tokens = 0
+        self._looked_up_tokens = 0
+        self._found_tokens = 0
+        self._generated_tokens = 0
+        self._step_s = 0.0
+
+    def step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
+        """A step was computed, and each of ``sequences`` has a new token at ``now_s``, monotonic
+        seconds."""
+        self._step_tokens.add(sum([chunk.rows for chunk in plan.chunks]))
+        last_s, self._step_s = self._step_s, now_s
+        together = 0
+        for sequence in sequences:
+            token_s = sequence.token_s
+            sequence.token_s = now_s
+            if token_s == last_s:
+                together += 1
+            elif token_s is None:
+                self.prefilled(sequence)
+            else:
+                self._token_gaps.add(now_s - token_s)
+        if together:
+            self._token_gaps.add(now_s - last_s, together)
+        self._generated_tokens += len(sequences)
+
+    def more(self, tokens: int) -> None:
+        """A text got ``tokens`` more in this step: a grammar forced them, or drafts held."""
+        self._token_gaps.add(0.0, tokens)
+        self._generated_tokens += tokens
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """The prompt of a sequence was computed."""
+        self._looked_up_tokens += sequence.prompt_length
+        self._found_tokens += sequence.cached_tokens
+        if sequence.choice == 0:
+            self._prompt_tokens += sequence.prompt_length
+
+    def read(self) -> StepFigures:
+        return StepFigures(
+            step_tokens=self._step_tokens.read(),
+            token_gaps=self._token_gaps.read(),
+            prompt_tokens=self._prompt_tokens,
+            looked_up_tokens=self._looked_up_tokens,
+            found_tokens=self._found_tokens,
+            generated_tokens=self._generated_tokens,
+        )

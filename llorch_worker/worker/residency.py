@@ -177,14 +177,11 @@ class Residency:
             return None
         # Here, because they need an extra.
         from llorch_worker.telemetry.metrics.server import serve
-        from llorch_worker.telemetry.metrics.step_figures import StepFigures
         from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 
-        steps = StepFigures()
-        metrics = WorkerMetrics(self._engine.model_name, self._worker_figures, steps)
+        metrics = WorkerMetrics(self._engine.model_name, self._worker_figures)
         server = serve(metrics.registry, self._settings.metrics_host, first_port)
         if server is not None:
-            self._engine.observe(steps)
             ENDED_JOBS.observe(metrics.job_ended)
         return server
 
@@ -193,6 +190,7 @@ class Residency:
 
         return WorkerFigures(
             stats=self._engine.stats(),
+            steps=self._engine.step_figures(),
             **self.job_runner.deliveries,
             fenced_writes=HELD_CLAIMS.fenced_writes,
             lease_age_s=self._leases.age_s(),

@@ -43,6 +43,7 @@ from llorch_worker.engine.interface import (
     EngineDied,
     EngineStats,
     ModelFacts,
+    StepFigures,
 )
 from llorch_worker.engine.process.messages import (
     Accepted,
@@ -240,6 +241,9 @@ class EngineProcess:
     def stats(self) -> EngineStats:
         return self._stats.read()
 
+    def step_figures(self) -> StepFigures:
+        return self._steps.read()
+
     def misplaced_tensors(self) -> tuple[str, ...]:
         return tuple(self._call("misplaced_tensors").result(ANSWER_S))
 
@@ -345,6 +349,7 @@ class EngineProcess:
             raise
         self.facts: ModelFacts = message.facts
         self._stats = _Figures(lambda: self._call("stats"), message.stats)
+        self._steps = _Figures(lambda: self._call("step_figures"), StepFigures())
         threading.Thread(target=self._write, name="llorch-engine-writer", daemon=True).start()
         self._reader = threading.Thread(target=self._read, name="llorch-engine", daemon=True)
         self._reader.start()

@@ -237,6 +237,7 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
     "warm_up": _warm_up,
     "logits": _logits,
     "stats": lambda engine: engine.stats(),
+    "step_figures": lambda engine: engine.step_figures(),
     "misplaced_tensors": lambda engine: engine.misplaced_tensors(),
 }
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, get_args
+from itertools import accumulate
+from typing import Final, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,15 +24,19 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.contract.errors import ERROR_CLASSES
 from llorch_worker.contract.result import FinishReason
+from llorch_worker.engine.interface import (
+    STEP_TOKENS,
+    TOKEN_GAP_S,
+    EngineStats,
+    StepFigures,
+    Tally,
+)
 from llorch_worker.telemetry.metrics.buckets import FIRST_TOKEN_S, REQUEST_S
-from llorch_worker.telemetry.metrics.step_figures import StepFigures
-
-if TYPE_CHECKING:
-    from llorch_worker.engine import EngineStats
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
@@ -43,6 +48,7 @@ class WorkerFigures:
     """What a worker knows of itself at the moment when it is asked."""
 
     stats: EngineStats
+    steps: StepFigures
     attempts: int
     redeliveries: int
     resumes: int
@@ -51,82 +57,82 @@ class WorkerFigures:
     load_s: float
 
 
-Read = Callable[[WorkerFigures, StepFigures], float]
+Read = Callable[[WorkerFigures], float]
 
 _GAUGES: Final[dict[str, tuple[str, Read]]] = {
     "num_requests_running": (
         "Sequences in the running batch.",
-        lambda worker, _: worker.stats.running,
+        lambda worker: worker.stats.running,
     ),
     "num_requests_waiting": (
         "Sequences that wait in the engine for a slot or for KV blocks.",
-        lambda worker, _: worker.stats.waiting,
+        lambda worker: worker.stats.waiting,
     ),
     "kv_cache_usage_perc": (
         "Share of the KV blocks that sequences hold; 1 means all.",
-        lambda worker, _: 1 - worker.stats.kv_blocks_free / max(1, worker.stats.kv_blocks_total),
+        lambda worker: 1 - worker.stats.kv_blocks_free / max(1, worker.stats.kv_blocks_total),
     ),
     "lease_age_seconds": (
         "Seconds since the worker last renewed its leases.",
-        lambda worker, _: worker.lease_age_s,
+        lambda worker: worker.lease_age_s,
     ),
     "model_load_seconds": (
         "Seconds that loading and warming up the model took.",
-        lambda worker, _: worker.load_s,
+        lambda worker: worker.load_s,
     ),
 }
 _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
     "prefix_cache_queries": (
         "Tokens of prompts that were looked for in the KV cache.",
-        lambda _, steps: steps.looked_up_tokens,
+        lambda worker: worker.steps.looked_up_tokens,
     ),
     "prefix_cache_hits": (
         "Tokens of prompts that were found in the KV cache.",
-        lambda _, steps: steps.found_tokens,
+        lambda worker: worker.steps.found_tokens,
     ),
     "prompt_tokens": (
         "Tokens of prompts that were prefilled, found ones included.",
-        lambda _, steps: steps.prompt_tokens,
+        lambda worker: worker.steps.prompt_tokens,
     ),
     "generation_tokens": (
         "Generated tokens.",
-        lambda _, steps: steps.generated_tokens,
+        lambda worker: worker.steps.generated_tokens,
     ),
     "spec_decode_num_drafts": (
         "Guesses of one or more next tokens that a step checked.",
-        lambda worker, _: worker.stats.drafts_total,
+        lambda worker: worker.stats.drafts_total,
     ),
     "spec_decode_num_draft_tokens": (
         "Tokens of these guesses.",
-        lambda worker, _: worker.stats.draft_tokens_total,
+        lambda worker: worker.stats.draft_tokens_total,
     ),
     "spec_decode_num_accepted_tokens": (
         "Tokens of these guesses that became tokens of a text.",
-        lambda worker, _: worker.stats.accepted_draft_tokens_total,
+        lambda worker: worker.stats.accepted_draft_tokens_total,
     ),
     "num_preemptions": (
         "Sequences that gave up their KV blocks to others.",
-        lambda worker, _: worker.stats.preempted_total,
+        lambda worker: worker.stats.preempted_total,
     ),
     "job_attempts": (
         "Jobs that the worker began to run.",
-        lambda worker, _: worker.attempts,
+        lambda worker: worker.attempts,
     ),
     "job_redeliveries": (
         "Of these, jobs that had been claimed before.",
-        lambda worker, _: worker.redeliveries,
+        lambda worker: worker.redeliveries,
     ),
     "job_resumes": (
         "Of these, jobs that went on after tokens of an earlier attempt.",
-        lambda worker, _: worker.resumes,
+        lambda worker: worker.resumes,
     ),
     "fenced_writes": (
         "Writes of tokens or results that Redis refused because the claim was lost.",
-        lambda worker, _: worker.fenced_writes,
+        lambda worker: worker.fenced_writes,
     ),
     "engine_steps": (
         "Steps of the engine.",
-        lambda _, steps: steps.step_tokens.count,
+        lambda worker: worker.steps.step_tokens.count,
     ),
 }
 
@@ -134,14 +140,12 @@ _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
 class WorkerMetrics:
     """The registry that a worker serves, and the observer of its jobs' ends."""
 
-    def __init__(
-        self, model_name: str, read: Callable[[], WorkerFigures], steps: StepFigures
-    ) -> None:
+    def __init__(self, model_name: str, read: Callable[[], WorkerFigures]) -> None:
         # Otherwise each counter has a second series with the time of its creation.
         disable_created_metrics()
         self._model_name = model_name
         self.registry = registry = CollectorRegistry()
-        registry.register(_Live(model_name, read, steps))
+        registry.register(_Live(model_name, read))
         ProcessCollector(registry=registry)
         self._ended = self._counter("jobs_ended", "Jobs that ended here.", "outcome")
         self._errors = self._counter("job_errors", "Jobs that failed, by their error.", "code")
@@ -200,22 +204,19 @@ class WorkerMetrics:
 class _Live(Collector):
     """What is read at each scrape."""
 
-    def __init__(
-        self, model_name: str, read: Callable[[], WorkerFigures], steps: StepFigures
-    ) -> None:
+    def __init__(self, model_name: str, read: Callable[[], WorkerFigures]) -> None:
         self._labels = (model_name, ENGINE)
         self._read = read
-        self._steps = steps
 
     def collect(self) -> Iterable[Metric]:
-        worker, steps = self._read(), self._steps
+        worker = self._read()
         for name, (help, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            gauge.add_metric(self._labels, read(worker, steps))
+            gauge.add_metric(self._labels, read(worker))
             yield gauge
         for name, (help, read) in _COUNTERS.items():
             counter = CounterMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            counter.add_metric(self._labels, read(worker, steps))
+            counter.add_metric(self._labels, read(worker))
             yield counter
         memory = GaugeMetricFamily(
             "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
@@ -223,10 +224,27 @@ class _Live(Collector):
         for part, size_bytes in worker.stats.bytes.items():
             memory.add_metric((*self._labels, part), size_bytes)
         yield memory
-        for name, help, tally in (
-            ("inter_token_latency_seconds", "From a token to the next one.", steps.token_gaps),
-            ("iteration_tokens_total", "Tokens that a step computes.", steps.step_tokens),
+        steps = worker.steps
+        for name, help, tally, bounds in (
+            (
+                "inter_token_latency_seconds",
+                "From a token to the next one.",
+                steps.token_gaps,
+                TOKEN_GAP_S,
+            ),
+            (
+                "iteration_tokens_total",
+                "Tokens that a step computes.",
+                steps.step_tokens,
+                STEP_TOKENS,
+            ),
         ):
             histogram = HistogramMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            histogram.add_metric(self._labels, tally.buckets(), tally.sum)
+            histogram.add_metric(self._labels, buckets(tally, bounds), tally.sum)
             yield histogram
+
+
+def buckets(tally: Tally, bounds: Iterable[float]) -> list[tuple[str, int]]:
+    """Each bound as Prometheus writes it, with the number of values up to it."""
+    names = map(floatToGoString, (*bounds, float("inf")))
+    return list(zip(names, accumulate(tally.counts), strict=True))

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ from tests.waiting import wait_until
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
 TIMEOUT_S = 60
 FAULTY = "tests.engine.process.faulty_engine:FaultyEngine"
-SIZES = {"device": "cpu", "max_sequences": 4}
+SIZES: dict[str, Any] = {"device": "cpu", "max_sequences": 4}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,12 @@ def test_its_figures_facts_and_logits_cross(engine: EngineProcess, beside: Engin
     facts = beside.facts
     assert engine.facts == facts
     assert engine.stats().bytes == beside.stats().bytes
+    before = engine.step_figures()
+    request = GenerationRequest(prompt=PROMPT, max_tokens=9, ignore_eos=True)
+    engine.submit(request).result(TIMEOUT_S)
+    after = engine.step_figures()
+    assert after.generated_tokens - before.generated_tokens == 9
+    assert after.token_gaps.count - before.token_gaps.count == 8
     assert engine.misplaced_tensors() == ()
     logits = engine.logits([1, 2, 3])
     assert logits.tolist() == beside.logits([1, 2, 3]).tolist()

@@ -11,7 +11,6 @@ import pytest
 from llorch_worker.contract import GenerationRequest, GenerationResult, Journal
 from llorch_worker.contract.journal import JournalledChoice
 from llorch_worker.engine import Engine
-from llorch_worker.telemetry.metrics.step_figures import StepFigures
 from tests.engine.structured import AS_RECORD, asking
 
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
@@ -24,13 +23,6 @@ def engine(trained_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
-def figures(engine: Engine) -> StepFigures:
-    figures = StepFigures()
-    engine.observe(figures)
-    return figures
-
-
 def run(engine: Engine, *requests: GenerationRequest) -> list[GenerationResult]:
     generations = [engine.submit(request) for request in requests]
     return [generation.result(TIMEOUT_S) for generation in generations]
@@ -41,13 +33,14 @@ def wrong_drafts(engine: Engine) -> int:
     return stats.draft_tokens_total - stats.accepted_draft_tokens_total
 
 
-def test_tokens_add_up_to_those_of_the_results(engine: Engine, figures: StepFigures) -> None:
+def test_tokens_add_up_to_those_of_the_results(engine: Engine) -> None:
     requests = [
         GenerationRequest(prompt=f"{number} {PROMPT}", max_tokens=5 + 3 * number, seed=number)
         for number in range(9)
     ]
     wrong_before = wrong_drafts(engine)
     results = run(engine, *requests)
+    figures = engine.step_figures()
     completion = sum(result.usage.completion for result in results)
     assert figures.generated_tokens == completion
     assert figures.prompt_tokens == sum(result.usage.prompt for result in results)
@@ -64,36 +57,38 @@ def test_tokens_add_up_to_those_of_the_results(engine: Engine, figures: StepFigu
     assert figures.step_tokens.count <= completion
 
 
-def test_a_prompt_that_comes_again_is_found(engine: Engine, figures: StepFigures) -> None:
+def test_a_prompt_that_comes_again_is_found(engine: Engine) -> None:
     request = GenerationRequest(prompt=PROMPT, max_tokens=2, temperature=0)
     (first,) = run(engine, request)
-    assert (figures.found_tokens, first.usage.cached) == (0, 0)
+    assert (engine.step_figures().found_tokens, first.usage.cached) == (0, 0)
     (second,) = run(engine, request)
-    assert figures.found_tokens == second.usage.cached > 0
+    assert engine.step_figures().found_tokens == second.usage.cached > 0
 
 
-def test_a_prompt_counts_once_for_all_choices(engine: Engine, figures: StepFigures) -> None:
+def test_a_prompt_counts_once_for_all_choices(engine: Engine) -> None:
     (result,) = run(engine, GenerationRequest(prompt=PROMPT, max_tokens=6, n=3, seed=1))
+    figures = engine.step_figures()
     assert figures.prompt_tokens == result.usage.prompt
     assert figures.looked_up_tokens == 3 * result.usage.prompt
     assert figures.generated_tokens == result.usage.completion
     assert figures.token_gaps.count == result.usage.completion - 3
 
 
-def test_tokens_that_a_grammar_forces_count(engine: Engine, figures: StepFigures) -> None:
+def test_tokens_that_a_grammar_forces_count(engine: Engine) -> None:
     (result,) = run(engine, asking(**AS_RECORD))
     assert json.loads(result.text)
+    figures = engine.step_figures()
     assert figures.generated_tokens == result.usage.completion
     assert figures.token_gaps.count == result.usage.completion - 1
     assert figures.step_tokens.count < result.usage.completion, "no token was forced"
 
 
-def test_a_resumed_job_counts_what_it_generates_here(engine: Engine, figures: StepFigures) -> None:
+def test_a_resumed_job_counts_what_it_generates_here(engine: Engine) -> None:
     request = GenerationRequest(prompt=PROMPT, max_tokens=20, seed=3, ignore_eos=True)
     (whole,) = run(engine, request)
-    before = figures.generated_tokens
+    before = engine.step_figures().generated_tokens
     ids = whole.choices[0].token_ids[:15]
     text = whole.text[:10]
     journal = Journal({0: JournalledChoice(ids, text)})
     assert engine.submit(request, journal=journal).result(TIMEOUT_S).text == whole.text
-    assert figures.generated_tokens - before == 5
+    assert engine.step_figures().generated_tokens - before == 5
