@@ -15,8 +15,11 @@ import torch
 from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.queue import Forward
+from llorch_worker.kernels import torch_ops
 from llorch_worker.model import RaggedBatch
 from tests.engine.lazy_queue import LazyQueue
+from tests.engine.no_host_reads import AtOnce, FreeForward, launch_without_host_reads
+from tests.engine.test_speculation import with_free_rows
 from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
@@ -120,6 +123,44 @@ def test_every_parameter_in_company_overlaps_beside_prefills_and_gives_the_same_
     assert [each.result(60).choices[0].token_ids for each in generations] == expected
     steps = len(queue.unread_at_launch)
     assert queue.unread_at_launch.count(1) > 0.9 * steps
+
+
+KINDS: list[dict[str, Any]] = [
+    *SAMPLINGS,
+    {},
+    {"temperature": 1, "n": 2},
+    {"prompt_logprobs": 2},
+    {"prompt": "Lily likes the park. Lily likes the park. Lily likes the"},
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("drafter", ["off", "lookup"])
+def test_no_step_makes_the_host_wait_before_it_is_read(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, drafter: str, fused: bool
+) -> None:
+    """Alone, and in company that comes and goes, with prefills beside decodes."""
+    requests = [request(seed=index, **fields) for index, fields in enumerate(KINDS)]
+    with loaded.engine() as plain:
+        expected = [ids_of(plain.submit(each)) for each in requests]
+    if fused:
+        select = "llorch_worker.engine.engine.select_sample"
+        monkeypatch.setattr(select, lambda *_: torch_ops.sample)
+    launch_without_host_reads(monkeypatch)
+    options: dict[str, Any] = {"max_sequences": 5, "max_step_tokens": 24, "drafter": drafter}
+    model = FreeForward(loaded.model)
+    with loaded.engine(queue=AtOnce(), model=model, **options) as engine:
+        if drafter != "off":
+            with_free_rows(engine)
+        assert [ids_of(engine.submit(each)) for each in requests] == expected
+        with all_at_once(engine):
+            generations = [engine.submit(each) for each in requests]
+        assert [ids_of(each) for each in generations] == expected
+        assert engine.stats().drafts_total > 0 or drafter == "off"
+
+
+def ids_of(generation: Any) -> list[tuple[int, ...]]:
+    return [choice.token_ids for choice in generation.result(60).choices]
 
 
 def test_a_token_computed_after_the_end_is_discarded(

@@ -59,7 +59,7 @@ class _MaskBits:
 @cache
 def _added(device: torch.device) -> torch.Tensor:
     """What a byte of a mask adds to the logits of its eight ids: [256, 8] float32, 0 or -inf."""
-    return torch.from_numpy(np.minimum(_HIGHEST, 0)).to(device)
+    return on_device(np.minimum(_HIGHEST, 0), torch.float32, device)
 
 
 @dataclass(frozen=True, slots=True)

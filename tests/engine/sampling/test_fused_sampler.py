@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.device.queue import Choose, Done, Forward, Pending
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import SampledRows, torch_ops
+from tests.engine.no_host_reads import AtOnce, FreeForward, launch_without_host_reads
 from tests.engine.together import all_at_once
 
 
@@ -25,35 +24,6 @@ def request(**fields: Any) -> GenerationRequest:
             **fields,
         }
     )  # fmt: skip
-
-
-class NoHostReads(TorchDispatchMode):
-    """Refuses operations that make the host wait for the device: item, bool, nonzero."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        assert func not in (
-            torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten.nonzero.default,
-        )
-        return func(*args, **(kwargs or {}))
-
-
-class CheckedQueue:
-    """Computes at the launch, and refuses work for which the host would have to wait."""
-
-    overlaps = True
-
-    def launch(self, forward: Forward) -> Pending:
-        with NoHostReads():
-            return CheckedStep(forward())
-
-
-class CheckedStep(Done):
-    def sample(self, choose: Choose) -> None:
-        with NoHostReads():
-            super().sample(choose)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +44,8 @@ def test_the_fused_sampler_needs_no_host_and_gives_the_same_tokens(
     with loaded.engine() as plain:
         expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
     monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_ops.sample)
-    with loaded.engine(queue=CheckedQueue()) as engine:
+    launch_without_host_reads(monkeypatch)
+    with loaded.engine(queue=AtOnce(), model=FreeForward(loaded.model)) as engine:
         with all_at_once(engine):
             generations = [engine.submit(r) for r in requests]
         assert [g.result(60).choices[0].token_ids for g in generations] == expected
