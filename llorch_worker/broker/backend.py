@@ -123,7 +123,8 @@ class _OneEnd(Backend):  # type: ignore[misc]
         foreign = isinstance(result, Exception) and not isinstance(result, LlorchError)
         if state == FAILURE and ours and foreign:
             # The job itself raises none but ours. Celery failed on what follows it.
-            logger.error("job %s: Celery raised %s", task_id, type(result).__name__)
+            kind = type(result).__name__
+            logger.error("job %s: what follows it could not be sent: %s", task_id, kind)
             result = _fault_of_next(result, request)
         return super().store_result(task_id, result, state, *args, request=request, **options)
 

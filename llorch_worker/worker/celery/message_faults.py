@@ -6,13 +6,16 @@ Celery checks little of what it uses, and some of it only after the job has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any
 
-from celery.canvas import Signature
-from celery.utils.time import maybe_iso8601
-
-from llorch_worker.contract import describe, shown
+from llorch_worker.contract import describe
+from llorch_worker.worker.celery.signatures import (
+    are_texts,
+    is_object,
+    is_signature,
+    is_text,
+    is_time,
+)
 
 MAX_ID_CHARS = 255
 
@@ -42,7 +45,8 @@ def fault_of(message: Any) -> str | None:
             return f"its header {name} is not {what} (got {describe(value)})"
     match message.payload:
         case [list(), dict(), dict() | None as options]:
-            return _fault_of_options(options or {})
+            # Celery's tracer takes those of the headers, too.
+            return _fault_of_options(headers) or _fault_of_options(options or {})
     return "its body is not [args, kwargs, options]"
 
 
@@ -56,52 +60,22 @@ def _fault_of_options(options: Mapping[str, Any]) -> str | None:
     for name in NEXT_TASKS:
         value = options.get(name)
         tasks = [value] if name == "chord" and value else value or []
-        if not isinstance(tasks, list | tuple) or not all(map(_is_signature, tasks)):
+        if not isinstance(tasks, list | tuple) or not all(map(is_signature, tasks)):
             tasks_of = "is not a task" if name == "chord" else "is not a list of tasks"
             return f"its {name} option {tasks_of} as Celery writes it (got {describe(value)})"
     return None
-
-
-def _is_signature(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and isinstance(value.get("task"), str)
-        and isinstance(value.get("args") or [], list | tuple)
-        and all(isinstance(value.get(name) or {}, Mapping) for name in ("kwargs", "options"))
-        and isinstance((value.get("options") or {}).get("task_id") or "", str)
-        and shown(value.get("subtask_type") or "") in ("", *Signature.TYPES)
-    )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_time(value: object) -> bool:
-    try:
-        return isinstance(maybe_iso8601(value), datetime)
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return False
 
 
 def _are_time_limits(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
 _HEADERS: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "expires": (_is_time, "a time as Celery writes it"),
+    "expires": (is_time, "a time as Celery writes it"),
     "timelimit": (_are_time_limits, "a pair of seconds"),
-    "group": (_is_text, "a string"),
-    "stamped_headers": (_are_texts, "a list of strings"),
-    "stamps": (_is_object, "an object"),
+    "group": (is_text, "a string"),
+    "stamped_headers": (are_texts, "a list of strings"),
+    "stamps": (is_object, "an object"),
 }
 """Headers that Celery uses without a check, by name: the check, and what it asks for. None is as if
 the header were not there."""

@@ -1,0 +1,102 @@
+"""Next tasks in a message: those that Celery writes are taken, and those that it cannot send are
+refused before the job runs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.canvas import Signature
+from kombu.utils.json import dumps, loads
+
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME, InvalidRequest
+from llorch_worker.worker.celery.signatures import is_signature
+from tests.messages import QUEUE, envelope
+from tests.services import WorkerProcess
+
+GET_S = 60
+
+
+@pytest.fixture(scope="module")
+def shop() -> Celery:
+    return Celery("shop", broker="memory://", set_as_current=False)
+
+
+def test_what_celery_writes_is_taken(shop: Celery) -> None:
+    def task(*args: Any) -> Signature:
+        return shop.signature("shop.task", args=args)
+
+    @shop.task(name="shop.own")
+    def own(number: int) -> int:
+        return number
+
+    at = datetime(2030, 1, 2, tzinfo=UTC)
+    for canvas in (
+        task(),
+        task().set(countdown=3, priority=1, queue="x", link=task(), link_error=[task()]),
+        task().set(eta=at, expires=at, serializer="json", compression="gzip", headers={"a": 1}),
+        task().set(expires=1.5, retry=True, retry_policy={"max_retries": 3}, time_limit=5),
+        task().stamp(shop="x"),
+        chain(task(), group(task(), task()), task()),
+        chord([task(), task()], task()),
+        chord(group(task(), task()), chain(task(), task())),
+        own.map([1, 2]),
+        own.starmap([(1,), (2,)]),
+        own.chunks([(1,), (2,)], 3),
+        group(chain(task(), task()), chord([task()], task())),
+    ):
+        assert is_signature(loads(dumps(canvas))), canvas
+
+
+TASK: dict[str, Any] = {
+    "task": "shop.task", "args": [], "kwargs": {}, "options": {}, "subtask_type": None,
+}  # fmt: skip
+
+
+def chained(tasks: Any, kind: str = "chain") -> dict[str, Any]:
+    return TASK | {"subtask_type": kind, "kwargs": {"tasks": tasks}}
+
+
+ODD = [
+    *(TASK | {part: odd} for part in ("args", "kwargs", "options") for odd in (None, 3, "x")),
+    *(TASK | {"subtask_type": odd} for odd in (3, "map", ["chain"])),
+    *(
+        TASK | {"options": {name: odd}}
+        for name, odd in {
+            **{"countdown": "x", "eta": 3, "expires": [1], "priority": "high", "queue": 5},
+            **{"serializer": "x", "compression": "x", "headers": 3, "retry_policy": [1]},
+            **{"link": 3, "link_error": [3], "chain": 3, "chord": [], "stamped_headers": None},
+            **{"producer": 3, "connection": {}, "task_id": 5, "time_limit": float("inf")},
+        }.items()
+    ),
+    *(chained(odd) for odd in (None, 3, [3], [{}], [chained(3)])),
+    chained([TASK, 3], "group"),
+    TASK | {"subtask_type": "chord", "kwargs": {"header": [TASK], "body": 3}},
+    TASK | {"subtask_type": "chunks", "kwargs": {"task": TASK, "it": [1], "n": "x"}},
+    TASK | {"subtask_type": "xmap", "kwargs": {"task": TASK, "it": 3}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_what_celery_cannot_send_is_refused(odd: dict[str, Any]) -> None:
+    assert not is_signature(odd)
+
+
+@pytest.mark.parametrize("place", ["callbacks", "errbacks", "chain", "chord"])
+@pytest.mark.parametrize("where", ["headers", "options"])
+def test_a_job_with_an_odd_next_task_is_refused_without_a_traceback(
+    client: Client, toy_worker: WorkerProcess, place: str, where: str
+) -> None:
+    for number, odd in enumerate(ODD):
+        job_id = f"{place} {where} {number}"
+        given = {place: odd if place == "chord" else [odd]}
+        headers = {"task": TASK_NAME, "id": job_id} | (given if where == "headers" else {})
+        body = [[], {"prompt": "x", "max_tokens": 1}, given if where == "options" else {}]
+        client.redis.lpush(QUEUE, json.dumps(envelope(body, headers=headers)))
+        with pytest.raises(InvalidRequest, match=f"its {place} option is not a"):
+            client.job(job_id).result(GET_S)
+    assert "Traceback" not in toy_worker.text()
