@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import redis
 from pydantic import (
@@ -228,13 +228,23 @@ def _seen_within(client: redis.Redis, model: str, since_s: float) -> list[str]:
     return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
 
 
-def jobs_per_min(client: redis.Redis, model: str) -> float:
-    """How many jobs the workers of ``model`` have ended a minute lately; of a large fleet, as many
-    as a sample of them suggests."""
+class Pace(NamedTuple):
+    """What the workers of a model can do for jobs that wait; of a large fleet, as much as a sample
+    of them suggests."""
+
+    free: float
+    """How many more jobs have room now."""
+    jobs_per_min: float
+    """How many have ended a minute lately."""
+
+
+def pace(client: redis.Redis, model: str) -> Pace:
     queues = living(client, model)
-    asked = queues[:MOST_ASKED]
-    pace = sum(card.recent.jobs_per_min for card in _cards(client, asked))
-    return pace * len(queues) / max(1, len(asked))
+    cards = list(_cards(client, queues[:MOST_ASKED]))
+    share = len(queues) / max(1, len(cards))
+    taken = (card.engine.get("running", 0) + card.engine.get("waiting", 0) for card in cards)
+    free = sum(max(0, card.max_sequences - used) for card, used in zip(cards, taken, strict=True))
+    return Pace(free * share, sum(card.recent.jobs_per_min for card in cards) * share)
 
 
 def takers(client: redis.Redis, model: str) -> list[WorkerCard]:

@@ -42,7 +42,8 @@ class Position:
     place: int
     """1: it is next."""
     starts_in_s: float | None
-    """At the pace at which the model's workers have ended jobs lately; None if they ended none."""
+    """0 if a worker has room for it. Otherwise at the pace at which the model's workers have ended
+    jobs lately; None if they ended none."""
 
 
 def position(client: Redis, job_id: str) -> Position | None:
@@ -52,8 +53,10 @@ def position(client: Redis, job_id: str) -> Position | None:
     if not found:
         return None
     ahead, queue = found
-    per_min = registry.jobs_per_min(client, model_of(text(queue)))
-    return Position(ahead + 1, (ahead + 1) * 60 / per_min if per_min else None)
+    free, per_min = registry.pace(client, model_of(text(queue)))
+    if (must_end := ahead + 1 - free) <= 0:
+        return Position(ahead + 1, 0.0)
+    return Position(ahead + 1, must_end * 60 / per_min if per_min else None)
 
 
 def unserved(client: Redis) -> dict[str, int]:

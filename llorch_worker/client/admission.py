@@ -75,8 +75,7 @@ class Admission:
             self._models_read_s = time.monotonic()
         card = self._models.get(name)
         if card is None:
-            known = ", ".join(sorted(self._models)) or "none"
-            raise ModelNotServed(f"no worker here has ever served {name!r}; known models: {known}")
+            raise ModelNotServed.never(name, self._models)
         return card
 
     def fresh_card(self, name: str | None) -> ModelCard | None:

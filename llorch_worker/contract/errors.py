@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from llorch_worker.contract.shown import shown
+from llorch_worker.misspelt import did_you_mean, meant
+
 if TYPE_CHECKING:
     from llorch_worker.contract.result import Timings, Usage
 
@@ -50,7 +53,8 @@ class LlorchError(Exception):
     """Base of every error with a stable code."""
 
     code: ClassVar[str] = "INTERNAL"
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
+    """Whether the same request may succeed later: of the class, or of this error."""
 
     def __init__(
         self,
@@ -64,11 +68,13 @@ class LlorchError(Exception):
         They are parameters because Celery rebuilds an error by calling its class with ``args``.
         """
         self.message = message
+        if retriable is not None:
+            self.retriable = retriable
         self.faults = tuple(Fault.model_validate(fault) for fault in faults)
         super().__init__(
             message,
             self.code if code is None else code,
-            self.retriable if retriable is None else retriable,
+            self.retriable,
             [fault.model_dump() for fault in self.faults],
         )
 
@@ -138,6 +144,17 @@ class ModelNotServed(LlorchError):
 
     code = "MODEL_NOT_SERVED"
     retriable = True
+
+    @classmethod
+    def never(cls, model: str, known: Iterable[str]) -> ModelNotServed:
+        """No worker ever served it here, but others: its name is wrong, which no waiting mends.
+
+        Before the first worker has come, every name may be right.
+        """
+        names = sorted(known)
+        what = f"{shown(model)!r} (known models: {', '.join(names) or 'none'})"
+        sentence = f"no worker here has ever served {what}"
+        return cls(did_you_mean(meant(model, names), sentence), retriable=not names)
 
 
 class QueueFull(LlorchError):

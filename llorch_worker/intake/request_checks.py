@@ -13,6 +13,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
+from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.text import ChatOptions, Tokenizer, TooManyTokens
 
 MAX_PROMPT_LOGPROBS = 2**18
@@ -23,7 +24,9 @@ context of 131,072 tokens with one alternative each, or 12,483 tokens with 20.""
 def check_model(request: GenerationRequest, served: str) -> None:
     """Raises ``ModelNotServed`` if the request names another model than ``served``."""
     if request.model not in (None, served):
-        raise ModelNotServed(f"this engine serves {served}, not {shown(request.model)}")
+        sentence = f"this engine serves {served}, not {shown(request.model)}"
+        right = meant(request.model, [served])
+        raise ModelNotServed(did_you_mean(right, sentence), retriable=False)
 
 
 def checked_prompt(

@@ -59,7 +59,9 @@ class StubEngine:
     ) -> StubGeneration:
         """Raises ModelNotServed and ContextLengthExceeded, as far as no tokenizer is needed."""
         if request.model not in (None, self.model_name):
-            raise ModelNotServed(f"this stub serves {self.model_name!r}, not {request.model!r}")
+            raise ModelNotServed(
+                f"this stub serves {self.model_name!r}, not {request.model!r}", retriable=False
+            )
         least = 1 if request.prompt_token_ids is None else len(request.prompt_token_ids)
         new = request.least_tokens
         if least + new > MAX_CONTEXT:

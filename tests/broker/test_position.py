@@ -65,7 +65,11 @@ def test_the_start_is_estimated_by_the_pace_of_the_models_workers(producer: Clie
     jobs = [producer.submit(prompt="x") for _ in range(3)]
     assert producer.job(jobs[1].id).status().position == Position(2, None)
     for name, per_min in (("a@h", 30.0), ("b@h", 90.0)):
-        announce_worker(producer.redis, name, running=1, recent=RecentJobs(jobs_per_min=per_min))
+        announce_worker(producer.redis, name, running=8, recent=RecentJobs(jobs_per_min=per_min))
     assert producer.job(jobs[1].id).status().position == Position(2, 1.0)
+    announce_worker(producer.redis, "b@h", running=7, recent=RecentJobs(jobs_per_min=90.0))
+    assert producer.job(jobs[1].id).status().position == Position(2, 0.5)
+    announce_worker(producer.redis, "b@h", running=0)
+    assert producer.job(jobs[1].id).status().position == Position(2, 0.0)
     jobs[0].cancel()
     assert jobs[0].status().position is None

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from llorch_worker.broker.results import decode_state, failure_document
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Fault,
     InvalidRequest,
+    ModelNotServed,
 )
 from llorch_worker.contract.errors import MOST_FAULTS
 
@@ -43,3 +45,20 @@ def test_no_more_faults_are_made_than_are_reported() -> None:
     error = InvalidRequest.from_faults(faults())
     assert (len(error.faults), made) == (MOST_FAULTS, MOST_FAULTS + 1)
     assert error.message.endswith("; and more")
+
+
+def test_a_model_is_worth_waiting_for_only_while_none_is_known() -> None:
+    misspelt = ModelNotServed.never("dmeo", ["toy", "demo"])
+    said = "no worker here has ever served 'dmeo' (known models: demo, toy); did you mean demo?"
+    assert (misspelt.message, misspelt.retriable) == (said, False)
+    first = ModelNotServed.never("demo", [])
+    assert (first.message, first.retriable) == (
+        "no worker here has ever served 'demo' (known models: none)", True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("retriable", [True, False])
+def test_an_error_is_as_retriable_behind_the_queue_as_before_it(retriable: bool) -> None:
+    end = decode_state(failure_document("job", ModelNotServed("why", retriable=retriable))).end
+    assert isinstance(end, ModelNotServed)
+    assert (end.retriable, end.document().retriable) == (retriable, retriable)

@@ -34,7 +34,10 @@ def refusal(engine: Engine, **fields: Any) -> LlorchError:
 def test_another_model_is_not_served(engine: Engine) -> None:
     error = refusal(engine, prompt="x", model="other")
     assert isinstance(error, ModelNotServed)
-    assert engine.model_name in error.message
+    assert error.message == f"this engine serves {engine.model_name}, not other"
+    assert not error.retriable
+    misspelt = refusal(engine, prompt="x", model=f"{engine.model_name}s")
+    assert misspelt.message.endswith(f"; did you mean {engine.model_name}?")
     request = GenerationRequest(prompt="x", model=engine.model_name, max_tokens=1)
     engine.submit(request).result(timeout=60)
 

@@ -134,8 +134,9 @@ def test_token_ids_beyond_the_context_are_refused_before_they_are_sent(client: C
 
 
 def test_a_model_that_was_never_served_is_refused_with_the_known_ones(client: Client) -> None:
-    with pytest.raises(ModelNotServed, match="toy"):
+    with pytest.raises(ModelNotServed, match=r"'gpt-17' \(known models: toy\)$") as caught:
         client.submit(prompt="x", model="gpt-17")
+    assert not caught.value.retriable, "another request may succeed, this one will not"
 
 
 def test_a_reused_idempotency_key_of_a_stock_producer_is_refused(

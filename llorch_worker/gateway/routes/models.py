@@ -50,11 +50,12 @@ async def list_models(gateway: TheGateway, request: Request) -> ModelList | JSON
 
 @router.get("/v1/models/{model}", response_model=Model)
 async def get_model(model: str, gateway: TheGateway, request: Request) -> Model | JSONResponse:
-    for each in await _models(gateway):
+    models = await _models(gateway)
+    for each in models:
         if each.id == model:
             anthropic = speaks_anthropic(request.scope)
             return JSONResponse(_for_anthropic(each)) if anthropic else each
-    raise ModelNotServed("no worker here has ever served this model")
+    raise ModelNotServed.never(model, (each.id for each in models))
 
 
 async def _models(gateway: Gateway) -> list[Model]:
