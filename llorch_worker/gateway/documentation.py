@@ -19,6 +19,10 @@ from llorch_worker.gateway.errors import HttpError
 
 PACKAGE = "fastapi_offline"
 """Has the files of Swagger UI, of which nothing else is used."""
+_INTRODUCTION = """Answers of the models that workers serve, in the shapes of OpenAI's, Anthropic's
+and vLLM's APIs, and as jobs: sent now, read later, cancelled in between. `GET /v1/models` names the
+models. `POST /v1/chat/completions` is where most begin; "Try it out" sends its example."""
+_WITH_KEY = " Every request needs a key of this gateway: see Authorize."
 _FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
@@ -36,10 +40,17 @@ class Documentation:
     def content(self) -> bytes:
         """It takes half a second to make."""
         document = get_openapi(
-            title=self._app.title, version=self._app.version, routes=self._app.routes
+            title=self._app.title,
+            version=self._app.version,
+            description=_INTRODUCTION + (_WITH_KEY if self._needs_key else ""),
+            routes=self._app.routes,
         )
         for path in document["paths"].values():
             for operation in path.values():
+                # FastAPI would name the function.
+                said, *more = re.split(r"\.\s+", operation["description"], maxsplit=1)
+                operation["summary"] = " ".join(said.split()).removesuffix(".")
+                operation["description"] = "".join(more)
                 # FastAPI documents a 422 that :func:`errors.install` never lets it answer.
                 operation["responses"].pop("422", None)
         if self._needs_key:

@@ -98,6 +98,21 @@ def test_both_are_open_to_all_and_name_the_key(keyed: GatewayProcess) -> None:
     assert httpx.get(f"{keyed.url}/docs/nothing.js").status_code == 404
 
 
+def test_each_endpoint_says_what_it_does_after_an_introduction(keyed: GatewayProcess) -> None:
+    document = httpx.get(f"{keyed.url}/openapi.json").json()
+    assert "GET /v1/models" in document["info"]["description"]
+    assert "needs a key" in document["info"]["description"]
+    summaries = {
+        f"{method} {path}": operation["summary"]
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert summaries["post /v1/chat/completions"] == "Answer a chat"
+    assert summaries["post /v1/jobs"] == "Enqueue a job, which goes on whoever hangs up"
+    # FastAPI's own are the functions' names: List Models.
+    assert [said for said in summaries.values() if said == said.title()] == []
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 @pytest.mark.parametrize("path", ["/docs", "/docs/"])
 def test_the_page_shows_every_endpoint_and_asks_no_other_host(

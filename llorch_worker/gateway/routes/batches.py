@@ -124,6 +124,7 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, gateway: TheGateway, caller: TheCaller) -> Batch:
+    """How far a batch has come."""
     return (await gateway.batches.get(caller, batch_id)).batch
 
 

@@ -135,6 +135,7 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> FileObject:
+    """What is known of a file."""
     return _shown(await gateway.files.get(caller, file_id))
 
 

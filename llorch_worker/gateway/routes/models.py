@@ -50,6 +50,7 @@ async def list_models(gateway: TheGateway, request: Request) -> ModelList | JSON
 
 @router.get("/v1/models/{model}", response_model=Model)
 async def get_model(model: str, gateway: TheGateway, request: Request) -> Model | JSONResponse:
+    """A model that was ever served here."""
     models = await _models(gateway)
     for each in models:
         if each.id == model:
