@@ -8,6 +8,8 @@ from typing import Self
 from llorch_worker.broker import registry
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet import Fleet, FleetReader
+from llorch_worker.broker.history import Point, history
+from llorch_worker.broker.listed_jobs import Listing, listed_jobs
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract.errors import BrokerUnavailable
@@ -57,6 +59,16 @@ class FleetClient:
                 destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
             )
         return {hostname for reply in replies for hostname in reply}
+
+    def jobs(self, limit: int) -> Listing:
+        """Jobs that run or wait, those that run first, then those whose turn comes first."""
+        with broker_errors(self._url):
+            return listed_jobs(self._redis, limit)
+
+    def history(self) -> list[Point]:
+        """The last hour, as the gateways keep it; empty without a gateway."""
+        with broker_errors(self._url):
+            return history(self._redis)
 
     def fleet(self) -> Fleet:
         """What all workers have to do, and what they can do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llorch_worker.cli.terminal.screen import Screen, json_text
@@ -16,6 +16,8 @@ from llorch_worker.contract.quantities import iso_time
 if TYPE_CHECKING:
     from llorch_worker.broker.fleet import Fleet, ModelLoad
     from llorch_worker.broker.fleet_client import FleetClient
+    from llorch_worker.broker.history import Point
+    from llorch_worker.broker.listed_jobs import Listing
     from llorch_worker.broker.registry import WorkerCard
 
 
@@ -26,6 +28,9 @@ class Reading:
     fleet: Fleet
     at_s: float
     """Unix time."""
+    jobs: Listing | None = None
+    """Those that run or wait, if the screen shows them."""
+    history: list[Point] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """For scripts."""
@@ -42,8 +47,10 @@ class FleetReader:
     """Reads the fleet; once it has started, in a thread of its own, so that a Redis which does not
     reply never stops the screen."""
 
-    def __init__(self, client: FleetClient) -> None:
+    def __init__(self, client: FleetClient, *, jobs: int = 0) -> None:
+        """``jobs``: so many of them, and the history, are read too."""
         self._client = client
+        self._jobs = jobs
         self.away: BrokerUnavailable | None = None
         """Why the last reading failed."""
         self.defect: Exception | None = None
@@ -52,7 +59,14 @@ class FleetReader:
 
     def read(self) -> Reading:
         """Raises BrokerUnavailable if Redis does not answer."""
-        return Reading(self._client.fleet(), time.time())
+        if not self._jobs:
+            return Reading(self._client.fleet(), time.time())
+        return Reading(
+            self._client.fleet(),
+            time.time(),
+            jobs=self._client.jobs(self._jobs),
+            history=self._client.history(),
+        )
 
     def start(self, interval_s: float, on_news: Callable[[], None]) -> None:
         """Reads every ``interval_s`` until the process ends; then calls ``on_news``."""

@@ -11,10 +11,12 @@ from rich.layout import Layout
 from rich.text import Text
 
 from llorch_worker.broker.url import safe_url
+from llorch_worker.cli import fleet_charts
 from llorch_worker.cli.fleet_tables import (
     RECENT,
     WORK,
     WORKERS,
+    jobs_table,
     loads_table,
     models_table,
     notices,
@@ -30,12 +32,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from llorch_worker.broker.fleet import ModelLoad
+    from llorch_worker.broker.listed_jobs import Listing
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
 
 READING_LATE_S = 2.0
 """A reading that is overdue by this much has its age on the screen."""
 FOOT_LINES = 1
+JOBS_AROUND = 3
+"""Around the rows of jobs: the head, how many there are, and an empty line."""
+SHORTEST_HISTORY = 8
+TALLEST_HISTORY = 18
+FEWEST_LINES_OF_ALL = 22
+"""On less room, below what stands on top, there are workers alone."""
 TABLE_HEAD_LINES = 1
 FEWEST_LINES = 3
 """So many notices and models are shown on any screen."""
@@ -85,15 +94,40 @@ class FleetScreen:
         reading, lines = self._reader.last, self._console.height
         top = Group(self._banner(reading), *self._head(self._console, reading, lines), "")
         room = lines - len(self._console.render_lines(top)) - TABLE_HEAD_LINES - FOOT_LINES
+        between, room = self._between(reading, room)
         order, key = ORDERS[self._order]
         workers = sorted(reading.fleet.workers, key=key)
         shown = workers if len(workers) <= room else workers[: max(0, room - 1)]
         hidden = workers[len(shown) :]
-        body = Group(top, workers_table(shown, narrow=True), _rest(hidden) if hidden else "")
+        rest = _rest(hidden) if hidden else ""
+        body = Group(top, *between, workers_table(shown, narrow=True), rest)
         foot = Text(f"q quit   s sort: {order}", "dim")
         screen = Layout()
         screen.split_column(Layout(body), Layout(foot, size=FOOT_LINES))
         return screen
+
+    def _between(self, reading: Reading, room: int) -> tuple[list[RenderableType], int]:
+        """The history and the jobs, as far as there is room; and the lines that workers get.
+
+        Workers get half of what the history leaves, jobs the rest, each more if the other needs
+        less. What is left makes the history taller.
+        """
+        if reading.jobs is None or room < FEWEST_LINES_OF_ALL:
+            return [], room
+        jobs, workers = reading.jobs.jobs, len(reading.fleet.workers)
+        left = room - JOBS_AROUND - SHORTEST_HISTORY - 1
+        for_workers = max(left // 2, left - len(jobs))
+        for_jobs = left - min(for_workers, workers)
+        shown = jobs[: max(0, for_jobs)]
+        spare = left - len(shown) - min(for_workers, workers)
+        lines = SHORTEST_HISTORY + max(0, min(spare, TALLEST_HISTORY - SHORTEST_HISTORY))
+        history = fleet_charts.charts(
+            reading.history, reading.at_s, self._console.width, lines - lines % fleet_charts.ROWS
+        )
+        listed = Text(_jobs_line(reading.jobs, len(shown)), "dim", no_wrap=True)
+        return [history, "", jobs_table(shown), listed, ""], room - (
+            lines - lines % fleet_charts.ROWS + 1 + JOBS_AROUND + len(shown)
+        )
 
     def _banner(self, reading: Reading) -> RenderableType:
         title = Text(self._title, "bold", no_wrap=True, overflow="ellipsis")
@@ -150,6 +184,14 @@ def _some_models(models: Sequence[ModelLoad], lines: int) -> tuple[Sequence[Mode
         return models, []
     busiest = sorted(models, key=lambda load: (-load.waiting, -load.running))[:most]
     return busiest, [Text(f"and {counted(len(models) - most, 'model')} with less to do", "dim")]
+
+
+def _jobs_line(found: Listing, shown: int) -> str:
+    later = f", {found.scheduled:,} scheduled" if found.scheduled else ""
+    return (
+        f"{counted(found.running, 'job')} running, {found.waiting:,} waiting{later}; "
+        f"the first {shown:,} are shown"
+    )
 
 
 def _rest(workers: list[WorkerCard]) -> Text:

@@ -17,10 +17,12 @@ from llorch_worker.contract.quantities import counted, human_ms, human_time
 
 if TYPE_CHECKING:
     from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
+    from llorch_worker.broker.listed_jobs import ListedJob
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import Reading
 
 NOTHING = "-"
+_ID_CHARS = 8
 
 ModelColumns = Sequence[tuple[str, "Callable[[ModelLoad], str | Text]"]]
 
@@ -113,6 +115,23 @@ RECENT: ModelColumns = (
     ("whole job p50/p95", lambda load: _percentiles(load.recent.e2e_ms)),
 )
 """What became of its jobs in the last minutes."""
+
+
+def jobs_table(jobs: Sequence[ListedJob]) -> Table:
+    """A line for each job that runs or waits."""
+    made = _table(("job", "state", "model", "tenant", "worker"), ("age", "tokens"))
+    for job in jobs:
+        waits = f"place {job.place:,}" if job.place else job.state
+        made.add_row(
+            _name(job.id[:_ID_CHARS], cut=True),
+            Text(waits if job.priority == "normal" else f"{waits}, {job.priority}", no_wrap=True),
+            _name(job.model, cut=True),
+            _name(job.tenant or job.owner or NOTHING, cut=True),
+            _name(job.worker or NOTHING, cut=True),
+            NOTHING if job.age_s is None else human_time(job.age_s),
+            NOTHING if job.tokens is None else f"{job.tokens:,}",
+        )
+    return made
 
 
 def loads_table(models: Sequence[ModelLoad], columns: ModelColumns) -> Table:

@@ -12,6 +12,7 @@ from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.settings import Settings
 
 ALL_LINES = 1_000_000
+SHOWN_JOBS = 60
 
 
 @settings_options("redis_url")
@@ -22,6 +23,9 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show the fleet live: queues, workers, tokens/s, KV use, percentiles of recent jobs.
+
+    A screen of 40 lines also has the last hour, as the gateways keep it, and the jobs that run and
+    wait.
 
     Keys: q quits, s sorts the workers. Workers' figures are up to 5 s old. Recent jobs are those
     that ended in the last 5 minutes. If stdout is not a terminal, everything is shown once. With
@@ -35,10 +39,11 @@ def top(
 
     screen = Screen(as_json=as_json)
     with FleetClient(settings.redis_url) as client:
-        reader = FleetReader(client)
+        on_screen = is_screen(screen.out) and not as_json
+        reader = FleetReader(client, jobs=SHOWN_JOBS if on_screen else 0)
         if as_json:
             print_lines(screen, reader, interval)
-        elif is_screen(screen.out):
+        elif on_screen:
             FleetScreen(screen.out, reader, settings.redis_url, "llorch top", top_head).run(
                 interval
             )

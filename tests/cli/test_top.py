@@ -21,6 +21,7 @@ from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
+from tests.broker.jobs import push
 from tests.cli.command import Served, Started, environment, run
 from tests.cli.pseudo_terminal import FIRST_SCREEN, SECOND_SCREEN, Opener, PseudoTerminal
 from tests.services import RedisServer, own_redis, wait_until
@@ -138,6 +139,35 @@ def test_a_line_of_status_has_a_worker_with_preempting_jobs_in_80_columns(
     [line] = [line for line in shown if line.startswith("gpu5@node-077 ")]
     assert line.split()[2:4] == ["16/16", "+2"]
     assert shown[0] == "300 workers  323 of 4,800 running, 2 preempting  0 waiting  3,490 tokens/s"
+
+
+def test_a_screen_of_120_by_40_is_full_of_jobs_and_the_last_hour(
+    fleet: RedisServer, terminal: Opener
+) -> None:
+    with connect(fleet.url) as store:
+        for ago in range(100):
+            at = {"at": time.time() - 30 * ago, "workers": 1, "running": 1, "waiting": ago}
+            figures = {"tokens_per_s": 1234.0, "first_token_p95_ms": 1700.0}
+            store.rpush(keys.HISTORY, json.dumps(at | figures))
+        push(store, "[red]evil", *(f"stock{number}" for number in range(30)))
+        top = terminal("top", "--redis", fleet.url, *QUICK, columns=120, lines=40)
+        shown = top.wait_for("tokens/s  now 1,234", "stock1 ", "q quit")
+        assert "first token p95  now 1.7 s" in shown
+        assert "jobs that wait" in shown
+        assert "0 jobs running, 31 waiting; the first" in shown
+        lines = shown.splitlines()
+        assert len(lines) == 40
+        assert sum(not line.strip() for line in lines) <= 5, shown
+        assert max(map(len, lines)) <= 120
+        # As on a narrower screen, the workers that do most are among them.
+        assert "gpu5@node-077" in shown
+        assert "and 2" in lines[-2]
+        assert "[red]evi" in shown, "markup stays text"
+        top.resize(80, 24)
+        wait_until(lambda: "stock1 " not in top.screen())
+        top.press("q")
+        assert top.ended() == 0
+        store.delete(keys.HISTORY, "llorch.toy")
 
 
 def test_top_says_that_redis_is_away_and_comes_back_with_it(
