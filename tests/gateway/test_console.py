@@ -607,6 +607,7 @@ def test_a_job_is_found_opened_and_cancelled_and_the_filters_are_in_the_address(
     assert here.page.locator("#job-filters [name=tenant]").input_value() == "acme"
     here.page.locator("#job-filters [name=tenant]").fill("other")
     here.page.wait_for_url("**/#/jobs?state=running&tenant=other")
+    assert here.page.evaluate("() => document.activeElement.name") == "tenant"
     here.see("#open-jobs", "No such job runs or waits.")
     here.page.reload()
     assert here.page.locator("#job-filters [name=tenant]").input_value() == "other"

@@ -15,6 +15,7 @@ import pytest
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
+from llorch_worker.gateway.console.files import FOLDER
 from tests.broker.jobs import announce
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
 from tests.gateways import GatewayProcess
@@ -82,6 +83,16 @@ def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
         again = {"If-None-Match": first.headers["etag"]}
         assert plain.get(path, headers=again).status_code == 304
     assert plain.get("/console/routes.py").status_code == 404
+
+
+def test_the_pages_files_are_small_and_say_whose_the_renderer_is() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 350_000
+    banner = (FOLDER / "markdown-it.js").read_text().splitlines()[0]
+    found = re.search(r"markdown-it (\S+) \S+ @license MIT", banner)
+    assert found is not None
+    notice = " ".join((FOLDER / "markdown-it.txt").read_text().split())
+    assert f"npm package markdown-it {found[1]}" in notice
+    assert "Permission is hereby granted, free of charge" in notice
 
 
 def test_the_other_page_of_this_origin_runs_no_script_but_its_own(plain: httpx.Client) -> None:

@@ -85,11 +85,11 @@ function joined(points, name) {
   return runs.map((run) => (run.length > 1 ? run : [{ ...run[0], at: run[0].at - 20 }, run[0]]));
 }
 
-/** The next of 1, 2 and 5 times a power of ten. */
+/** The next of these times a power of ten; their halves are short, too. */
 function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value);
 }
 
 function shape(name, attributes) {

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { byId, el, Rows, setText } from "./dom.js";
 import { ago, count, counted, duration, shortId } from "./format.js";
-import { address, go } from "./route.js";
+import { address, amend } from "./route.js";
 
 const FILTERS = ["state", "model", "tenant", "worker", "job"];
 const PHASES = ["queued", "prefill", "decode"];
@@ -77,7 +77,7 @@ export class Jobs {
 
   #asked() {
     const values = FILTERS.map((name) => [name, this.form.elements[name].value.trim()]);
-    go(address("jobs", "", Object.fromEntries(values)), { replace: true });
+    amend(address("jobs", "", Object.fromEntries(values)));
   }
 
   #showOpen({ jobs, running, waiting, scheduled, whole }) {

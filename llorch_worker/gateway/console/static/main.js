@@ -142,9 +142,10 @@ byId("sign-in-form").addEventListener("submit", (event) => {
   key.set(byId("key").value.trim());
   open();
 });
-whenRouted((where) => {
+whenRouted((where, { amended }) => {
   show(where);
-  byId("main").focus({ preventScroll: true });
+  // A screen reader goes on there; whoever types a filter stays in its field.
+  if (!amended) byId("main").focus({ preventScroll: true });
 });
 document.addEventListener("keydown", escape);
 byId("sign-out").addEventListener("click", leave);

@@ -15,18 +15,17 @@ export function address(view, id = "", filters = {}) {
   return `#/${view}${id && `/${encodeURIComponent(id)}`}${query && `?${query}`}`;
 }
 
-/** Goes there; `replace`: without a step back to where the page was. */
-export function go(where, { replace = false } = {}) {
+/** The same view at another address, without a step back to the last. */
+export function amend(where) {
   if (location.hash === where) return;
-  if (replace) {
-    history.replaceState(null, "", where);
-    for (const each of listeners) each(route());
-  } else location.hash = where;
+  history.replaceState(null, "", where);
+  for (const each of listeners) each(route(), { amended: true });
 }
 
+/** `listener(route, {amended})` hears of each change. */
 export function whenRouted(listener) {
   listeners.push(listener);
-  addEventListener("hashchange", () => listener(route()));
+  addEventListener("hashchange", () => listener(route(), { amended: false }));
 }
 
 function decoded(text) {
