@@ -58,8 +58,7 @@ def choose_ops(
         # Not at the top: Triton reads the environment when imported, and only CUDA needs it.
         from llorch_worker.kernels.triton import TritonOps
 
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        ops = TritonOps(processors, batch_invariant=batch_invariant)
+        ops = TritonOps.of_card(device, batch_invariant=batch_invariant)
         return ChosenOps(ops, "the fastest on CUDA")
     if device.type != "cpu":
         return ChosenOps(torch_ops, f"{device.type} has no other kernels")

@@ -9,7 +9,7 @@ if find_spec("triton") is None:  # not Linux on x86-64
     collect_ignore += [
         "test_attention.py",
         "test_batch_invariance.py",
-        "test_compile_for_hopper.py",
+        "test_compile_for_cards.py",
         "test_quantised_linear.py",
         "test_rope_and_write.py",
         "test_sample.py",

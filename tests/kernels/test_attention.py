@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import PLAIN, AttentionForm, TorchOps
+from llorch_worker.kernels import PLAIN, AttentionForm, PagedSequences, TorchOps
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
-from llorch_worker.kernels.triton import TritonOps
-from llorch_worker.kernels.triton.paged_decode import splits_for
+from llorch_worker.kernels.triton import TritonOps, attention_work
+from llorch_worker.kernels.triton.attention_tiles import AttentionTiles
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
 from tests.sizes import sized
 
 OPS = [TorchOps(), InvariantOps(), TritonOps(processors=1), TritonOps(processors=16)]
 OPS.append(TritonOps(processors=16, batch_invariant=True))
-"""With few processors, one program per sequence and KV head; with many, the context is split."""
+"""With many processors, prefill divides more contexts."""
 IDS = ["torch", "torch-invariant", "triton", "triton-split", "triton-invariant"]
 KV_DTYPES = get_args(KvDtype)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -161,7 +161,73 @@ def test_lengths_and_rows_go_to_a_card_through_pinned_memory(ops, monkeypatch):
     prefilled(ops, chunks)
 
 
-def test_decode_is_split_at_batch_1_but_not_in_large_batches():
-    assert splits_for(1, 32, 132) == 16
-    assert splits_for(1, 8, 132) == 64
-    assert splits_for(256, 32, 132) == 1
+BENT = AttentionForm(window=100, softcap=1.5)
+SHAPES = sized(
+    usual=[(4, 1, 64, PLAIN), (3, 1, 128, BENT), (8, 1, 96, BENT), (1, 1, 256, PLAIN)],
+    full=[
+        (group, kv_heads, head_dim, form)
+        for group in (1, 2, 3, 4, 5, 7, 8)
+        for kv_heads in (1, 2)
+        for head_dim in (64, 96, 128, 256)
+        for form in (PLAIN, BENT)
+    ],
+)
+"""Query heads a KV head, KV heads, numbers a head, form."""
+LONG = (64, 65, 130, 290, 1)
+
+
+@pytest.fixture
+def short_pieces(monkeypatch) -> None:
+    """Pieces of 64 tokens that double beyond 4, and room for only 9 of them."""
+    monkeypatch.setattr(attention_work, "PIECE", 64)
+    monkeypatch.setattr(attention_work, "MOST_PIECES", 4)
+    monkeypatch.setattr(attention_work, "MOST_SLOTS", 9)
+
+
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize("ops", OPS[3:], ids=IDS[3:])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_joins_the_pieces_of_long_contexts(ops, shape):
+    group, kv_heads, head_dim, form = shape
+    sizes = {"heads": group * kv_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    made = scene(LONG, **sizes, dtype=torch.float32)
+    assert_close(decoded(ops, made, form), made, form)
+    # Short chunks after long prefixes, as of drafts, and a long one.
+    made = scene(LONG, (1, 4, 2, 70, 1), **sizes, dtype=torch.float32)
+    assert_close(prefilled(ops, made, form), made, form)
+
+
+def test_a_context_of_several_real_pieces_is_read_to_its_end():
+    made = scene((1100, 513), heads=2, kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    assert_close(decoded(OPS[2], made), made)
+
+
+def test_a_recording_has_room_for_the_longest_contexts_and_reads_what_there_is(monkeypatch):
+    """Its grid is a card's, however many pieces its rows could have."""
+    ops = TritonOps(processors=1)
+    made = scene((3, 700), heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
+    bounds = replace(
+        made.sequences,
+        context_lengths=(10**6, 10**6),
+        device_contexts=torch.tensor(made.contexts, device=DEVICE),
+    )
+    work = attention_work.decode_work(bounds, AttentionTiles.of(torch.float32, 16, 2, 1, 0), 0)
+    assert work.items == 2 * attention_work.MOST_PIECES
+    assert int(work.list[0, 0]) == 3
+    assert_close(decoded(ops, replace(made, sequences=bounds)), made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefill_divides_contexts_where_there_are_few_tiles(dtype):
+    """A draft of 4 tokens after 100,000 occupies a card of 132 processors."""
+    tiles = AttentionTiles.of(dtype, 128, 4, 4, 232_448)
+    sequences = PagedSequences(
+        (0,), (4,), (100_000,), torch.zeros(1, 6250, dtype=torch.int64, device=DEVICE), 16
+    )
+    alone = attention_work.prefill_work(sequences, tiles, 0, 4 * 132 // 8)
+    assert 60 <= alone.items <= 70
+    ends = alone.list[1:, 6] - alone.list[1:, 5]
+    assert int(ends.sum()) == 100_000
+    many = replace(sequences, first_rows=(0,) * 400, query_lengths=(4,) * 400)
+    many = replace(many, context_lengths=(100_000,) * 400)
+    assert attention_work.prefill_work(many, tiles, 0, 4 * 132 // 8).slots == 0

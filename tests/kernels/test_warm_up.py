@@ -18,9 +18,9 @@ from llorch_worker.engine.memory.cache_shape import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,
+    attention_work,
     gate_and_mul,
-    paged_decode,
-    paged_prefill,
+    paged_attention,
     quantised_linear,
     rms_norm,
     rope_and_write,
@@ -31,9 +31,9 @@ from tests.kernels.interpreter import DEVICE
 from tests.kernels.test_triton_model import CONFIG
 
 KERNELS = [
-    (paged_prefill, "_prefill"),
-    (paged_decode, "_decode"),
-    (paged_decode, "_join"),
+    (attention_work, "_list"),
+    (paged_attention, "_attend"),
+    (paged_attention, "_join"),
     (quantised_linear, "_matvec"),
     (quantised_linear, "_matmul"),
     (rms_norm, "_rms_norm"),
@@ -74,6 +74,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, found.of(name))
     monkeypatch.setattr(quantised_linear, "_processors", lambda _: PROCESSORS)
+    monkeypatch.setattr(attention_work, "PIECE", MAX_CONTEXT // 3)
     return found
 
 

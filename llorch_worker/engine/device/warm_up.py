@@ -22,6 +22,8 @@ from llorch_worker.model import ForwardModel, RaggedBatch
 FIRST_TOKENS = 2
 FULL_WIDTH_TOKENS = 8
 TIMEOUT_S = 600.0
+DIVIDED_TOKENS = 1025
+"""A context of several pieces, which another kernel joins."""
 MEASURED_S = 0.05
 """For how long steps of each size are measured, at least two of them."""
 SLOW_S = 0.5
@@ -50,6 +52,7 @@ def compile_kernels(
         model.forward(_batch(_prompts(tokens, cache.max_context), logits, cache), cache)
     for sequences in sizes(min(max_sequences, max_step_tokens)):
         model.forward(_batch((1,) * sequences, sequences, cache), cache)
+    model.forward(_batch((1,), 1, cache, min(DIVIDED_TOKENS, cache.max_context)), cache)
 
 
 def measure_steps(model: ForwardModel, cache: UnifiedCache, most_rows: int) -> dict[int, float]:
@@ -143,19 +146,23 @@ def _prompts(tokens: int, max_context: int) -> tuple[int, ...]:
     return (max_context,) * whole + (rest,) * bool(rest)
 
 
-def _batch(lengths: tuple[int, ...], logits: int, cache: UnifiedCache) -> RaggedBatch:
-    """Whole prompts of these ``lengths``, with logits of the last ``logits`` tokens."""
+def _batch(
+    lengths: tuple[int, ...], logits: int, cache: UnifiedCache, context: int = 0
+) -> RaggedBatch:
+    """Prompts' ends of these ``lengths``, whole unless they have at least ``context`` tokens, with
+    logits of the last ``logits`` tokens."""
     device = cache.shape.device
     tokens = sum(lengths)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    width = -(-max(lengths) // cache.block_size)
+    contexts = tuple(max(length, context) for length in lengths)
+    width = -(-max(contexts) // cache.block_size)
     tables = torch.zeros(len(lengths), width, dtype=torch.int64, device=device)
     slots = positions % cache.block_size
     return RaggedBatch(
         token_ids=torch.zeros_like(positions),
         positions=positions,
         query_lengths=lengths,
-        context_lengths=lengths,
+        context_lengths=contexts,
         block_tables=tables,
         slots=slots,
         windowed=(Places(tables, slots),) * (len(cache.shape.groups) - 1),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+import triton
+
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.triton.gate_and_mul import gelu_and_mul, silu_and_mul
-from llorch_worker.kernels.triton.paged_decode import MOST_SPLITS, TritonDecode
-from llorch_worker.kernels.triton.paged_prefill import TritonPrefill
+from llorch_worker.kernels.triton.paged_attention import Card, TritonAttention
 from llorch_worker.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from llorch_worker.kernels.triton.rope_and_write import rope_and_write
+
+SMALLEST_SHARED_BYTES = 99 * 1024
+"""Of the cards since Ampere; data centre cards have more."""
 
 
 class TritonOps:
@@ -22,18 +27,37 @@ class TritonOps:
     gelu_and_mul = staticmethod(gelu_and_mul)
     rope_and_write = staticmethod(rope_and_write)
 
-    def __init__(self, processors: int, *, batch_invariant: bool = False) -> None:
-        """``processors``: the card's streaming multiprocessors, all of which decode should use.
+    def __init__(
+        self,
+        processors: int,
+        *,
+        shared_bytes: int = SMALLEST_SHARED_BYTES,
+        batch_invariant: bool = False,
+    ) -> None:
+        """``processors``: the card's streaming multiprocessors. ``shared_bytes``: the shared memory
+        that a program may have.
 
-        With ``batch_invariant`` a token's attention has the same bits in every batch, in decode and
-        in prefill, at the price of fewer programs.
+        A token's attention has the same bits in every batch of decodes; with ``batch_invariant``
+        also in prefill, which then has decode's small tiles.
         """
-        self._processors = processors
+        self._card = Card(processors, shared_bytes)
         self._batch_invariant = batch_invariant
 
+    @classmethod
+    def of_card(cls, device: torch.device, *, batch_invariant: bool) -> TritonOps:
+        """For a CUDA ``device`` that torch sees."""
+        utils = triton.runtime.driver.active.utils
+        shared_bytes = utils.get_device_properties(device.index or 0)["max_shared_mem"]
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(processors, shared_bytes=shared_bytes, batch_invariant=batch_invariant)
+
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
-        most_splits = 1 if self._batch_invariant else MOST_SPLITS
-        return TritonDecode(sequences, self._processors, most_splits)
+        return self._attention(sequences, decodes=True)
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
-        return TritonPrefill(sequences, like_decode=self._batch_invariant)
+        return self._attention(sequences, decodes=False)
+
+    def _attention(self, sequences: PagedSequences, *, decodes: bool) -> PagedAttention:
+        return TritonAttention(
+            sequences, self._card, decodes=decodes, batch_invariant=self._batch_invariant
+        )
