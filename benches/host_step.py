@@ -1,4 +1,4 @@
-"""Time that a step costs the host, the forward pass stubbed.
+"""Processor time that a step costs the host, the forward pass stubbed.
 
     python -m benches.host_step [--sequences 256] [--long 100000] [--steps 40]
 
@@ -29,6 +29,7 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters
 from llorch_worker.model import RaggedBatch
+from llorch_worker.processes.board import Board
 
 VOCAB = 128
 SHORT_TOKENS = 500
@@ -93,7 +94,7 @@ def host_step(
     long: Annotated[int, typer.Option("--long", help="Tokens of one of them.")] = 100_000,
     steps: Annotated[int, typer.Option("--steps", min=10)] = 40,
 ) -> None:
-    """Milliseconds of the host a step, and the parts of it: medians of ``steps`` steps."""
+    """Milliseconds of the engine's thread a step, and its parts: medians of ``steps`` steps."""
     spent = _watch()
     heading("sampling", "a step, ms", *PARTS, "ahead")
     for name, fields in OPTIONS.items():
@@ -106,9 +107,9 @@ def host_step(
         parts: dict[str, list[float]] = defaultdict(list)
         for _ in range(steps):
             spent.clear()
-            begun_s = time.perf_counter()
+            begun_s = time.thread_time()
             core.step()
-            whole.append(time.perf_counter() - begun_s)
+            whole.append(time.thread_time() - begun_s)
             for part in PARTS:
                 parts[part].append(spent[part])
             ahead += core._launcher.is_ahead
@@ -126,11 +127,11 @@ def _watch() -> defaultdict[str, float]:
 
     def timed(part: str, method: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            begun_s = time.perf_counter()
+            begun_s = time.thread_time()
             try:
                 return method(*args, **options)
             finally:
-                spent[part] += time.perf_counter() - begun_s
+                spent[part] += time.thread_time() - begun_s
 
         return call
 
@@ -167,7 +168,7 @@ def _core(count: int, long: int, fields: dict[str, Any]) -> EngineCore:
         prefix_caching=False,
     )
     runner = Runner(NoForward(count), cache, Sampler(VOCAB, device), device, Ahead())
-    core = EngineCore(scheduler, runner, Counters(), lambda _: ("", ()))
+    core = EngineCore(scheduler, runner, Counters(), lambda _: ("", ()), board=Board(2 * count))
     for number, length in enumerate(lengths):
         request = GenerationRequest(
             prompt_token_ids=[number % VOCAB], max_tokens=2**16, ignore_eos=True, **fields

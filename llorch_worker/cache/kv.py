@@ -18,8 +18,8 @@ class Places(NamedTuple):
     """Where sequences and their new tokens are in the cells of one group of layers."""
 
     block_tables: torch.Tensor
-    """[sequences, max_blocks] int64: KV blocks of each sequence in order, padded with 0. Blocks
-    before a window are 0 too."""
+    """[sequences, max_blocks] int64: KV blocks of each sequence in order, then any. Blocks
+    before a window are any, too."""
     slots: torch.Tensor
     """[tokens] int64: the place of each new token in a layer, ``block * block_size + offset``."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.cache import Places, UnifiedCache
+from llorch_worker.engine.block_tables import BlockTables, TableChanges
 from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
@@ -63,8 +63,9 @@ class _Layout:
     """0 where only the device knows the token."""
     positions: Integers
     logits_rows: Integers
-    places: tuple[tuple[Integers, Integers], ...]
-    """Block tables and slots of each group of layers."""
+    slots: tuple[Integers, ...]
+    """Of each group of layers."""
+    tables: TableChanges
     unknown: Integers
     """[2, unknown]: where tokens belong that only the device knows, and the rows of the step before
     that give them."""
@@ -93,6 +94,7 @@ class Runner:
         self._device = device
         self._queue = device_queue(device) if queue is None else queue
         self._scored_rows = scored_rows
+        self._tables = BlockTables(cache.windows, device)
 
     @property
     def overlaps(self) -> bool:
@@ -105,7 +107,9 @@ class Runner:
         Sampling starts too, for the sequences of which the step computes the last token, unless a
         grammar has to see the tokens of ``after`` first. Then :meth:`sample` must follow.
         """
-        chunks = sorted(plan.chunks, key=lambda chunk: chunk.rows > 1)
+        tables = self._tables
+        # In the order of their rows in the tables, which then need not be copied.
+        chunks = sorted(plan.chunks, key=lambda c: (c.rows > 1, tables.row_of(c.sequence)))
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
         vocab_size = self._cache.shape.vocab_size
@@ -139,6 +143,7 @@ class Runner:
     def forget(self) -> None:
         """Drops all references to sequences: after a failed step, or when idle."""
         self._sampler.forget()
+        self._tables.forget()
 
     def _compute(
         self,
@@ -153,9 +158,16 @@ class Runner:
             layout.positions,
             layout.logits_rows,
             layout.unknown,
-            *chain(*layout.places),
+            layout.tables.cells,
+            *layout.tables.blocks,
+            *layout.slots,
+            *([] if isinstance(layout.tables.rows, slice) else [layout.tables.rows]),
         )
-        ids, positions, rows, unknown, tables, slots, *windowed = upload(numbers, self._device)
+        ids, positions, rows, unknown, cells, *others = upload(numbers, self._device)
+        groups = len(layout.slots)
+        blocks, slots, moved = others[:groups], others[groups : 2 * groups], others[2 * groups :]
+        tables = self._tables.update(layout.tables, cells, blocks, moved[0] if moved else None)
+        places = [Places(*each) for each in zip(tables, slots, strict=True)]
         if before is not None and unknown.numel():
             where, row_before = unknown
             ids = ids.index_copy(0, where, before.token_ids.index_select(0, row_before))
@@ -164,9 +176,9 @@ class Runner:
             positions=positions,
             query_lengths=layout.query_lengths,
             context_lengths=layout.context_lengths,
-            block_tables=tables,
-            slots=slots,
-            windowed=tuple(map(Places, windowed[::2], windowed[1::2])),
+            block_tables=places[0].block_tables,
+            slots=places[0].slots,
+            windowed=tuple(places[1:]),
             logits_rows=rows,
             read_logits=None if scorer is None else partial(self._score, scorer),
         )
@@ -186,7 +198,7 @@ class Runner:
         starts = np.array([chunk.start for chunk in chunks])
         query = np.array(lengths)
         ends = query.cumsum()
-        tables = _block_tables([chunk.sequence.blocks for chunk in chunks])
+        size = self._cache.block_size
         known = [chunk.start < len(chunk.sequence.token_ids) for chunk in chunks]
         if int(ends[-1]) == count:
             # One token for each sequence.
@@ -196,23 +208,22 @@ class Runner:
                     for c, k in zip(chunks, known, strict=True)
                 ]
             )
-            owners, positions = np.arange(count), starts
+            positions = starts
+            blocks = np.array([c.sequence.blocks[c.start // size] for c in chunks])
         else:
             pieces = [
                 [*c.sequence.token_ids[c.start : c.end], *c.drafts] if k else [0]
                 for c, k in zip(chunks, known, strict=True)
             ]
             ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
-            owners = np.repeat(np.arange(count), query)
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
+            blocks = np.concatenate([_blocks_of(chunk, size) for chunk in chunks])
         unknown = [
             (int(end) - 1, row_before[chunk.sequence])
             for chunk, end, k in zip(chunks, ends, known, strict=True)
             if not k
         ]
-        size = self._cache.block_size
-        columns, offsets = positions // size, positions % size
-        of_groups = [tables, *(window.partners[tables] for window in self._cache.windows)]
+        of_groups = [blocks, *(window.partners[blocks] for window in self._cache.windows)]
         due = np.array([chunk.samples for chunk in chunks])
         # First a row for each sequence, then the rows of the drafts.
         drafts = np.array([len(chunk.drafts) for chunk in chunks])
@@ -224,7 +235,8 @@ class Runner:
             positions=positions,
             logits_rows=rows,
             unknown=np.array(unknown, np.int64).reshape(-1, 2).T,
-            places=tuple((t, t[owners, columns] * size + offsets) for t in of_groups),
+            slots=tuple(each * size + positions % size for each in of_groups),
+            tables=self._tables.lay_out([chunk.sequence for chunk in chunks]),
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )
@@ -234,12 +246,11 @@ def _tokens_of(pending: Pending) -> torch.Tensor:
     return pending.token_ids
 
 
-def _block_tables(lists: Items[array[int]]) -> Integers:
-    """[sequences, widest] int64: the block ids of each sequence, padded with 0, in aligned rows."""
-    tables = np.zeros((len(lists), _aligned(max(map(len, lists)))), np.int64)
-    for row, blocks in enumerate(lists):
-        tables[row, : len(blocks)] = blocks
-    return tables
+def _blocks_of(chunk: Chunk, block_size: int) -> Integers:
+    """[chunk.rows]: the block of each token."""
+    first, end = chunk.start // block_size, chunk.start + chunk.rows
+    blocks = np.array(chunk.sequence.blocks[first : -(-end // block_size)])
+    return blocks[np.arange(chunk.start, end) // block_size - first]
 
 
 def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:

@@ -86,6 +86,8 @@ class Sequence:
         self.computed = 0
         self.blocks = array("q")
         """Ids of its KV blocks; numpy copies an array of integers at once, which each step does."""
+        self.laid_blocks = 0
+        """How many of them its row of the device's tables has."""
         self.reserved_blocks = 0
         """Blocks that are kept free for the rest of its prefill."""
         self.waiting_since_s = 0.0
@@ -186,7 +188,7 @@ class Sequence:
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
         self.blocks = array("q")
-        self.reserved_blocks = 0
+        self.laid_blocks = self.reserved_blocks = 0
         self.forced_count = 0
 
     def append(self, token_id: int) -> None:

@@ -159,6 +159,7 @@ class SequenceBlocks:
             for window in self._windows:
                 window.free(spare)
             del sequence.blocks[needed:]
+            sequence.laid_blocks = min(sequence.laid_blocks, needed)
 
     def distrust(self, sequence: Sequence) -> None:
         """Forgets all published blocks that begin like ``sequence``: they may be damaged."""

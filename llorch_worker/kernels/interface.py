@@ -28,7 +28,7 @@ class PagedSequences:
     """Tokens of each sequence in the cache, including the new ones; upper bounds with
     ``device_contexts``."""
     block_tables: torch.Tensor
-    """[sequences, max_blocks] int64 on the device: KV blocks in order, padded with 0."""
+    """[sequences, max_blocks] int64 on the device: KV blocks in order, then any."""
     block_size: int
     """Tokens per KV block."""
     device_contexts: torch.Tensor | None = None

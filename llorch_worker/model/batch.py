@@ -30,7 +30,7 @@ class RaggedBatch:
     context_lengths: tuple[int, ...]
     """Tokens of each sequence in the KV cache after this step, including the new ones."""
     block_tables: torch.Tensor
-    """[sequences, max_blocks], KV blocks of each sequence in order, padded with 0."""
+    """[sequences, max_blocks], KV blocks of each sequence in order, then any."""
     slots: torch.Tensor
     """[tokens], the cache slot of each new token: block * block_size + offset."""
     logits_rows: torch.Tensor
