@@ -6,15 +6,31 @@ from typing import Any
 from urllib.parse import quote
 
 from celery import Celery
+from celery.app.amqp import AMQP
+from kombu.connection import Connection
 
 from llorch_worker.broker.connection import sentinel_options
 from llorch_worker.broker.limits import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
 from llorch_worker.broker.url import SENTINEL, SEPARATOR, TLS, UNIX, RedisUrl
 
 
+class OwnConnection(Connection):
+    """kombu's, which shows a password's mask also where there is none."""
+
+    def as_uri(self, include_password: Any = False, mask: Any = "**", *fields: Any) -> str:
+        uri = super().as_uri(include_password, mask, *fields)
+        return uri if self.password else uri.replace(f":{mask}@", "@" if self.userid else "")
+
+
+class OwnAMQP(AMQP):  # type: ignore[misc]
+    Connection = OwnConnection
+
+
 class OwnBroker(Celery):  # type: ignore[misc]
     """An app whose broker is that of its own settings. Celery's ``CELERY_BROKER_URL``, which comes
     first elsewhere, is often another app's of the same service."""
+
+    amqp_cls = f"{__name__}:{OwnAMQP.__name__}"
 
     def connection_for_read(self, url: str | None = None, **options: Any) -> Any:
         return super().connection_for_read(url or self.conf["broker_url"], **options)

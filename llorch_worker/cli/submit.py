@@ -65,7 +65,8 @@ def submit(
                 follow(screen, job, request=request, live=stream)
             except KeyboardInterrupt:
                 deaf_from_now_on()
-                job.cancel()
+                cancelled = job.cancel()
+                screen.note(f"{job.id} {'is cancelled' if cancelled else 'had already ended'}")
                 raise
         elif as_json:
             screen.document({"id": job.id})

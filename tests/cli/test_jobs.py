@@ -94,6 +94,7 @@ def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
         command = Started("submit", "One day", *LONG, "-n", "16", "--stream")
         command.wait_for("── 1 of 16")
         command.signal(signal.SIGINT)
+        command.wait_for(" is cancelled")
         assert command.ended() == 130
         (job,) = job_ids(client.redis) - before
         wait_until(lambda: client.job(job).status().ended)

@@ -15,7 +15,7 @@ from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS
 from llorch_worker.openai_api.responses_request import ResponseRequest
-from llorch_worker.openai_api.shape import WholeBody, faults_of
+from llorch_worker.openai_api.shape import WholeBody, faults_of, read_as
 
 USER = {"role": "user", "content": "Hi"}
 HALF = "\ud800"
@@ -125,6 +125,26 @@ def test_names_of_llama_cpp_are_structured_outputs() -> None:
     assert completion(response_format=beside)[0]["response_format"]["type"] == "json_schema"
     unused = {"grammar": "", "json_schema": None, "structured_outputs": {"regex": "b"}}
     assert completion(**unused)[0]["structured_outputs"] == {"regex": "b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "rule"),
+    [
+        (ChatRequest, {"message": [USER]}, "messages: Field required; did you mean it by message?"),
+        (
+            CompletionRequest,
+            {"prompts": "x"},
+            "prompt: Field required; did you mean it by prompts?",
+        ),
+        (ChatRequest, {"prompt": "x"}, "messages: Field required (got"),
+    ],
+)
+def test_a_missing_field_is_looked_for_among_the_given_ones(
+    kind: type[WholeBody], given: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_as(kind, given)
+    assert caught.value.message.startswith(rule)
 
 
 SHAPES: dict[str, Any] = {
