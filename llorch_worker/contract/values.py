@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pydantic_core import (
     ErrorDetails,
@@ -75,30 +76,64 @@ def read_json(content: bytes) -> Any:
         raise UnreadableJson(f"must be JSON ({error})") from None
 
 
+@dataclass(frozen=True)
+class JsonBounds:
+    """The most that JSON may hold, by kind."""
+
+    texts: int
+    """Names included."""
+    names: int
+    lists: int
+    """And objects."""
+    items: int
+    """Values, but for the first of an object or list that is no object or list itself."""
+
+
+DOCUMENT: Final = JsonBounds(texts=MOST_TEXTS, names=MOST_NAMES, lists=MOST_LISTS, items=MOST_ITEMS)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What JSON holds too much of."""
+
+    count: int
+    most: int
+    what: str
+
+
 def bound_json(content: bytes) -> None:
-    """Raises ``UnreadableJson`` if the JSON ``content`` holds too much."""
-    # What follows the first mistake may be miscounted; the parser stops there.
+    """Raises ``UnreadableJson`` if the JSON ``content`` is more than a document may hold."""
+    if (excess := excess_of(content, DOCUMENT)) is not None:
+        raise UnreadableJson(f"must hold at most {excess.most} {excess.what}")
+
+
+def excess_of(content: bytes, most: JsonBounds) -> Excess | None:
+    """What the JSON ``content`` holds more of than ``most``, if anything, counted in its bytes.
+
+    What follows its first mistake may be miscounted; a parser stops there.
+    """
+    if _separators(content) <= min(most.names, most.lists):
+        return None
     bare = content
-    if _separators(content) <= MOST_NAMES:
-        return
     if b"\\" in content:
         bare = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     lists = items = names = 0
     texts = bare.count(b'"') // 2
-    if texts <= MOST_TEXTS:
+    if texts <= most.texts:
         # Every other piece is outside of texts, which may hold any number of commas.
         outside = b"".join(bare.split(b'"')[::2])
         lists = outside.count(b"[") + outside.count(b"{")
         items = outside.count(b",") + lists
         names = outside.count(b":")
-    for count, most, what in (
-        (texts, MOST_TEXTS, "names and texts"),
-        (names, MOST_NAMES, "names"),
-        (lists, MOST_LISTS, "objects and lists"),
-        (items, MOST_ITEMS, "values"),
+    for excess in (
+        Excess(texts, most.texts, "names and texts"),
+        Excess(names, most.names, "names"),
+        Excess(lists, most.lists, "objects and lists"),
+        Excess(items, most.items, "values"),
     ):
-        if count > most:
-            raise UnreadableJson(f"must hold at most {most} {what}")
+        if excess.count > excess.most:
+            return excess
+    return None
 
 
 def _separators(content: bytes) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.values import JsonBounds
 
 MIB: Final = 2**20
 
@@ -54,9 +55,8 @@ GGUF_HEADER_BYTES: Final = Bound(100_000_000, "bytes")
 SAFETENSORS_HEADER_BYTES: Final = Bound(32 * MIB, "bytes")
 """As JSON takes more memory than it has bytes."""
 
-JSON_LISTS: Final = Bound(2**22, "objects and lists")
+JSON: Final = JsonBounds(texts=2**23, names=2**23, lists=2**22, items=2**23)
 """Of one file; new versions of tokenizer.json have a list for each merge."""
-JSON_ITEMS: Final = Bound(2**23, "values")
 _FILE_MIB: Final = {
     "config.json": 4,
     "generation_config.json": 1,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model_files.bounds import JSON_ITEMS, JSON_LISTS, file_bound, require
+from llorch_worker.contract.values import excess_of
+from llorch_worker.model_files.bounds import JSON, file_bound, require
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -90,11 +91,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def parse_object(text: str) -> dict[str, Any]:
     """The JSON object that ``text`` is. Raises ValueError, as a clause about a file."""
-    # A list of 3 bytes takes 64 as an object. Those in texts are counted, too.
-    lists, items = text.count("[") + text.count("{"), text.count(",")
-    for count, bound in ((lists, JSON_LISTS), (items, JSON_ITEMS)):
-        if count > bound.most:
-            raise ValueError(f"holds {count} {bound.unit}, but may hold at most {bound.most}")
+    # A list of 3 bytes takes 64 as an object.
+    if (excess := excess_of(text.encode(errors="surrogatepass"), JSON)) is not None:
+        raise ValueError(f"holds {excess.count} {excess.what}, but may hold at most {excess.most}")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
