@@ -153,6 +153,22 @@ def test_ctrl_c_and_esc_stop_an_answer_and_not_the_program(
     assert history.stat().st_mode & 0o077 == 0
 
 
+def test_a_signal_ends_it_amid_an_answer_and_leaves_the_terminal_as_it_was(
+    talk: Opener, served: Served, served_worker: WorkerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "llorch").write_text("no folder: the history is kept in memory")
+    terminal = talk()
+    with served_worker.paused(), Client(Settings(redis_url=served.redis_url)) as client:
+        before = job_ids(client.redis)
+        terminal.press("Tell me of a bear\r")
+        see(terminal, "waiting")
+        terminal.process.terminate()
+        assert terminal.process.wait(COMMAND_TIMEOUT_S) == 130
+        assert termios.tcgetattr(terminal._slave) == terminal.modes
+        [job] = job_ids(client.redis) - before
+        assert client.job(job).status().state == "cancelled"
+
+
 def test_a_refusal_in_a_terminal_does_not_end_the_conversation(talk: Opener) -> None:
     terminal = talk(*QUICK)
     terminal.press("/set temperature 9\r")

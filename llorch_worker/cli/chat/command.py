@@ -14,7 +14,7 @@ from llorch_worker.cli.chat.conversation import Conversation
 from llorch_worker.cli.chat.partner import Answer, Partner, Partners
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.request_options import conversation_options
-from llorch_worker.cli.terminal.interrupts import deaf, deaf_from_now_on
+from llorch_worker.cli.terminal.interrupts import deaf, ending
 from llorch_worker.cli.terminal.live_screen import is_screen
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import LlorchError, Restarted, Tokens
@@ -56,7 +56,7 @@ def chat(
         conversation.set("", "")  # a wrong number should not cost the load of a model
     with closing(Partners(settings, screen)) as partners:
         talk = Talk(screen, conversation, partners, partners.find(model), settings)
-        with closing(talk):
+        with closing(talk), ending():
             talk.run()
 
 
@@ -153,32 +153,27 @@ class Talk:
     def _answer(self) -> str:
         request, _ = self.conversation.request(self.partner.config, self._settings)
         answer = self.partner.ask(request)
-        if self._is_terminal:
-            return self._show(answer)
         try:
-            text = self._write(answer)
-        except KeyboardInterrupt:
-            deaf_from_now_on()
-            answer.cancel()
+            return self._show(answer) if self._is_terminal else self._write(answer)
+        except (KeyboardInterrupt, SystemExit):
+            # A second Ctrl-C must not keep it from being cancelled.
+            with deaf():
+                answer.cancel()
             raise
-        from llorch_worker.cli.terminal.story import show_outcome
-
-        show_outcome(self._screen, answer.result())
-        return text
 
     def _write(self, answer: Answer) -> str:
-        """The answer's text, to a pipe as it comes."""
-        parts: list[str] = []
-        for event in answer.events():
-            if isinstance(event, Restarted):
-                parts.clear()
-            elif isinstance(event, Tokens):
-                parts.append(event.text)
-                if not self._screen.as_json:
-                    self._screen.write_raw(event.text)
-        if not self._screen.as_json and not "".join(parts).endswith("\n"):
-            self._screen.write_raw("\n")
-        return "".join(parts)
+        """The answer's text, as ``llorch generate`` writes it."""
+        from llorch_worker.cli.terminal.story import StoryPrinter, show_outcome
+
+        story = StoryPrinter(self._screen)
+        try:
+            for event in answer.events():
+                story.show(event)
+        finally:
+            story.end()
+        result = answer.result()
+        show_outcome(self._screen, result)
+        return result.text
 
     def _show(self, answer: Answer) -> str:
         """The answer's text, on the terminal; as much as came until somebody stopped it."""

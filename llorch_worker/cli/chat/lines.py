@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyPressEvent
 
 QUOTES = '"""'
@@ -68,7 +69,6 @@ def _session(words: Callable[[], Sequence[str]]) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.formatted_text import FormattedText
-    from prompt_toolkit.history import FileHistory
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -91,7 +91,7 @@ def _session(words: Callable[[], Sequence[str]]) -> PromptSession[str]:
         FormattedText([("bold", PROMPT)]),
         multiline=True,
         prompt_continuation="  ",
-        history=FileHistory(str(_history_file())),
+        history=_history(),
         completer=WordCompleter(words, sentence=True),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
@@ -101,10 +101,15 @@ def _session(words: Callable[[], Sequence[str]]) -> PromptSession[str]:
     )
 
 
-def _history_file() -> Path:
-    """The user's alone, because it holds prompts."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    file = Path(state) / "llorch" / "chat_history"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(file, os.O_CREAT | os.O_APPEND, 0o600))
-    return file
+def _history() -> History:
+    """Earlier inputs, in a file that is the user's alone; else in memory."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        file = Path(state) / "llorch" / "chat_history"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
+    except (OSError, RuntimeError):  # no home, or none that can be written to
+        return InMemoryHistory()
+    return FileHistory(str(file))

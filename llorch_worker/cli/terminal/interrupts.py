@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from llorch_worker.contract.command_errors import INTERRUPTED
+
 Service = TypeVar("Service")
 
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -21,6 +23,18 @@ def terminable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     with _handling(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP end a block in which Ctrl-C only stops something: the terminal is
+    left as it was."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(INTERRUPTED)
+
+    with _handling(end, signal.SIGTERM, signal.SIGHUP):
         yield
 
 
