@@ -175,3 +175,28 @@ def test_if_the_thread_dies_every_job_fails_and_none_hangs(
         engine._scheduler.finish(sequence)
     for plan in engine._scheduler._launched:
         engine._scheduler.drop(plan)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}], ids=["one choice", "two choices"])
+def test_a_suspects_prompt_is_computed_in_steps_of_its_own(
+    make_engine: Callable[..., Engine],
+    watched: Callable[..., Any],
+    expected: str,
+    fields: dict[str, Any],
+) -> None:
+    """So that a process which dies there died of it."""
+    company: list[int] = []
+
+    def watch(_: int, batch: RaggedBatch) -> None:
+        if POISON in batch.token_ids.tolist():
+            company.append(len(batch.query_lengths))
+
+    engine = make_engine(model=watched(watch), max_step_tokens=16, prefix_caching=False)
+    with all_at_once(engine):
+        neighbours = [engine.submit(request(prompt=PROMPT, max_tokens=20)) for _ in range(2)]
+        long = request(prompt_token_ids=[1, *[POISON] * 40], max_tokens=3, **fields)
+        suspect = engine.submit(long, suspect=True)
+    suspect.result(timeout=60)
+    assert len(company) >= 3
+    assert max(company) <= long.n
+    assert [neighbour.result(timeout=60).text for neighbour in neighbours] == [expected] * 2
