@@ -171,10 +171,10 @@ class Settings(BaseSettings):
     watchdog_s: float = Field(60.0, ge=1)
     """If a step takes longer than this, the worker's process exits with 70."""
     max_attempts: int = Field(3, ge=1)
-    """A job that loses this many workers without progress in between ends as ATTEMPTS_EXHAUSTED and
+    """A job that kills this many engines without progress in between ends as ATTEMPTS_EXHAUSTED and
     becomes a dead letter."""
     max_deaths: int = Field(20, ge=1)
-    """A job that loses this many workers in all ends the same way."""
+    """A job that loses this many engines and workers in all ends the same way."""
     max_message_bytes: Bytes = Field(MAX_MESSAGE_BYTES, ge=2**16)
     """The largest body of a message, once it is inflated; a larger one is refused."""
     dead_letters_bytes: Bytes = Field(DEAD_LETTERS_BYTES, ge=2**20)

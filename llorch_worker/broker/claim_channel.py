@@ -112,11 +112,12 @@ class ClaimChannel(kombu_redis.Channel):
         HELD_CLAIMS.note_end(claim)
 
     def lapse(self, delivery_tag: str) -> None:
-        """Ends the lease of a message's claim, if it is not settled, as if the worker had died."""
+        """Has the job of a message run again after the next sweep, if it is not settled. The
+        attempt counts."""
         claim = self.delivered.get(delivery_tag)
         if claim is not None:
             with self.conn_or_acquire() as client:
-                claims.lapse(client, claim)
+                claims.lapse(client, claim, max_attempts=self.terms.max_attempts)
 
     def close(self) -> None:
         if self.consumes_jobs or not self.active_queues:

@@ -53,9 +53,9 @@ class ClaimTerms:
 
     lease_ms: int
     max_attempts: int
-    """The most deaths in a row without progress."""
+    """The most engines that may die in a row while they compute the job, without progress."""
     max_deaths: int
-    """The most deaths of all."""
+    """The most engines and workers that it may lose in all."""
     result_ttl_s: int
     """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
@@ -77,7 +77,7 @@ class Claim:
     fence: int
     list_key: str
     suspect: bool
-    """It may have killed its last worker."""
+    """It may have killed its last engine."""
     first_claimed_ms: int
     claimed_ms: int
     first: bool = False
@@ -187,7 +187,7 @@ def claim(
 def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
     return AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
-        "the death of the worker"
+        "the death of the engine or the worker"
     )
 
 
@@ -298,10 +298,17 @@ def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bo
     )
 
 
-def lapse(client: Redis, claim: Claim) -> None:
-    """Ends the lease now, as if the worker had died: the next sweep puts the job back, and the
-    attempt counts. Does nothing if the claim was lost."""
-    _release(client, claim, "lapsed")
+def blame(client: Redis, claim: Claim, *, max_attempts: int, alone: bool) -> bool:
+    """Puts a job back as a suspect, because its engine died while it computed this job: ``alone``,
+    or with others, and then this strike is not its last. The attempt counts. False if the claim
+    was lost or has ended."""
+    most_strikes = max_attempts if alone else max_attempts - 1
+    return _release(client, claim, "blamed", most_strikes=most_strikes)
+
+
+def lapse(client: Redis, claim: Claim, *, max_attempts: int) -> None:
+    """:func:`blame` for a job that its worker cannot take: the next sweep puts it back."""
+    _release(client, claim, "lapsed", most_strikes=max_attempts)
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
@@ -333,9 +340,15 @@ def restore(client: Redis, claim: Claim) -> bool:
 
 
 def _release(
-    client: Redis, claim: Claim, state: str, ttl_s: int = 0, to: str = "", due_ms: int = 0
+    client: Redis,
+    claim: Claim,
+    state: str,
+    ttl_s: int = 0,
+    to: str = "",
+    due_ms: int = 0,
+    most_strikes: int = 0,
 ) -> bool:
-    asked = (claim.job_id, claim.fence, state, ttl_s, to, due_ms)
+    asked = (claim.job_id, claim.fence, state, ttl_s, to, due_ms, most_strikes)
     return bool(run_script(client, "release", asked))
 
 

@@ -71,9 +71,9 @@ before that ``reserved``: the key's name and how many tokens of its rates are re
 Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
 claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
 ``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
-empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost a worker: ``deaths``, and
-since its last progress ``strikes``, ``alone`` and ``peers``, see ``lua/sweep.lua``. While no list
-has the message: ``message`` and ``list``.
+empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost a worker or an engine:
+``deaths``. While it is a suspect ``strikes``, see ``lua/release.lua``. While no list has the
+message: ``message`` and ``list``.
 ``follow``: set if the message of a cancelled job is still in a list, to ``back`` if it had come
 back to it. ``buried``: the number of its dead letter. ``retried_by``: the call that retried
 that, at ``retried_ms``.

@@ -82,7 +82,7 @@ def worker_queue(model: str, worker: str) -> str:
 
 
 def suspects(model: str) -> str:
-    """The list of jobs that may have killed their last worker; see ``lua/claim.lua``."""
+    """The list of jobs that may have killed their last engine; see ``lua/claim.lua``."""
     return f"{normal_queue(model)}{SUSPECTS_SUFFIX}"
 
 

@@ -21,7 +21,7 @@ class UnheardClaims:
     """Returns unheard claims to their queues before the next claim.
 
     Nobody runs such a job or renews its lease. If it lapsed, the job would come back late, with an
-    attempt counted, and as a suspect.
+    attempt and a death counted.
     """
 
     def __init__(self) -> None:

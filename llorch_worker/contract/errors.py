@@ -188,7 +188,7 @@ class OutOfMemory(LlorchError):
 
 
 class AttemptsExhausted(LlorchError):
-    """Every allowed attempt ended with the death of the worker."""
+    """Every allowed attempt ended with the death of the engine or the worker."""
 
     code = "ATTEMPTS_EXHAUSTED"
 

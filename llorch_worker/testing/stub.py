@@ -126,6 +126,7 @@ class Stub:
             self._redis,
             hostname=HOSTNAME,
             key_ttl_s=KEEP_S,
+            max_attempts=1,
             end_worker=lambda: None,
         )
         # Not the current app of this process: that is the test's.

@@ -72,16 +72,18 @@ class JobRunner:
         *,
         hostname: str,
         key_ttl_s: int,
+        max_attempts: int,
         end_worker: Callable[[], None],
     ) -> None:
-        """``key_ttl_s``: how long idempotency keys are remembered. ``end_worker`` is called once
-        the engine is broken."""
+        """``key_ttl_s``: how long idempotency keys are remembered. ``max_attempts``: see
+        :class:`.ClaimTerms`. ``end_worker`` is called once the engine is broken."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._publisher = publisher
         self._redis = client
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
+        self._max_attempts = max_attempts
         self._end_worker = end_worker
         self._others = OtherWorkers(client, engine.model_name, hostname, engine.max_context)
         self._counting = threading.Lock()
@@ -288,10 +290,11 @@ class JobRunner:
         return give_up
 
     def _abandon(self, claim: Claim) -> None:
-        """Ends the claim as if the worker had died. The attempt counts, so a job that breaks
-        engines is isolated and ends."""
+        """Hands back a job whose engine broke. The attempt counts, so a job that breaks engines is
+        isolated and ends."""
+        alone = len(HELD_CLAIMS.running()) == 1
         try:
-            claims.lapse(self._redis, claim)
+            claims.blame(self._redis, claim, max_attempts=self._max_attempts, alone=alone)
         except RedisError as error:
             logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
 

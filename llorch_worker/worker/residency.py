@@ -90,6 +90,7 @@ class Residency:
             self._redis,
             hostname=hostname,
             key_ttl_s=settings.result_ttl_s,
+            max_attempts=settings.max_attempts,
             end_worker=on_broken,
         )
         self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)

@@ -19,8 +19,6 @@ from llorch_worker.client.lost import GRACE_S, Trace
 from llorch_worker.contract import JobLost
 
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=2, max_deaths=4, result_ttl_s=60, stream_ttl_s=60)
-HALVINGS = 4
-"""Deaths after which a suspect among at most 16 is alone."""
 LIVE = ("scheduled", "claimed", "queued")
 ENDS = ("SUCCESS", "FAILURE", "REVOKED")
 LAST_EVENTS = ("finished", "failed", "cancelled")
@@ -71,15 +69,11 @@ class Job:
     fence: int = 0
     process: Process | None = None
     """The process of its last claim."""
-    suspect: bool = False
-    """Whether it was one when it was last claimed."""
     deaths: int = 0
-    streak: int = 0
-    """Deaths in a row without progress."""
+    strikes: int | None = None
+    """While it is a suspect: the engines that died while they computed it."""
     progress: bool = False
     """Whether it made progress since its last claim."""
-    alone: bool = False
-    """Whether its last death was beside no other suspect."""
     cancelled: bool = False
     """Whether a client asked its worker to cancel it."""
     end: str | None = None
@@ -185,15 +179,10 @@ class Snapshot:
         return [json.loads(fields[1]) for _, fields in entries]
 
     def is_suspect(self, job_id: str) -> bool:
-        """Whether the claimed job may have killed its last worker."""
+        """Whether the claimed job may have killed its last engine."""
         record = self.record(job_id)
         last = int(record.get("deaths", 0)) >= TERMS.max_deaths - 1
-        return last or ("peers" in record and record["progress"] == "0")
-
-    def peers(self, job_id: str) -> int:
-        record = self.record(job_id)
-        last = int(record.get("deaths", 0)) >= TERMS.max_deaths - 1
-        return 1 if last else int(record["peers"])
+        return last or ("strikes" in record and record["progress"] == "0")
 
 
 def check(jobs: dict[str, Job], processes: Sequence[Process], seen: Snapshot) -> None:
@@ -289,11 +278,10 @@ def _check_expiry(job: Job, seen: Snapshot) -> None:
 
 
 def _check_suspects(jobs: dict[str, Job], seen: Snapshot) -> None:
-    """No process holds more suspects than any of them may run beside."""
-    beside: dict[Process, list[int]] = {}
-    for job in jobs.values():
-        if seen.state(job.id) == "claimed" and seen.is_suspect(job.id):
-            assert job.process is not None
-            beside.setdefault(job.process, []).append(seen.peers(job.id))
-    for peers in beside.values():
-        assert len(peers) <= min(peers), peers
+    """No process holds two suspects."""
+    held = [
+        job.process
+        for job in jobs.values()
+        if seen.state(job.id) == "claimed" and seen.is_suspect(job.id)
+    ]
+    assert len(set(held)) == len(held)

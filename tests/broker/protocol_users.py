@@ -220,7 +220,7 @@ class Users(RuleBasedStateMachine):
             if job.forgotten:
                 job.keyed = False
             job.forgotten, job.lost, job.end = False, False, None
-            job.deaths, job.streak, job.progress = 0, 0, False
+            job.deaths, job.strikes, job.progress = 0, None, False
 
     @has_letters
     @rule(which=anything)

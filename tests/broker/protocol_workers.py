@@ -31,7 +31,7 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.other_workers import OtherWorkers
-from tests.broker.protocol import HALVINGS, TERMS, Job, Process, Run
+from tests.broker.protocol import TERMS, Job, Process, Run
 from tests.broker.protocol_users import PLACES, WORKERS, Users, anything
 from tests.broker.test_results import RESULT
 
@@ -98,18 +98,19 @@ class Workers(Users):
             assert job.end is None
             assert claim.cancelled == job.cancelled
             assert job.deaths < TERMS.max_deaths
-            assert job.streak < TERMS.max_attempts + HALVINGS
-            job.fence, job.process, job.suspect = claim.fence, process, claim.suspect
+            assert (job.strikes or 0) < TERMS.max_attempts
+            job.fence, job.process = claim.fence, process
             job.forgotten = False
             if job.progress:
-                # A drain ended the last attempt. A death in this one is the first in a row.
-                job.streak, job.progress = 0, False
+                # A drain ended the last attempt.
+                job.strikes, job.progress = None, False
+            last = job.deaths >= TERMS.max_deaths - 1
+            assert claim.suspect == (last or job.strikes is not None), job
             assert seen.is_suspect(job.id) == claim.suspect, "a worker knows its suspects"
         for job in self.jobs.values():
             if job.end is None and not job.forgotten and seen.state(job.id) == "ended":
-                assert job.deaths >= TERMS.max_deaths or (
-                    job.streak >= TERMS.max_attempts and job.alone
-                ), f"{job.id} ended after {job.streak} deaths without progress, {job.deaths} in all"
+                exhausted = (job.strikes or 0) >= TERMS.max_attempts
+                assert exhausted or job.deaths >= TERMS.max_deaths, job
                 self.note_end(job, seen.end(job.id), owed=True)
         if not looks_again and len(taken) < limit and len(registry.living(self.store, "toy")) < 2:
             # Otherwise it leaves the others their share.
@@ -258,11 +259,38 @@ class Workers(Users):
     @of_a_run
     @rule(which=anything)
     def lapse(self, which: int) -> None:
-        """The engine breaks: the worker ends its leases, and then itself."""
+        """A worker cannot take a job."""
+        process, run, job = self.run_of(which)
+        if self.seen.holds(run.claim):
+            self.strike(job, alone=True)
+        claims.lapse(self.store, run.claim, max_attempts=TERMS.max_attempts)
+        process.forget(run)
+
+    @of_a_run
+    @rule(which=anything, launched=st.integers(1, 3), heard=st.booleans())
+    def lose_engine(self, which: int, launched: int, heard: bool) -> None:
+        """The engine dies in a step of some jobs: these are blamed, the others handed back."""
         process, *_ = self.run_of(which)
-        for run in process.runs:
-            claims.lapse(self.store, run.claim)
-        self.crash_of(process)
+        for at, run in enumerate(tuple(process.runs)):
+            job, holds = self.jobs[run.claim.job_id], self.seen.holds(run.claim)
+            if at < launched:
+                alone = min(launched, len(process.runs)) == 1
+                blamed = claims.blame(
+                    self.store, run.claim, max_attempts=TERMS.max_attempts, alone=alone
+                )
+                assert blamed == holds
+                if holds:
+                    job.deaths += 1
+                    self.strike(job, alone=alone)
+            else:
+                assert claims.hand_back(self.store, run.claim) == holds
+        for run in tuple(process.runs) if heard else ():
+            process.forget(run)
+
+    def strike(self, job: Job, *, alone: bool) -> None:
+        before = 0 if job.progress else job.strikes or 0
+        most = TERMS.max_attempts if alone else TERMS.max_attempts - 1
+        job.strikes, job.progress = min(before + 1, most), False
 
     @of_a_run
     @rule(which=anything)

@@ -13,7 +13,6 @@ from llorch_worker.client import Client
 from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
-from tests.store import set_leases
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = worker_queue("toy", "gpu0@host")
@@ -120,10 +119,8 @@ def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
 def test_a_claim_does_not_ring_for_a_suspect_that_may_not_run_here(store: redis.Redis) -> None:
     """Otherwise two workers that both hold suspects would ring for each other for ever."""
     push(store, "a", "b")
-    held = take(store)
-    for claim in held:
-        set_leases(store, {claim.job_id: 0})
-    claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+    for claim in take(store):
+        claims.blame(store, claim, max_attempts=3, alone=False)
     first = take(store, limit=1)
     assert first[0].suspect
     store.delete(BELL)

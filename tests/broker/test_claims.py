@@ -124,14 +124,14 @@ def test_a_queue_of_junk_is_logged_in_few_lines(
 def test_a_job_without_attempts_left_is_logged_by_its_id(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lapsed = replace(TERMS, lease_ms=-1, max_attempts=1)
+    lapsed = replace(TERMS, lease_ms=-1, max_deaths=1)
     push(store, "a")
     assert take(store, lapsed)
     assert sweep(store) == ["a"]
     assert not caplog.messages
     assert not take(store, lapsed)
     (line,) = caplog.messages
-    assert line.startswith("job a is a dead letter: 1 attempts without progress, or 20 in all, end")
+    assert line.startswith("job a is a dead letter: 3 attempts without progress, or 1 in all, end")
 
 
 def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
@@ -378,7 +378,7 @@ def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
     assert followed.job_id == "a"
     store.flushall()
     store.lpush(QUEUE, raw.replace(b"@", b"\xff"))
-    lapsed = replace(TERMS, lease_ms=-1, max_attempts=1)
+    lapsed = replace(TERMS, lease_ms=-1, max_deaths=1)
     assert take(store, lapsed)
     assert sweep(store) == ["a"]
     assert not take(store, lapsed)

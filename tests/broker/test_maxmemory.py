@@ -14,7 +14,7 @@ from tests.broker.jobs import TERMS, push, sweep, take
 from tests.messages import QUEUE
 from tests.store import letters_in, set_leases
 
-ONE_ATTEMPT = replace(TERMS, max_attempts=1)
+ONE_ATTEMPT = replace(TERMS, max_deaths=1)
 
 
 def fill(store: redis.Redis) -> None:

@@ -19,7 +19,7 @@ from llorch_worker.broker import claims, follow_ups, keys, queues, registry, scr
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
 from tests.broker.jobs import DAYS_S, announce, note_seen
-from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
+from tests.broker.protocol import REGISTRY, TERMS, Process
 from tests.broker.protocol_users import PLACES
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
 from tests.services import RedisServer
@@ -72,7 +72,7 @@ class Protocol(Workers):
                 if restored and before.holds(run.claim):
                     assert claims.restore(self.store, run.claim)
                     job.forgotten, job.lost = False, False
-                    job.deaths, job.streak, job.progress = 0, 0, False
+                    job.deaths, job.strikes, job.progress = 0, None, False
 
     @precondition(lambda self: self.seen.leases)
     @rule()
@@ -84,17 +84,8 @@ class Protocol(Workers):
         for job_id in swept:
             job = self.jobs[job_id]
             job.deaths += 1
-            job.streak = 0 if job.progress else job.streak + 1
-            job.alone = not any(
-                other.suspect
-                and other.process is job.process
-                and before.state(other.id) == "claimed"
-                and before.record(other.id)["progress"] == "0"
-                for other in self.jobs.values()
-                if other is not job
-            )
-        for job_id in swept:
-            self.jobs[job_id].progress = False
+            job.strikes = None if job.progress else job.strikes
+            job.progress = False
         now = self.look()
         assert all(until_ms <= now.now_ms + TERMS.lease_ms for until_ms in now.leases.values())
 
@@ -143,7 +134,7 @@ class Protocol(Workers):
         """One healthy worker brings every job to its end."""
         healthy = Process("healthy@h", "c")
         self.processes = [healthy]
-        for _ in range(2 * len(self.jobs) + HALVINGS):
+        for _ in range(2 * len(self.jobs)):
             self.jump(2 * HOUR_MS)
             self.sweep()
             self.reroute()

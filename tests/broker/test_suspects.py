@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import pytest
 import redis
 
 from llorch_worker.broker import claims, queues
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.claims import Claim, ClaimTerms
 from tests.broker.jobs import TERMS, push, sweep, take
 from tests.store import leases_in, letters_in, record_of, set_leases, write_record
 
@@ -17,8 +18,10 @@ DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 TWELVE = [f"j{number:02}" for number in range(12)]
 
 
-def claim(store: redis.Redis, held: Sequence[Claim] = ()) -> list[Claim]:
-    return take(store, DEAD_AT_ONCE, held=held, limit=16)
+def claim(
+    store: redis.Redis, held: Sequence[Claim] = (), terms: ClaimTerms = DEAD_AT_ONCE
+) -> list[Claim]:
+    return take(store, terms, held=held, limit=16)
 
 
 def ids(taken: Iterable[Claim]) -> list[str]:
@@ -30,28 +33,65 @@ def make_progress(store: redis.Redis, taken: Iterable[Claim]) -> None:
         write_record(store, claim.job_id, progress=1)
 
 
+def blame(store: redis.Redis, *launched: Claim, max_attempts: int = 3) -> None:
+    """The engine dies in a step of these jobs."""
+    for claim in launched:
+        alone = len(launched) == 1
+        assert claims.blame(store, claim, max_attempts=max_attempts, alone=alone)
+
+
 def die(store: redis.Redis, taken: Sequence[Claim]) -> None:
+    """The worker dies."""
     assert sorted(sweep(store)) == sorted(ids(taken))
 
 
-def test_a_job_alone_has_three_attempts_without_progress(store: redis.Redis) -> None:
+def test_a_job_that_kills_three_engines_without_progress_is_a_dead_letter(
+    store: redis.Redis,
+) -> None:
     push(store, "a")
     for attempt in (1, 2, 3):
-        (only,) = taken = claim(store)
-        assert only.attempt == attempt
-        die(store, taken)
+        (only,) = claim(store)
+        assert (only.attempt, only.suspect) == (attempt, attempt > 1)
+        blame(store, only)
     assert claim(store) == []
     assert len(letters_in(store)) == 1
 
 
-def test_progress_clears_earlier_deaths(store: redis.Redis) -> None:
+def test_a_workers_death_makes_no_suspect_and_counts_only_among_all_deaths(
+    store: redis.Redis,
+) -> None:
+    push(store, "a", "b")
+    for _ in range(18):
+        taken = claim(store)
+        assert [(each.job_id, each.suspect) for each in taken] == [("a", False), ("b", False)]
+        die(store, taken)
+    die(store, claim(store))
+    for job_id in "ab":
+        (last,) = claim(store)
+        assert (last.job_id, last.suspect) == (job_id, True), "the last attempt is made alone"
+        die(store, [last])
+    assert claim(store) == []
+    assert len(letters_in(store)) == 2
+
+
+def test_a_suspect_whose_worker_dies_has_no_strike_more(store: redis.Redis) -> None:
+    push(store, "a")
+    blame(store, *claim(store))
+    for _ in range(5):
+        (again,) = taken = claim(store)
+        assert again.suspect
+        die(store, taken)
+    assert record_of(store, "a")["strikes"] == "1"
+
+
+def test_a_strike_after_progress_is_the_first(store: redis.Redis) -> None:
     push(store, "a")
     for attempt in range(1, 9):
-        (only,) = taken = claim(store)
-        assert (only.attempt, only.suspect) == (attempt, attempt % 3 == 0)
+        (only,) = claim(store)
+        assert (only.attempt, only.suspect) == (attempt, attempt > 1)
         if attempt % 3 != 2:
-            make_progress(store, taken)
-        die(store, taken)
+            make_progress(store, [only])
+        blame(store, only)
     assert claim(store)
 
 
@@ -59,11 +99,10 @@ def test_a_job_that_kills_after_some_progress_each_time_ends_after_twenty_deaths
     store: redis.Redis,
 ) -> None:
     push(store, "a")
-    for attempt in range(1, 21):
-        (only,) = taken = claim(store)
-        assert only.suspect == (attempt == 20), "the last attempt of all is made alone"
-        make_progress(store, taken)
-        die(store, taken)
+    for _ in range(20):
+        (only,) = claim(store)
+        make_progress(store, [only])
+        blame(store, only)
     assert claim(store) == []
     assert len(letters_in(store)) == 1
 
@@ -82,68 +121,92 @@ def test_progress_does_not_clear_a_job_in_its_last_attempt(store: redis.Redis) -
     assert {first.job_id, second.job_id} == {"a", "b"}
 
 
-def test_jobs_that_died_before_their_first_token_run_again_by_halves(store: redis.Redis) -> None:
+def test_jobs_of_one_step_that_killed_its_engine_run_one_after_the_other(
+    store: redis.Redis,
+) -> None:
     push(store, *TWELVE)
-    die(store, claim(store))
-    first = claim(store)
-    assert ids(first) == TWELVE[:6]
-    assert claim(store, held=first) == [], "none of them has made progress"
-    make_progress(store, first)
-    second = claim(store, held=first)
-    assert ids(second) == TWELVE[6:]
-    make_progress(store, second)
-    assert claim(store, held=[*first, *second]) == []
+    blame(store, *claim(store))
+    held: list[Claim] = []
+    for job_id in TWELVE:
+        (suspect,) = claim(store, held)
+        assert (suspect.job_id, suspect.suspect) == (job_id, True)
+        assert claim(store, [*held, suspect]) == [], "it has made no progress"
+        make_progress(store, [suspect])
+        held.append(suspect)
     assert not store.llen(queues.suspects("toy"))
 
 
-def test_a_guilty_job_among_twelve_ends_alone(store: redis.Redis) -> None:
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+def test_a_guilty_job_among_twelve_costs_three_engines_and_no_other_job(
+    store: redis.Redis, max_attempts: int
+) -> None:
+    terms = replace(DEAD_AT_ONCE, max_attempts=max_attempts)
     push(store, *TWELVE)
-    ended: set[str] = set()
     deaths = 0
     held: list[Claim] = []
-    while True:
-        taken = claim(store, held)
-        held += taken
+    while taken := claim(store, held, terms):
         if "j07" in ids(taken):
-            # It kills the worker before any job of this claim has made progress.
-            die(store, held)
+            # The first step of the new jobs kills the engine. The others have made progress.
+            blame(store, *taken, max_attempts=max_attempts)
+            assert all(claims.hand_back(store, each) for each in held)
             held, deaths = [], deaths + 1
-            continue
-        if not taken:
-            break
-        make_progress(store, taken)
-    ended |= {letter for letter in TWELVE if record_of(store, letter).get("state") == "ended"}
+        else:
+            make_progress(store, taken)
+            held += taken
+    ended = {job_id for job_id in TWELVE if record_of(store, job_id).get("state") == "ended"}
     assert ended == {"j07"}
     assert sorted(ids(held)) == [job_id for job_id in TWELVE if job_id != "j07"]
-    assert deaths <= 5
-
-
-def test_a_job_without_progress_is_a_suspect_and_one_with_progress_is_not(
-    store: redis.Redis,
-) -> None:
-    push(store, "poison", "good")
-    taken = claim(store)
-    make_progress(store, taken[1:])
-    die(store, taken)
-    again = claim(store)
-    assert [(claim.job_id, claim.suspect) for claim in again] == [("poison", True), ("good", False)]
+    assert deaths == max(2, max_attempts), "the first is no proof"
 
 
 def test_fresh_jobs_run_beside_a_suspect(store: redis.Redis) -> None:
     push(store, "poison")
-    die(store, claim(store))
+    blame(store, *claim(store))
     push(store, "fresh")
     assert ids(claim(store)) == ["poison", "fresh"]
 
 
 def test_a_suspect_that_a_drain_hands_back_stays_a_suspect(store: redis.Redis) -> None:
     push(store, "poison")
-    die(store, claim(store))
+    blame(store, *claim(store))
     (suspect,) = claim(store)
     assert claims.hand_back(store, suspect)
     assert store.llen(queues.suspects("toy")) == 1
     (again,) = claim(store)
     assert (again.suspect, again.attempt) == (True, 2)
+
+
+def test_a_job_that_was_not_in_the_step_loses_no_attempt(store: redis.Redis) -> None:
+    push(store, "launched", "waiting")
+    launched, waiting = claim(store)
+    blame(store, launched)
+    assert claims.hand_back(store, waiting)
+    found = {each.job_id: (each.attempt, each.suspect) for each in claim(store)}
+    assert found == {"launched": (2, True), "waiting": (1, False)}
+    assert "deaths" not in record_of(store, "waiting")
+
+
+def test_a_blame_after_the_claim_was_lost_changes_nothing(store: redis.Redis) -> None:
+    push(store, "a")
+    (lost,) = taken = claim(store)
+    die(store, taken)
+    before = record_of(store, "a")
+    assert not claims.blame(store, lost, max_attempts=3, alone=True)
+    assert record_of(store, "a") == before
+
+
+def test_a_blamed_job_waits_for_its_lease_while_somebodys_key_is_in_the_place_of_suspects(
+    store: redis.Redis,
+) -> None:
+    push(store, "a")
+    (only,) = take(store)
+    store.set(queues.suspects("toy"), "somebody's")
+    blame(store, only)
+    assert set(leases_in(store)) == {"a"}
+    store.delete(queues.suspects("toy"))
+    assert sweep(store) == ["a"]
+    (again,) = take(store)
+    assert again.suspect
 
 
 def test_a_lease_far_in_the_future_lapses_in_time_after_the_clock_was_set_back(
@@ -165,31 +228,19 @@ def test_a_lease_far_in_the_future_lapses_in_time_after_the_clock_was_set_back(
 
 def test_a_second_copy_of_a_suspects_message_holds_up_no_fresh_job(store: redis.Redis) -> None:
     push(store, "a", "b")
-    die(store, claim(store))
+    blame(store, *claim(store))
     push(store, "b", "fresh")
     assert ids(claim(store)) == ["a", "fresh"]
 
 
 def test_progress_before_a_drain_clears_earlier_deaths_too(store: redis.Redis) -> None:
     push(store, "a")
-    die(store, claim(store))
-    die(store, claim(store))
+    blame(store, *claim(store))
+    blame(store, *claim(store))
     (drained,) = claim(store)
     make_progress(store, [drained])
     assert claims.hand_back(store, drained)
     (again,) = claim(store)
     assert not again.suspect
-    die(store, [again])
-    assert claim(store), "it has died once in a row"
-
-
-def test_a_death_beside_a_suspect_whose_lease_lapses_later_is_no_jobs_last(
-    store: redis.Redis,
-) -> None:
-    push(store, *TWELVE[:4])
-    die(store, claim(store))
-    taken = take(store, DEAD_AT_ONCE, limit=1)
-    assert take(store, held=taken, limit=1)
-    die(store, taken)
-    take(store, replace(DEAD_AT_ONCE, max_attempts=2))
-    assert not letters_in(store), "the other may be to blame"
+    blame(store, again)
+    assert claim(store), "it has one strike"

@@ -20,6 +20,7 @@ from tests.store import held_ids, letters_in
 
 END_S = 60
 SUPERVISE_S = 0.05
+MAX_DEATHS = 5
 
 Supervise = Callable[..., None]
 
@@ -31,10 +32,10 @@ def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
     threads: list[threading.Thread] = []
 
     def keep(name: str) -> None:
-        worker: WorkerProcess = start_worker(name, ready=False)
+        worker: WorkerProcess = start_worker(name, ready=False, max_deaths=MAX_DEATHS)
         while not stop.wait(SUPERVISE_S):
             if worker.process.poll() is not None:
-                worker = start_worker(name, ready=False)
+                worker = start_worker(name, ready=False, max_deaths=MAX_DEATHS)
 
     def begin(*names: str) -> None:
         for name in names:
@@ -60,8 +61,7 @@ def assert_dead(client: Client, stock: Celery, job: Job) -> None:
     assert events[-1].error.code == "ATTEMPTS_EXHAUSTED"
     (letter,) = (json.loads(text) for text in letters_in(client.redis))
     claims = letter["history"].splitlines()
-    # Three without progress, and as many more as it takes to tell it from its neighbours.
-    assert 3 <= len(claims) <= 6
+    assert len(claims) == MAX_DEATHS
     assert letter["id"] == job.id
     assert letter["attempts"] == len(claims)
     assert "attempts" in letter["reason"]

@@ -226,9 +226,19 @@ def a_worker_restores_a_job_that_redis_lost(stage: Stage) -> Acts:
 def a_worker_lets_a_lease_lapse(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
     yield None
-    insist(lambda: claims.lapse(stage.client, claim))
+    insist(lambda: claims.lapse(stage.client, claim, max_attempts=3))
     yield ["a"]
     assert sweep(stage.store) == ["a"]
+
+
+@STEPS.breaking("release")
+def a_worker_blames_a_job_for_its_engines_death(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    yield None
+    insist(lambda: claims.blame(stage.client, claim, max_attempts=3, alone=True))
+    yield ["a"]
+    assert stage.record("a")["strikes"] == "1"
+    assert stage.waiting() == {"a": 1}
 
 
 @STEPS.breaking("sweep")

@@ -79,7 +79,7 @@ def test_a_keeper_sweeps_at_its_start_if_redis_has_been_up_for_a_lease(
     with connect(own_server.url) as client:
         push(client, "a")
         (claim,) = take(client)
-        claims.lapse(client, claim)
+        claims.lapse(client, claim, max_attempts=3)
         wait_until(lambda: client.info("server")["uptime_in_seconds"] > 0.2)
         with keeping(client, lease_s=lease_s, sweep_s=3600.0):
             pass
@@ -91,7 +91,7 @@ def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
     with connect(own_server.url) as client:
         push(client, "a")
         (claim,) = take(client)
-        claims.lapse(client, claim)
+        claims.lapse(client, claim, max_attempts=3)
         client.set(keys.SWEPT, 1)
         with keeping(client, lease_s=3600.0):
             # It sweeps as often as it renews.
@@ -108,7 +108,7 @@ def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping
     with connect(own_server.url) as client:
         push(client, "a")
         (claim,) = take(client)
-        claims.lapse(client, claim)
+        claims.lapse(client, claim, max_attempts=3)
         client.set(keys.SWEPT, 1, ex=3600)
         with keeping(client, lease_s=3600.0):
             wait_until(lambda: not leases_in(client))

@@ -1,7 +1,7 @@
 -- Take jobs from the queues: pop each, count its attempt and register its lease, in one step.
 --
--- A suspect is a job that may have killed its worker: see sweep.lua. It waits in a separate list, and its
--- `peers` bound how many suspects run in one worker at a time, until each has made progress.
+-- A suspect is a job that may have killed its engine: see release.lua. It waits in a separate list, and runs
+-- beside no other suspect until it has made progress.
 --
 -- The caller looks at everything, so rings for its queues are spent. If it leaves jobs, it rings for the next
 -- worker: see doorbell.py. It leaves other workers their share of many jobs. An `urgent` caller has no room, and
@@ -27,13 +27,8 @@ local terms = cjson.decode(ARGV[1])
 terms.suspects = suspects
 local limit = terms.limit
 local claims, dropped, bytes = {}, {}, 0
-local most_peers, suspects_held = math.huge, 0
+local holds_suspect = false
 local suspects_line = new_line(suspects)
-
-local function note_suspect(peers)
-  most_peers = math.min(most_peers, peers or most_peers)
-  suspects_held = suspects_held + (peers and 1 or 0)
-end
 
 -- Take the next message of a line; false if its job must wait.
 local function take_next(line)
@@ -44,7 +39,7 @@ local function take_next(line)
   end
   bytes = bytes + #message + MESSAGE_BYTES
   local job = read_job(message)
-  local outcome, found, peers = take(job, message, list, terms, most_peers, suspects_held)
+  local outcome, found = take(job, message, list, terms, holds_suspect)
   bring_up(line, list, job, terms.weights)
   if outcome == 'wait' and line == suspects_line then
     redis.call('RPUSH', list, message)
@@ -56,7 +51,7 @@ local function take_next(line)
     suspects_line.jobs = suspects_line.jobs + 1
   elseif outcome == 'claimed' then
     claims[#claims + 1] = found
-    note_suspect(peers)
+    holds_suspect = holds_suspect or is_suspect(job.record, terms)
   elseif found and #dropped < MOST_DROPPED then
     dropped[#dropped + 1] = {found, outcome}
   end
@@ -75,7 +70,7 @@ end
 local lines = answer_rings({unpack(KEYS, 4)}, passed, terms)
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
-  note_suspect(record and peers_of(record, terms))
+  holds_suspect = holds_suspect or record and is_suspect(record, terms)
 end
 local others = redis.call('EXISTS', suspects, passed, passed .. FULL_SUFFIX)
 if not terms.urgent and others > 0 then

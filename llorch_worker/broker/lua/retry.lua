@@ -48,7 +48,7 @@ end
 redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
   'retried_by', call_id, 'retried_ms', string.format('%.0f', now_ms()),
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
-redis.call('HDEL', job, 'strikes', 'deaths', 'peers', 'alone', 'message', 'buried')
+redis.call('HDEL', job, 'strikes', 'deaths', 'message', 'buried')
 redis.call('ZREM', FOLLOW_UPS, letter.id)
 -- The record may have expired, and the journal not: the next claim reads it.
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))

@@ -9,19 +9,15 @@ local function document_of(template, job_id)
   return template:sub(1, first - 1) .. id_json .. template:sub(last + 1)
 end
 
--- A job may have killed its last worker; how many suspects may run in one worker beside it, itself
--- included; nil if it is not a suspect. Progress clears a suspect, but not in its last attempt of all.
-local function peers_of(record, terms)
-  if record.deaths > 0 and record.deaths >= terms.max_deaths - 1 then
-    return 1
-  end
-  return record.progress ~= '1' and record.peers or nil
+-- Whether the job is a suspect: see release.lua. In its last attempt of all a job is one whatever it does.
+local function is_suspect(record, terms)
+  return record.strikes and record.progress ~= '1'
+    or record.deaths > 0 and record.deaths >= terms.max_deaths - 1
 end
 
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
-    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms',
-    'retried_ms', 'eta_ms', 'sent')
+    'deaths', 'strikes', 'progress', 'idempotency', 'first_claim_ms', 'retried_ms', 'eta_ms', 'sent')
   if fields.err then
     -- The id is such that the record's key is another of our keys.
     return nil
@@ -29,18 +25,16 @@ local function read_record(id)
   return {
     state = fields[1], attempts = tonumber(fields[2] or 0), history = fields[3] or '',
     list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
-    strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
-    progress = fields[10], idempotency = fields[11], first_claim_ms = fields[12],
-    retried_ms = fields[13], eta_ms = fields[14], sent = fields[15],
+    strikes = tonumber(fields[7] or nil), progress = fields[8], idempotency = fields[9],
+    first_claim_ms = fields[10], retried_ms = fields[11], eta_ms = fields[12], sent = fields[13],
   }
 end
 
--- Whether the job has had all its attempts. It ends only after a death for which no other suspect
--- can be to blame, or after very many.
+-- Whether the job has had all its attempts.
 local function is_exhausted(record, terms)
   -- Without a death the terms need not be decoded.
   return record.deaths > 0
-    and (record.deaths >= terms.max_deaths or record.strikes >= terms.max_attempts and record.alone)
+    and (record.deaths >= terms.max_deaths or (record.strikes or 0) >= terms.max_attempts)
 end
 
 -- End a job whose attempts are used up.
@@ -66,7 +60,7 @@ local function begin(found, message, list, terms)
   -- Taken from the clock rather than counted from 1: a claim that a failover lost, or an older state of
   -- Redis, must not have the same fence as the next one. Nor must it where the clock is behind.
   local fence = string.format('%d', now > record.fence and now or record.fence + 1 + terms.fence_step)
-  local suspect = peers_of(record, terms) and 1 or 0
+  local suspect = is_suspect(record, terms) and 1 or 0
   local claimed = string.format('%d', claimed_ms)
   local attempts = string.format('%d', record.attempts + 1)
   local first_claim_ms = record.first_claim_ms or claimed
@@ -129,10 +123,10 @@ end
 -- Settle the job of a message that was popped from `list`. Returns
 --   'claimed', the claim
 --   'buried', the job's id
---   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
+--   'wait' if the job is a suspect and the caller `holds_suspect`; it must go back for now
 --   'duplicate' if the message is a copy of a job that waits or runs; the message is dropped
 --   'repeated', the job's id, if the job has ended; the message is dropped
-local function take(job, message, list, terms, most_peers, suspects_held)
+local function take(job, message, list, terms, holds_suspect)
   local id, record = job.id, job.record
   if job.follow then
     follow_cancel(id, message, list, record)
@@ -153,9 +147,8 @@ local function take(job, message, list, terms, most_peers, suspects_held)
     exhaust(id, message, list, record, terms)
     return 'buried', id
   end
-  local peers = peers_of(record, terms)
-  if peers and suspects_held >= math.min(peers, most_peers) then
+  if holds_suspect and is_suspect(record, terms) then
     return 'wait'
   end
-  return 'claimed', begin(job, message, list, terms), peers
+  return 'claimed', begin(job, message, list, terms)
 end
