@@ -169,7 +169,7 @@ class Settings(BaseSettings):
     sweep_s: float = Field(5.0, gt=0)
     """How often workers look for jobs of dead workers. A job resumes within lease + sweep."""
     watchdog_s: float = Field(60.0, ge=1)
-    """If a step takes longer than this, the worker's process exits with 70."""
+    """If a step takes longer than this, the engine is killed, and the worker starts another."""
     max_attempts: int = Field(3, ge=1)
     """A job that kills this many engines without progress in between ends as ATTEMPTS_EXHAUSTED and
     becomes a dead letter."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -322,6 +322,21 @@ class WorkerProcess:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def engine_pid(self) -> int:
+        """The process of its engine now, once it has one."""
+        pid = wait_until(self._engine_pid, what="a process of the engine")
+        assert pid is not None
+        return pid
+
+    def _engine_pid(self) -> int | None:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError):
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                command = (folder / "cmdline").read_bytes()
+                if int(parent) == self.process.pid and b"engine.process.server" in command:
+                    return int(folder.name)
+        return None
 
     def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         return self.process.wait(timeout_s)

@@ -1,18 +1,22 @@
-"""A deterministic engine without a model, for tests of the code around the engine.
+"""A deterministic engine without a model, for tests of the code around the engine. A worker runs it
+in a process of its own, as any engine.
 
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
 :func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
-lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. ``TOY_GENERATION_CONFIG`` is what the model's
+lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``, and 300 s once the file exists that
+``TOY_LOADS_SLOWLY_FROM`` names. ``TOY_GENERATION_CONFIG`` is what the model's
 files say about sampling, as JSON. While the file that
 ``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
 Some prompts cause faults:
 
 - ``raise <name>`` raises that builtin exception in ``submit``, with the prompt as its message.
-- ``die`` kills the process; ``die at <n>`` does so after n tokens.
-- ``break`` breaks the engine; ``break once`` only in the job's first attempt; ``break after``
-  when the job has ended.
-- ``hang`` blocks the engine for ever in the job's first attempt.
+- ``die`` ends the engine's process; ``die at <n>`` does so after n tokens.
+- ``signal <name>`` has that signal end it, such as ``SIGSEGV``.
+- ``eat`` takes memory until the kernel ends the process.
+- ``break`` breaks the engine's thread; ``break once`` only in the job's first attempt; ``break
+  after`` when the job has ended.
+- ``hang`` blocks the engine for ever in the job's first attempt, ``hang always`` in each.
 - ``wait <n> <path>`` stops the job after n tokens until that file exists, and leaves
   ``<path>.ended-<id>`` when the job ends. See :class:`tests.latch.Latch`.
 """
@@ -23,64 +27,41 @@ import builtins
 import gc
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import (
     ContextLengthExceeded,
     Event,
-    Failed,
     Fault,
     GenerationRequest,
-    InternalError,
     Journal,
+    ModelLoadFailed,
 )
-from llorch_worker.demo_model import STORY_MODEL
-from llorch_worker.engine.interface import StepFigures
+from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.text.vocabulary_file import open_vocabulary
+from llorch_worker.processes.board import Board
 from tests.toy_generation import ToyGeneration
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
-
-
-@dataclass(frozen=True)
-class ToyStats:
-    model: str
-    device: str
-    dtype: str
-    bytes: dict[str, int]
-    planned_bytes: dict[str, int]
-    measured_bytes: dict[str, int]
-    max_context: int
-    max_sequences: int
-    running: int
-    waiting: int
-    tokens_per_s: float
-    kv_blocks_total: int
-    kv_blocks_free: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    preempted_total: int
-    drafts_total: int
-    draft_tokens_total: int
-    accepted_draft_tokens_total: int
-    frozen_objects: int
-    """Objects that the process's garbage collector ignores, if ``TOY_COUNTS_FROZEN`` is set:
-    counting takes long."""
 
 
 class ToyEngine:
     """See the module's docstring."""
 
     def __init__(
-        self, model_name: str, max_sequences: int, max_context: int, device: str = "toy"
+        self,
+        model_name: str,
+        max_sequences: int,
+        max_context: int,
+        device: str,
+        board: Board,
+        outlet: Any,
     ) -> None:
         self.model_name = model_name
         self.fingerprint = os.environ.get("TOY_FINGERPRINT", "w")
@@ -90,12 +71,12 @@ class ToyEngine:
         self.max_sequences = max_sequences
         self.drafter = "off"
         self.max_context = max_context
-        self.healthy = True
+        self._board = board
+        self._outlet = outlet
         self._step_s = float(os.environ.get(STEP_MS_VARIABLE, "1")) / 1e3
         self._running: list[ToyGeneration] = []
         self._changed = threading.Condition()
-        self._closing = False
-        self._step_began_s: float | None = None
+        self._closing = self._broken = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -106,17 +87,38 @@ class ToyEngine:
         options: EngineOptions,
         *,
         model_name: str = "toy",
+        board: Board,
+        outlet: Any,
         progress: Callable[[int, int], None] | None = None,
         **changed: Any,
     ) -> ToyEngine:
         options = replace(options, **changed)
-        steps = max(1, int(float(os.environ.get("TOY_LOAD_S", "0")) * 100))
+        _fail_as_asked()
+        load_s = float(os.environ.get("TOY_LOAD_S", "0"))
+        if Path(os.environ.get("TOY_LOADS_SLOWLY_FROM", "/nowhere/at/all")).exists():
+            load_s = 300.0
+        steps = max(1, int(load_s * 100))
         for step in range(steps):
             time.sleep(0.01)
             if progress is not None:
                 progress(step + 1, steps)
         place = options.device if options.device.startswith("cuda") else "toy"
-        return cls(model_name, options.max_sequences, options.max_context or 4096, place)
+        context = options.max_context or 4096
+        return cls(model_name, options.max_sequences, context, place, board, outlet)
+
+    @property
+    def facts(self) -> ModelFacts:
+        cards = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return ModelFacts(
+            model_name=self.model_name,
+            fingerprint=self.fingerprint,
+            arithmetic=self.arithmetic,
+            max_context=self.max_context,
+            max_sequences=self.max_sequences,
+            generation_config=self.generation_config,
+            device=self.device,
+            card_uuids=tuple(card.removeprefix("GPU-") for card in cards if card),
+        )
 
     def submit(
         self,
@@ -130,12 +132,19 @@ class ToyEngine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        handle: int = 0,
     ) -> ToyGeneration:
         match (request.prompt or "").split():
             case ["raise", name, *_]:
                 raise getattr(builtins, name)(request.prompt)
             case ["die"]:
                 os._exit(9)
+            case ["eat"]:
+                meal = [bytearray(2**24) for _ in range(2**12)]
+                raise MemoryError(len(meal))
+            case ["signal", name]:
+                os.kill(os.getpid(), signal.Signals[name])
+                threading.Event().wait()  # a fault would go no further either
         emit = on_event or (lambda _: None)
         prompt = len((request.prompt or "").split())
         tokens = prompt + request.least_tokens
@@ -150,37 +159,28 @@ class ToyEngine:
         generation = ToyGeneration(
             self, id, request, emit, worker, attempt, retried_at or queued_at, known
         )
+        generation.handle, generation.suspect = handle, suspect
         if journal:
             # Of the tokens that another model made, as a real engine would go on after them.
             generation.words = journal.choices[0].text.split()
             generation.arithmetic = (*journal.arithmetic, *generation.arithmetic)
         with self._changed:
             breaks = ["break", "break once"] if attempt == 1 else ["break"]
-            if (request.prompt or "") in breaks:
-                self.healthy = False
-                error = InternalError("the toy broke")
-                generation.end(error, Failed(error=error.document()))
-                return generation
+            self._broken |= (request.prompt or "") in breaks
             self._running.append(generation)
             self._changed.notify()
         return generation
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The demo model's, for questions; the toy's own tokens are not among it."""
-        return load_tokenizer(open_vocabulary(STORY_MODEL))
-
-    def stalled_for_s(self) -> float:
-        return 0.0 if self._step_began_s is None else time.monotonic() - self._step_began_s
-
-    def stats(self) -> ToyStats:
-        return ToyStats(
+    def stats(self) -> EngineStats:
+        frozen = gc.get_freeze_count() if "TOY_COUNTS_FROZEN" in os.environ else 0
+        return EngineStats(
             model=self.model_name,
             device=self.device,
             dtype="none",
             bytes={"weights": 0, "kv": 0, "rope": 0, "masks": 0},
             planned_bytes={},
-            measured_bytes={},
+            # Objects that the garbage collector ignores: counting takes long.
+            measured_bytes={"frozen objects": frozen} if frozen else {},
             max_context=self.max_context,
             max_sequences=self.max_sequences,
             running=len(self._running),
@@ -188,13 +188,17 @@ class ToyEngine:
             tokens_per_s=0.0,
             kv_blocks_total=1,
             kv_blocks_free=1,
+            kv_blocks_kept=0,
             prompt_tokens_total=0,
             cached_tokens_total=0,
+            prefix_hits_total=0,
+            completion_tokens_total=0,
+            finished_total=0,
             preempted_total=0,
+            steps_total=0,
             drafts_total=0,
             draft_tokens_total=0,
             accepted_draft_tokens_total=0,
-            frozen_objects=gc.get_freeze_count() if "TOY_COUNTS_FROZEN" in os.environ else 0,
         )
 
     def misplaced_tensors(self) -> tuple[str, ...]:
@@ -204,11 +208,12 @@ class ToyEngine:
     def warm_up(self) -> None: ...
 
     def step_figures(self) -> StepFigures:
-        """Has no steps to tell of."""
         return StepFigures()
 
     def fall_ill(self) -> None:
-        self.healthy = False
+        with self._changed:
+            self._broken = True
+            self._changed.notify()
 
     def wake(self) -> None:
         with self._changed:
@@ -226,14 +231,30 @@ class ToyEngine:
 
     def _step(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._running or self._closing)
+            if not self._running:
+                self._board.rest()
+            self._changed.wait_for(lambda: self._running or self._closing or self._broken)
             if self._closing:
                 return False
-            batch = list(self._running)
-        self._step_began_s = time.monotonic()
+            suspects = [each for each in self._running if each.suspect and not each.words]
+            batch = suspects[:1] or list(self._running)
+        self._board.launch(each.handle for each in batch)
+        if self._broken:
+            self._outlet.broken(RuntimeError("the toy broke"))
+        self._board.beat()
         time.sleep(self._step_s)
         done = [generation for generation in batch if not generation.step()]
-        self._step_began_s = None
+        self._outlet.turned()
         with self._changed:
             self._running = [g for g in self._running if g not in done]
         return True
+
+
+def _fail_as_asked() -> None:
+    """``TOY_FAILS_FROM`` names a file: once it exists, it says how a load fails, ``die`` or the
+    message of a ``ModelLoadFailed``."""
+    path = Path(os.environ.get("TOY_FAILS_FROM", "/nowhere/at/all"))
+    if path.exists():
+        if (said := path.read_text()) == "die":
+            os._exit(9)
+        raise ModelLoadFailed(said)

@@ -52,6 +52,8 @@ class ToyGeneration:
         self.worker = worker
         self.attempt = attempt
         self.emit = emit
+        self.handle = 0
+        self.suspect = False
         self.tokens = known
         self.words: list[str] = []
         """The text so far."""
@@ -101,7 +103,7 @@ class ToyGeneration:
             self.end(cancelled, CancelledEvent())
             return False
         prompt = self.request.prompt or ""
-        if prompt == "hang" and self.attempt == 1:
+        if prompt == "hang always" or (prompt == "hang" and self.attempt == 1):
             threading.Event().wait()
         if not self.started:
             self.started = True

@@ -8,6 +8,7 @@ preference: once it has been gone for a while, another moves its jobs to the sha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
@@ -95,6 +96,12 @@ class WorkerCard(_Card):
     recent: RecentJobs = RecentJobs()
     last_death: Annotated[str, Field(max_length=1_000)] | None = None
     """Why its engine died last, if it did."""
+    last_death_at: float | None = None
+    """Unix time."""
+    away: Annotated[str, Field(max_length=1_000)] | None = None
+    """Why it has no engine now, and when the next one starts."""
+    engine_pid: Annotated[int, Field(ge=1)] | None = None
+    """The engine's process, on the worker's machine."""
     # Prometheus gets this place: it must not be an URL of somebody's choice.
     metrics_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -115,6 +122,12 @@ class WorkerCard(_Card):
             return None
         host = f"[{self.metrics_host}]" if ":" in self.metrics_host else self.metrics_host
         return f"{host}:{self.metrics_port}"
+
+    @property
+    def died_s(self) -> float:
+        """Seconds since its engine died last; infinite if its first one lives."""
+        at = self.last_death_at
+        return math.inf if at is None else max(0.0, time.time() - at)
 
     @property
     def running(self) -> int:

@@ -1,16 +1,20 @@
-"""What ``llorch demo`` shows of a chat model: an answer, JSON by a schema, a worker's death."""
+"""What ``llorch demo`` shows of a chat model: an answer, JSON by a schema, the death of an engine
+and of a worker."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from llorch_worker.broker import registry
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import GenerationRequest, GenerationResult, Started, Tokens
 from llorch_worker.demo_model import DEMO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.stack.stack import Stack
@@ -42,13 +46,20 @@ DRAGON = {
 def show_scenes(view: DemoScreen, stack: Stack, workers: Mapping[str, str]) -> dict[str, Any]:
     """Run and show all scenes; returns their part of the document.
 
-    ``workers`` are the node names of the workers, and their names in the stack. A worker is killed
-    if another one is there to go on.
+    ``workers`` are the node names of the workers, and their names in the stack. An engine and a
+    worker are killed if another one is there to go on.
     """
     with Client(stack.redis_url, model=DEMO) as client:
         found: dict[str, Any] = {"chat": _answer(view, client), "json": _json(view, client)}
         if len(workers) > 1:
-            found["takeover"] = _takeover(view, client, stack, workers)
+            view.scene("An engine dies", "its worker hands the job on", STORY)
+            found["engine_takeover"] = _takeover(
+                view, client, workers, "the engine of ", lambda name: _kill_engine(client, name)
+            )
+            view.scene("A worker dies", "another goes on at the next token", STORY)
+            found["takeover"] = _takeover(
+                view, client, workers, "", lambda name: stack.kill(workers[name])
+            )
         return found
 
 
@@ -72,11 +83,25 @@ def _shown(view: DemoScreen, job: Job) -> str:
     return _ended(view, job).text
 
 
+def _kill_engine(client: Client, hostname: str) -> None:
+    (pid,) = (
+        card.engine_pid for card in registry.workers(client.redis) if card.hostname == hostname
+    )
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
 def _takeover(
-    view: DemoScreen, client: Client, stack: Stack, workers: Mapping[str, str]
+    view: DemoScreen,
+    client: Client,
+    workers: Mapping[str, str],
+    what: str,
+    kill: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Kill the worker of a job with SIGKILL and follow the stream, which another continues."""
-    view.scene("A worker dies", "another goes on at the next token", STORY)
+    """Kill ``what`` of a job's worker with SIGKILL and follow the stream, which another continues.
+
+    ``kill`` gets the worker's node name.
+    """
     job = client.submit(_chat(STORY, max_tokens=240, repetition_penalty=1.1), stream=True)
     killed, taken_over_by, pause_s = "", "", 0.0
     tokens, heard_s = 0, time.monotonic()
@@ -93,8 +118,10 @@ def _takeover(
         tokens, heard_s = event.index + len(event.ids), time.monotonic()
         if not killed and tokens >= KILLED_AFTER_TOKENS:
             killed = worker
-            stack.kill(workers[worker])
-            view.mark(f"{workers[worker]} is killed with SIGKILL after {tokens} tokens", "red")
+            kill(worker)
+            view.mark(
+                f"{what}{workers[worker]} is killed with SIGKILL after {tokens} tokens", "red"
+            )
     result = _ended(view, job)
     return {
         "killed": killed,

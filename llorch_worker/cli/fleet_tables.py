@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NOTHING = "-"
 _ID_CHARS = 8
+LATELY_S = 900.0
+"""For so long an engine's death is told."""
 
 ModelColumns = Sequence[tuple[str, "Callable[[ModelLoad], str | Text]"]]
 
@@ -59,7 +61,7 @@ def workers_table(workers: Sequence[WorkerCard], *, narrow: bool = False) -> Tab
             _percent(worker.recent.cache_hits),
             *(_percent(worker.recent.draft_hits) for _ in drafted),
             *(f"{_silence(worker)} ago" for _ in seen),
-            style="red" if worker.silent else None,
+            style="red" if worker.silent or worker.away else None,
         )
     return made
 
@@ -203,9 +205,10 @@ def notices(reading: Reading) -> Iterator[Text]:
             yield _warning("mixed models", f": {load.mixture}")
     if fleet.dead_letters:
         yield _warning(counted(fleet.dead_letters, "dead letter"), ": see llorch dead list")
+    yield from _engines(fleet.workers)
     for load in fleet.models:
         if load.suspects:
-            rest = " may have killed a worker: a worker runs only some of them at a time"
+            rest = " may have killed an engine: a worker runs one of them at a time"
             yield _warning(counted(load.suspects, "suspect"), f" of {load.model}{rest}")
     for load in fleet.models:
         if load.recent.failed:
@@ -215,6 +218,24 @@ def notices(reading: Reading) -> Iterator[Text]:
         if load.scheduled:
             jobs = counted(load.scheduled, "job")
             yield Text(f"{jobs} of {printable(load.model)} for a later time (ETA)")
+
+
+def _engines(workers: Sequence[WorkerCard]) -> Iterator[Text]:
+    """A sentence for all workers without an engine, and one for those that have had another one
+    for a short time."""
+    away = [(worker, worker.away) for worker in workers if worker.away]
+    died = [
+        (worker, f"{worker.last_death}, {human_time(worker.died_s)} ago")
+        for worker in sorted(workers, key=lambda worker: worker.died_s)
+        if not worker.away and worker.died_s < LATELY_S
+    ]
+    for what, found in (("without an engine", away), ("with another engine", died)):
+        if found:
+            worker, why = found[0]
+            others = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            yield _warning(
+                f"{counted(len(found), 'worker')} {what}", f": {worker.hostname}, {why}{others}"
+            )
 
 
 def _waits(queue: str, jobs: int, what_to_do: str = "") -> Text:

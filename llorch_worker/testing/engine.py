@@ -27,6 +27,7 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.result import FinishReason
+from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.testing.answers import Answer, Answers
 from llorch_worker.text.calls import CallReader, reader_of
 from llorch_worker.text.dialects import HERMES
@@ -39,10 +40,9 @@ class StubEngine:
     """What :class:`.JobRunner` needs of an engine."""
 
     healthy = True
-    fingerprint = ""
-    max_context = MAX_CONTEXT
 
     def __init__(self, model_name: str, answers: Answers) -> None:
+        self.facts = ModelFacts(model_name, max_context=MAX_CONTEXT)
         self.model_name = model_name
         self.requests: list[GenerationRequest] = []
         self._answers = answers

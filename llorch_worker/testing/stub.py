@@ -127,7 +127,6 @@ class Stub:
             hostname=HOSTNAME,
             key_ttl_s=KEEP_S,
             max_attempts=1,
-            end_worker=lambda: None,
         )
         # Not the current app of this process: that is the test's.
         self._app = Celery("llorch-testing", set_as_current=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -36,22 +36,27 @@ from llorch_worker.contract import (
     LlorchError,
     OutOfMemory,
     Timings,
+    Tokens,
     Usage,
     describe,
 )
+from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.other_workers import OtherWorkers
 from llorch_worker.worker.publisher import Publisher
 
 if TYPE_CHECKING:
-    from llorch_worker.engine import Engine, Generation
+    from llorch_worker.engine.interface import RunningGeneration
+    from llorch_worker.worker.resident_engine import ResidentEngine
 
 logger = get_logger(__name__)
 
 HAND_BACK_FLUSH_S = 4.0
 """How long a job that is handed back waits for its tokens to be journalled. The next worker
 recomputes missing ones."""
+MOST_DEATHS = 16
+"""Engines that died and whose jobs are not all handed back yet."""
 CHECK_CANCEL_AFTER_S = 0.5
 """A job that starts this long after its claim first asks Redis whether it was cancelled."""
 
@@ -65,7 +70,7 @@ class JobRunner:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ResidentEngine,
         active_jobs: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
@@ -73,10 +78,9 @@ class JobRunner:
         hostname: str,
         key_ttl_s: int,
         max_attempts: int,
-        end_worker: Callable[[], None],
     ) -> None:
         """``key_ttl_s``: how long idempotency keys are remembered. ``max_attempts``: see
-        :class:`.ClaimTerms`. ``end_worker`` is called once the engine is broken."""
+        :class:`.ClaimTerms`."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._publisher = publisher
@@ -84,8 +88,11 @@ class JobRunner:
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
         self._max_attempts = max_attempts
-        self._end_worker = end_worker
-        self._others = OtherWorkers(client, engine.model_name, hostname, engine.max_context)
+        facts = engine.facts
+        self._others = OtherWorkers(client, facts.model_name, hostname, facts.max_context)
+        self._suspects: set[str] = set()
+        """Those that run here and have no token yet."""
+        self._blamed: deque[tuple[Death, tuple[str, ...]]] = deque(maxlen=MOST_DEATHS)
         self._counting = threading.Lock()
         self.deliveries = Counter(attempts=0, redeliveries=0, resumes=0)
         """Jobs that began to run here; of these, those that were claimed before, and those that
@@ -121,11 +128,11 @@ class JobRunner:
             try:
                 result = generation.result()
             except LlorchError as error:
-                broken = isinstance(error, InternalError) and not self._engine.healthy
-                if not broken and not (isinstance(error, Cancelled) and job.handed_back):
+                died = isinstance(error, EngineDied)
+                if not died and not (isinstance(error, Cancelled) and job.handed_back):
                     spent = error.spent if isinstance(error, Cancelled) else None
                     self._leave_entries(job, claim, spent)
-                elif not self._publisher.flush(claim, self._patience(job)):
+                elif not self._publisher.flush(claim, self._patience(job, leaves=True)):
                     raise HandedBack from None
                 raise
             self._leave_entries(job, claim)
@@ -134,18 +141,12 @@ class JobRunner:
             if job.handed_back:
                 raise HandedBack from None
             raise
-        except InternalError:
-            if self._engine.healthy:
-                raise
-            self._abandon(claim)
+        except EngineDied as error:
+            self._blame(claim, error.death)
             raise HandedBack from None
         finally:
+            self._suspects.discard(claim.job_id)
             self._publisher.close_job(claim)
-            if not self._engine.healthy:
-                logger.critical(
-                    "the engine is broken; the worker ends and its jobs resume elsewhere"
-                )
-                self._end_worker()
 
     def _read_journal(self, claim: Claim) -> JournalPage:
         try:
@@ -158,7 +159,7 @@ class JobRunner:
         """The page, if its tokens are of this model; else the job goes to a worker of its own, or
         begins again."""
         claim, journal = delivery.claim, page.journal
-        if not journal or journal.fingerprint == self._engine.fingerprint:
+        if not journal or journal.fingerprint == self._engine.facts.fingerprint:
             return page
         if job.stopped or claim.cancelled:
             return page  # it does not run here
@@ -183,8 +184,6 @@ class JobRunner:
             raise HandedBack
         if job.stopped or self._was_cancelled(claim):
             raise Cancelled("the job was cancelled before it ran")
-        # Only for a job that is not yet in the engine. One that is may have broken the engine, so
-        # its attempt must count.
         if not self._engine.healthy:
             raise HandedBack
 
@@ -203,7 +202,7 @@ class JobRunner:
             logger.warning("cannot ask whether job %s was cancelled: %s", claim.job_id, error)
             return False
 
-    def _submit(self, delivery: Delivery, journal: Journal) -> Generation:
+    def _submit(self, delivery: Delivery, journal: Journal) -> RunningGeneration:
         claim = delivery.claim
         try:
             request = _request_of(delivery)
@@ -212,6 +211,8 @@ class JobRunner:
                 at_ms = delivery.deadline_ms(request.deadline_s)
                 with suppress(RedisError):
                     note_deadline(self._redis, claim.job_id, at_ms)
+            if claim.suspect:
+                self._suspects.add(claim.job_id)
             return self._engine.submit(
                 request,
                 job_id=claim.job_id,
@@ -220,6 +221,7 @@ class JobRunner:
                 queued_at=delivery.queued_at_s(),
                 retried_at=delivery.retried_at_s(),
                 journal=journal,
+                suspect=claim.suspect,
                 on_event=partial(self._publish, claim),
             )
         except ContextLengthExceeded:
@@ -247,7 +249,7 @@ class JobRunner:
         """Refuses a second job with the same key. Our client never sends one; others may."""
         if request.idempotency_key is None:
             return
-        key = keys.idempotency(self._engine.model_name, request.idempotency_key)
+        key = keys.idempotency(self._engine.facts.model_name, request.idempotency_key)
         try:
             first = text(run_script(self._redis, "reserve_key", [job_id, self._key_ttl_s], [key]))
         except RedisError:
@@ -266,6 +268,8 @@ class JobRunner:
             self._publisher.expect_end(claim)
         else:
             self._publisher.append(claim, event)
+            if self._suspects and isinstance(event, Tokens):
+                self._suspects.discard(claim.job_id)
 
     def _leave_entries(
         self, job: ActiveJob, claim: Claim, spent: tuple[Usage, Timings] | None = None
@@ -276,27 +280,38 @@ class JobRunner:
             raise HandedBack
         HELD_CLAIMS.leave_entries(claim, replace(entries, spent=spent))
 
-    def _patience(self, job: ActiveJob) -> Callable[[], bool]:
+    def _patience(self, job: ActiveJob, *, leaves: bool = False) -> Callable[[], bool]:
         """Whether to stop waiting for Redis: never for a job that stays, so that no result precedes
-        its tokens; after :data:`HAND_BACK_FLUSH_S` for one that leaves."""
+        its tokens; after :data:`HAND_BACK_FLUSH_S` for one that ``leaves``."""
         give_up_s: float | None = None
 
         def give_up() -> bool:
             nonlocal give_up_s
-            if (job.leaving or not self._engine.healthy) and give_up_s is None:
+            if (leaves or job.leaving) and give_up_s is None:
                 give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
             return give_up_s is not None and time.monotonic() > give_up_s
 
         return give_up
 
-    def _abandon(self, claim: Claim) -> None:
-        """Hands back a job whose engine broke. The attempt counts, so a job that breaks engines is
-        isolated and ends."""
-        alone = len(HELD_CLAIMS.running()) == 1
+    def judge(self, death: Death) -> tuple[str, ...]:
+        """Decides who is blamed for a death, before the jobs of the engine are handed back: those
+        that it had in its hands. If one of them was a suspect already, that one alone: it came in
+        while a step of others was on the device."""
+        known = self._suspects.intersection(death.suspects)
+        blamed = tuple(known) or death.suspects
+        self._blamed.append((death, blamed))
+        return blamed
+
+    def _blame(self, claim: Claim, death: Death) -> None:
+        """Hands back a job that is blamed, as a suspect."""
+        blamed = next(blamed for known, blamed in reversed(self._blamed) if known is death)
+        if claim.job_id not in blamed:
+            return
+        alone = len(blamed) == 1
         try:
             claims.blame(self._redis, claim, max_attempts=self._max_attempts, alone=alone)
         except RedisError as error:
-            logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
+            logger.warning("job %s is not blamed for its engine: %s", claim.job_id, error)
 
 
 def _request_of(delivery: Delivery) -> GenerationRequest:

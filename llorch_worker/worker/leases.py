@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,22 +24,17 @@ from llorch_worker.settings import Settings
 logger = get_logger(__name__)
 
 RENEWALS_A_LEASE = 4
-SECOND_LOOK_S = 0.5
-EX_SOFTWARE = 70
 _AWAY = (NoConnection, NoReply)
 """Errors that mean that Redis did not answer; every other error is an answer."""
 
 
 class LeaseKeeper(Repeater):
-    """A thread with its own Redis connection, which renews leases as long as the engine lives, even
-    while the worker drains or its broker connection is down.
+    """A thread with its own Redis connection, which renews leases even while the worker drains or
+    its broker connection is down.
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
     some time for its claim. One sweep is enough for a fleet, so workers take turns: a key that
     expires shows that one has swept.
-
-    An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
-    nothing in it could end the jobs, and the leases lapse.
 
     It sweeps at its start too: a worker that replaces a dead one may not live until its second
     sweep. After an outage, or the start of Redis, the thread waits before it sweeps, so that other
@@ -52,14 +46,12 @@ class LeaseKeeper(Repeater):
         client: redis.Redis,
         settings: Settings,
         *,
-        stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
     ) -> None:
         """``on_lost`` is called with a claim that was lost."""
         self._redis = client
         self._settings = settings
         self._lease_ms = round(settings.lease_s * 1e3)
-        self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._warned = False
         self._leases_exist = True
@@ -82,9 +74,6 @@ class LeaseKeeper(Repeater):
         return time.monotonic() - self._renewed_s
 
     def _renew_and_sweep(self) -> None:
-        if self._hangs():
-            logger.critical("the engine hangs; the worker exits and its jobs resume elsewhere")
-            os._exit(EX_SOFTWARE)
         began_s = time.monotonic()
         if self._try(self._renew, self._renewal) is not None:
             self._cut_off = True
@@ -127,13 +116,6 @@ class LeaseKeeper(Repeater):
             return bool(self._redis.info("server")["uptime_in_seconds"] > self._settings.lease_s)
         except RedisError:
             return False
-
-    def _hangs(self) -> bool:
-        if self._stalled_for_s() < self._settings.watchdog_s:
-            return False
-        # A suspended and continued process looks stalled until the engine's next step.
-        self.closing.wait(SECOND_LOOK_S)
-        return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
         held = HELD_CLAIMS.all()

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -17,6 +18,7 @@ from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.repeater import Repeater
+from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.announcer import Announcer
@@ -28,42 +30,57 @@ from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.queue_watcher import QueueWatcher
 from llorch_worker.worker.residency_check import violation
+from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.shown_figures import shown_figures
 from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
-    from llorch_worker.engine import Engine
+    from llorch_worker.engine.process.engine_process import EngineProcess
     from llorch_worker.telemetry.metrics.server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
+    from llorch_worker.text import Tokenizer
 
 logger = get_logger(__name__)
 
 
 class Residency:
-    """One engine, and the threads that talk to Redis for its jobs.
+    """One engine at a time, and the threads that talk to Redis for its jobs.
 
     ``job_runner`` runs the jobs, on the pool's threads.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineProcess,
+        load: Callable[[], EngineProcess],
         settings: Settings,
         hostname: str,
         active_jobs: ActiveJobs,
         assignment: Assignment,
         *,
-        on_broken: Callable[[], None],
+        on_lost_card: Callable[[], None],
+        claim_again: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
         takes_direct_jobs: bool = True,
     ) -> None:
-        """``on_broken`` is called once the engine cannot run any more. ``load_s``: how long loading
-        and warming up the model took. ``takes_direct_jobs``: whether it consumes its own queue."""
-        self._engine = engine
+        """``load`` loads and warms up another engine, after the death of ``engine``.
+
+        ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
+        :attr:`is_ready` has changed. ``load_s``: how long loading and warming up the model took.
+        ``takes_direct_jobs``: whether it consumes its own queue.
+        """
+        self._engine = ResidentEngine(
+            engine,
+            load,
+            watchdog_s=settings.watchdog_s,
+            on_death=lambda death: self.job_runner.judge(death),
+            on_change=self._engine_changed,
+        )
+        self._claim_again = claim_again
         self._active_jobs = active_jobs
         self._settings = settings
         self._hostname = hostname
-        self._on_broken = on_broken
+        self._on_lost_card = on_lost_card
         self._assignment = assignment
         self._load_s = load_s
         self._takes_direct_jobs = takes_direct_jobs
@@ -72,28 +89,31 @@ class Residency:
         self._publisher = Publisher(
             self._redis, settings, on_lost=active_jobs.lose, on_cancelled=active_jobs.cancel
         )
-        self._watcher = QueueWatcher(self._redis, engine.model_name, settings)
+        model_name = engine.facts.model_name
+        self._watcher = QueueWatcher(self._redis, model_name, settings)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )
-        self._leases = LeaseKeeper(
-            self._leases_redis,
-            settings,
-            stalled_for_s=engine.stalled_for_s,
-            on_lost=active_jobs.lose,
-        )
+        self._leases = LeaseKeeper(self._leases_redis, settings, on_lost=active_jobs.lose)
         self._job_window = JobWindow()
         self.job_runner = JobRunner(
-            engine,
+            self._engine,
             active_jobs,
             self._publisher,
             self._redis,
             hostname=hostname,
             key_ttl_s=settings.result_ttl_s,
             max_attempts=settings.max_attempts,
-            end_worker=on_broken,
         )
-        self._announcer = Announcer(self._redis, engine.model_name, hostname, self._worker_card)
+
+        @cache
+        def tokenizer() -> Tokenizer:
+            from llorch_worker.text import load_tokenizer
+            from llorch_worker.text.vocabulary_file import open_vocabulary
+
+            return load_tokenizer(open_vocabulary(settings.model))
+
+        self._announcer = Announcer(self._redis, model_name, hostname, self._worker_card)
         self._check = Repeater(
             "residency", "check the model's place", self._check_place, settings.residency_check_s
         )
@@ -103,13 +123,15 @@ class Residency:
             CancelListener(self._redis, active_jobs),
             self._announcer,
             self._watcher,
-            TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer),
+            TokenDesk(self._redis, model_name, tokenizer),
             self._check,
         ]
         self._metrics = self._serve_metrics()
 
     def start(self) -> None:
         ENDED_JOBS.observe(self._job_window.add)
+        ENDED_JOBS.observe(self._engine.note_end)
+        self._engine.start()
         for thread in self._threads:
             thread.start()
 
@@ -130,21 +152,32 @@ class Residency:
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
         because torch calls the only card that it sees cuda:0."""
-        return dataclasses.asdict(self._engine.stats()) | {"device": self._assignment.name}
+        engine = self._engine
+        return dataclasses.asdict(engine.stats()) | {
+            "device": self._assignment.name,
+            "deaths": engine.deaths.total(),
+            "last_death": engine.last_death,
+            "away": engine.away,
+        }
 
-    def stalled_for_s(self) -> float:
-        """Seconds since the engine's last step; 0.0 while idle."""
-        return self._engine.stalled_for_s()
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an engine that takes jobs."""
+        return self._engine.healthy
 
     @property
     def may_be_chosen(self) -> bool:
         """Whether jobs may be placed with this worker rather than with another."""
         settings = self._settings
-        return settings.placement and settings.prefix_caching and not self._watcher.alone
+        if not (settings.placement and settings.prefix_caching and self.is_ready):
+            return False
+        return not self._watcher.alone
 
     def status(self) -> str:
         """The worker in one line."""
         stats = self.stats()
+        if stats["away"]:
+            return f"{stats['model']} on {stats['device']}: {stats['away']}"
         return (
             f"{stats['model']} on {stats['device']}: {stats['running']} running, "
             f"{stats['waiting']} waiting, {stats['tokens_per_s']:.0f} tokens/s"
@@ -164,12 +197,19 @@ class Residency:
     def _check_place(self) -> None:
         """Hands every job back to other workers and ends this one, if model and cache are not where
         they should be. A card that hangs in a call is left to the watchdog of the leases."""
-        fault = violation(self._engine, self._assignment)
+        try:
+            fault = violation(self._engine, self._assignment)
+        except (EngineDied, TimeoutError):
+            return
         if fault is not None:
             logger.critical("%s; the worker ends and its jobs resume elsewhere", fault)
             self._active_jobs.hand_back_all()
-            self._on_broken()
+            self._on_lost_card()
             self._check.closing.set()
+
+    def _engine_changed(self) -> None:
+        self._claim_again()
+        self._announcer.attempt()
 
     def _serve_metrics(self) -> MetricsServer | None:
         """Nothing is counted if no port is free: a worker without metrics still works."""
@@ -180,7 +220,7 @@ class Residency:
         from llorch_worker.telemetry.metrics.server import serve
         from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 
-        metrics = WorkerMetrics(self._engine.model_name, self._worker_figures)
+        metrics = WorkerMetrics(self._engine.facts.model_name, self._worker_figures)
         server = serve(metrics.registry, self._settings.metrics_host, first_port)
         if server is not None:
             ENDED_JOBS.observe(metrics.job_ended)
@@ -192,6 +232,7 @@ class Residency:
         return WorkerFigures(
             stats=self._engine.stats(),
             steps=self._engine.step_figures(),
+            deaths=self._engine.deaths,
             **self.job_runner.deliveries,
             fenced_writes=HELD_CLAIMS.fenced_writes,
             lease_age_s=self._leases.age_s(),
@@ -199,22 +240,28 @@ class Residency:
         )
 
     def _worker_card(self) -> WorkerCard:
+        engine = self._engine
+        facts = engine.facts
         return WorkerCard(
             hostname=self._hostname,
             pid=os.getpid(),
-            model=self._engine.model_name,
-            fingerprint=self._engine.fingerprint,
+            model=facts.model_name,
+            fingerprint=facts.fingerprint,
             takes_direct_jobs=self._takes_direct_jobs,
-            max_context=self._engine.max_context,
-            max_sequences=self._engine.max_sequences,
+            max_context=facts.max_context,
+            max_sequences=facts.max_sequences,
             queue_limit=self._settings.queue_limit,
             generation_config=(
-                self._engine.generation_config if self._settings.generation_config == "auto" else {}
+                dict(facts.generation_config) if self._settings.generation_config == "auto" else {}
             ),
             device=self._assignment.name,
             started_at=self._started_at,
             last_seen=time.time(),
             engine=self.stats(),
+            last_death=engine.last_death,
+            last_death_at=engine.last_death_at,
+            away=engine.away,
+            engine_pid=None if engine.away else engine.pid,
             recent=self._job_window.read(),
             metrics_host=None if self._metrics is None else self._metrics.host,
             metrics_port=None if self._metrics is None else self._metrics.port,

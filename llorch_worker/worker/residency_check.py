@@ -1,21 +1,36 @@
-"""Checks that model and cache are still on their device, and that the device answers."""
+"""Checks that model and cache are on their device, and that the device answers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from llorch_worker.devices import DeviceUnavailable, list_cards
 from llorch_worker.worker.card.assignment import Assignment
 
 if TYPE_CHECKING:
-    from llorch_worker.engine import Engine
+    from llorch_worker.engine.interface import ModelFacts
 
 MOST_NAMED = 3
 
 
-def violation(engine: Engine, assignment: Assignment) -> str | None:
-    """The defect in one sentence, or None."""
-    device = str(engine.stats().device)
+class Placed(Protocol):
+    """What knows where an engine is."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        """See :meth:`.EngineInterface.misplaced_tensors`."""
+
+
+def violation(engine: Placed, assignment: Assignment) -> str | None:
+    """The defect in one sentence, or None.
+
+    Raises:
+        TimeoutError: the engine does not answer now.
+        EngineDied: nor ever.
+    """
+    device = engine.facts.device
     if assignment.card is not None and not device.startswith("cuda"):
         return f"the model should be on {assignment.name}, but is on {device}"
     misplaced = engine.misplaced_tensors()
@@ -26,16 +41,14 @@ def violation(engine: Engine, assignment: Assignment) -> str | None:
     return _card_fault(assignment)
 
 
-def wrong_card(assignment: Assignment) -> str | None:
+def wrong_card(facts: ModelFacts, assignment: Assignment) -> str | None:
     """The reason why torch does not see exactly the assigned card, in one sentence, or None."""
     if assignment.card is None:
         return None
-    import torch
-
-    count = torch.cuda.device_count()
-    if count != 1:
+    if len(facts.card_uuids) != 1:
+        count = len(facts.card_uuids)
         return f"torch must see only {assignment.name}, but it sees {count} cards"
-    seen = str(torch.cuda.get_device_properties(0).uuid)
+    (seen,) = facts.card_uuids
     if assignment.card.uuid is not None and not assignment.card.uuid.endswith(seen):
         return f"{assignment.name} is {assignment.card.uuid}, but torch sees {seen}"
     return None

@@ -16,7 +16,13 @@ def shown_figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     blocks = stats["kv_blocks_total"]
     used = blocks - stats["kv_blocks_free"]
+    deaths = [
+        f"{stats['deaths']:,}",
+        *([f"the last: {stats['last_death']}"] * bool(stats["deaths"])),
+    ]
     return {
+        "engine": [stats["away"] or "serves"],
+        "engine deaths": deaths,
         "model": [stats["model"]],
         "device": [stats["device"]],
         "dtype": [stats["dtype"]],

@@ -17,11 +17,10 @@ BEAT_S = 5.0
 
 
 class SignsOfLife(Repeater):
-    """A thread that renews a file and notifies systemd, from :meth:`begin` to :meth:`close`, as
-    long as the engine is idle or has finished a step since the last time.
+    """A thread that renews a file and notifies systemd, from :meth:`begin` to :meth:`close`.
 
-    Reading a file's age costs a probe nothing, and a worker that cannot run Python code, because a
-    driver's call holds the interpreter, cannot renew it.
+    Reading a file's age costs a probe nothing, and a worker that cannot run Python code cannot
+    renew it. Its engine has a watchdog of its own: see :class:`.ResidentEngine`.
     """
 
     def __init__(self, file: Path | None, manager: ServiceManager | None = None) -> None:
@@ -36,25 +35,22 @@ class SignsOfLife(Repeater):
             file.touch()
             file.unlink()
         period_s = min(BEAT_S, (self._manager.watchdog_s or 2 * BEAT_S) / 2)
-        super().__init__("signs-of-life", "show signs of life", self._beat_if_advancing, period_s)
-        self._stalled_for_s: Callable[[], float] = lambda: 0.0
+        super().__init__("signs-of-life", "show signs of life", self._beat, period_s)
         self._status: Callable[[], str] = str
         self._cannot_write = False
 
     def loading(self, status: str) -> None:
         self._manager.notify(f"STATUS={status}")
 
-    def begin(self, stalled_for_s: Callable[[], float], status: Callable[[], str]) -> None:
+    def begin(self, status: Callable[[], str]) -> None:
         """The worker takes jobs. Later calls, after a reconnect, do nothing.
 
-        Args:
-            stalled_for_s: seconds since the engine's last step; 0.0 while idle.
-            status: one line for ``systemctl status``.
+        ``status`` makes one line for ``systemctl status``.
         """
         unwatched = self._file is None and not self._manager.present
         if unwatched or self._thread.is_alive() or self.closing.is_set():
             return
-        self._stalled_for_s, self._status = stalled_for_s, status
+        self._status = status
         self._manager.notify("READY=1")
         self._beat()
         self.start()
@@ -67,10 +63,6 @@ class SignsOfLife(Repeater):
         super().close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-
-    def _beat_if_advancing(self) -> None:
-        if self._stalled_for_s() < self._every_s:
-            self._beat()
 
     def _beat(self) -> None:
         self._manager.notify("WATCHDOG=1", f"STATUS={self._status()}")

@@ -10,7 +10,7 @@ import redis
 
 from llorch_worker.broker import claims, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
-from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.jobs import TERMS, look, push, sweep, take
 from tests.store import leases_in, letters_in, record_of, set_leases, write_record
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
@@ -134,6 +134,21 @@ def test_jobs_of_one_step_that_killed_its_engine_run_one_after_the_other(
         make_progress(store, [suspect])
         held.append(suspect)
     assert not store.llen(queues.suspects("toy"))
+
+
+def test_a_worker_asks_for_the_next_suspect_the_less_often_the_longer_one_runs(
+    store: redis.Redis,
+) -> None:
+    push(store, "a", "b")
+    blame(store, *take(store))
+    found = look(store, limit=2)
+    (first,) = found.claims
+    assert found.look_again_s == 0.01
+    for ran_s, look_again_s in ((0.2, 0.05), (60, 0.2)):
+        write_record(store, "a", fence=first.fence - round(ran_s * 1e6))
+        found = look(store, held=[first])
+        assert found.claims == []
+        assert found.look_again_s == pytest.approx(look_again_s, abs=0.02)
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 3])

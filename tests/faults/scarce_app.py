@@ -1,32 +1,9 @@
-"""The whole worker with the real engine, on a device with memory for ``SCARCE_TOKENS`` tokens.
-
-A step whose sequences hold more tokens in total runs out of memory.
-"""
+"""The whole worker with the engine of :mod:`tests.faults.scarce_engine`."""
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-import torch
-
-from llorch_worker.model.batch import RaggedBatch
-from llorch_worker.model.transformer import Transformer
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
 
-LIMIT_TOKENS = int(os.environ["SCARCE_TOKENS"])
-
-_forward = Transformer.forward
-
-
-def scarce_forward(
-    self: Transformer, batch: RaggedBatch, *args: Any, **options: Any
-) -> torch.Tensor:
-    if sum(batch.context_lengths) > LIMIT_TOKENS:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-    return _forward(self, batch, *args, **options)
-
-
-Transformer.forward = scarce_forward  # type: ignore[method-assign]
 app = build_app(Settings())
+app.engine_class = "tests.faults.scarce_engine:Engine"

@@ -10,7 +10,6 @@ import pytest
 
 from llorch_worker.broker import scripts
 from llorch_worker.client import Client
-from llorch_worker.worker.leases import EX_SOFTWARE
 from tests.faults.conftest import LEASE_S, QUICK, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
@@ -118,20 +117,6 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_goes_on_serving(
 
 
 # Hang ---------------------------------------------------------------------------------------------
-
-
-def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
-    start_worker: StartWorker, witness: Witness, latch: Latch
-) -> None:
-    hanging = start_worker("w1", watchdog_s=1)
-    neighbours = [witness.begun(witness.send(200, latch.prompt(after=199)), 10) for _ in range(2)]
-    job = witness.send(20, prompt="hang")
-    start_worker("w2", **QUICK)
-    assert hanging.wait_exit() == EX_SOFTWARE
-    latch.open()
-    witness.assert_whole(job, *neighbours, timeout_s=RECOVERY_S)
-    for one in (job, *neighbours):
-        assert (one.result(0).worker, one.result(0).attempts) == ("w2@test", 2)
 
 
 def test_a_long_pause_of_the_whole_process_is_not_a_hang(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from llorch_worker.client import Client
-from llorch_worker.contract import AttemptsExhausted
 from tests.fake_gpu.machine import SITE, Machine, card
 from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
@@ -89,25 +88,11 @@ def test_a_worker_whose_tensors_are_misplaced_does_not_start(
     assert "cannot start: not all of model and cache is on toy" in worker.text()
 
 
-def test_a_job_that_breaks_every_engine_ends(start_worker: StartWorker, client: Client) -> None:
-    job = client.submit(prompt="break", max_tokens=5)
-    workers = [start_worker(f"w{number}", ready=False) for number in range(4)]
-    with pytest.raises(AttemptsExhausted):
-        job.result(GET_S)
-    wait_until(lambda: [worker.process.poll() for worker in workers].count(None) == 1)
-    assert [worker.process.poll() for worker in workers].count(1) == 3
-
-
-def test_a_job_whose_device_fails_gives_the_same_text_elsewhere(
+def test_a_job_whose_device_fails_gives_the_same_text_with_another_engine(
     own_server: RedisServer, start_worker: StartWorker, demo_model: Path
 ) -> None:
     # Without drafts, whose warm-up takes as many steps as there is time.
-    options = {
-        "model": demo_model,
-        "model_name": "demo",
-        "max_sequences": 4,
-        "drafter": "off",
-    }
+    options = {"model": demo_model, "model_name": "demo", "max_sequences": 4, "drafter": "off"}
     ask = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 60}
     with Client(own_server.url, model="demo") as client:
         lost = start_worker(
@@ -115,11 +100,11 @@ def test_a_job_whose_device_fails_gives_the_same_text_elsewhere(
         )
         with lost.paused():
             jobs = [client.submit(**ask) for _ in range(3)]
-        assert lost.wait_exit(GET_S) == 1
-        assert "the device is lost: CUDA error: unspecified launch failure" in lost.text()
+        wait_until(lambda: "the engine died: CUDA error: unspecified launch failure" in lost.text())
         start_worker("w2", app=REAL_APP, **options)
         results = [job.result(GET_S) for job in jobs]
         whole = client.submit(**ask).result(GET_S)
         assert {result.text for result in results} == {whole.text}
-        assert {result.attempts for result in results} == {2}
+        assert min(result.attempts for result in results) == 2
         wait_until(lambda: not held_ids(client.redis))
+        assert lost.process.poll() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,8 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled, Tokens, encode_event
+from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
@@ -18,7 +21,6 @@ from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
-from tests.toy_engine import ToyEngine
 from tests.worker.test_publisher import claimed
 
 JOB_ID = "job"
@@ -45,8 +47,17 @@ def delivery(redis_server: RedisServer) -> Iterator[Delivery]:
 def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Residency]:
     """A toy engine with all that surrounds it but Celery."""
     settings = Settings(redis_url=redis_server.url)
-    engine, device = ToyEngine("toy", 2, 4096), Assignment("toy")
-    residency = Residency(engine, settings, "w@test", active_jobs, device, on_broken=lambda: None)
+    load = partial(
+        EngineProcess.load,
+        STORY_MODEL,
+        model_name="toy",
+        engine_class="tests.toy_engine:ToyEngine",
+        device="toy",
+        max_sequences=2,
+    )
+    residency = Residency(
+        load(), load, settings, "w@test", active_jobs, Assignment("toy"), on_lost_card=lambda: None
+    )
     residency.start()
     yield residency
     residency.close()

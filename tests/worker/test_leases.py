@@ -25,7 +25,6 @@ def keeping(client: redis.Redis, *, lease_s: float = 0.2, sweep_s: float = 0.02)
     keeper = LeaseKeeper(
         client,
         Settings().model_copy(update={"lease_s": lease_s, "sweep_s": sweep_s}),
-        stalled_for_s=lambda: 0.0,
         on_lost=lambda _claim: None,
     )
     keeper.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -163,42 +164,22 @@ def test_inspect_tells_whether_a_job_ran_before(
     app.close()
 
 
-def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
-    own_worker: WorkerProcess, own_client: Client, tmp_path: Path, own_server: RedisServer
-) -> None:
-    breaking = own_client.submit(prompt="break once", max_tokens=5)
-    assert own_worker.wait_exit() == 1
-    assert "the engine is broken" in own_worker.text()
-    waiting = own_client.submit(prompt="x", max_tokens=5)
-    assert not breaking.status().ended
-    with running_worker(own_server.url, tmp_path, name="w2", model_name="toy", sweep_s=1):
-        for job, attempts in ((breaking, 2), (waiting, 1)):
-            result = job.result(GET_S)
-            assert (result.worker, result.attempts) == ("w2@test", attempts)
-            assert_whole(job)
-
-
-def test_an_engine_that_breaks_while_idle_costs_no_job(
-    own_worker: WorkerProcess, own_client: Client
-) -> None:
-    sent = [own_client.submit(prompt="break after", max_tokens=1)]
-
-    def gone() -> bool:
-        sent.append(own_client.submit(prompt="x", max_tokens=1))
-        return own_worker.process.poll() is not None
-
-    wait_until(gone)
-    assert own_worker.wait_exit() == 1
-    ended = [status for job in sent if (status := job.status()).ended]
-    assert {status.state for status in ended} == {"succeeded"}
-    assert own_client.redis.llen(QUEUE) == len(sent) - len(ended) > 0
-
-
 def test_sigterm_ends_a_load(redis_server: RedisServer, tmp_path: Path) -> None:
     worker = WorkerProcess(redis_server.url, tmp_path / "w.log", model_name="toy", TOY_LOAD_S=300)
     wait_until(lambda: "loading" in worker.text())
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait_exit() == 0
+
+
+def test_sigterm_ends_the_load_of_another_engine(redis_server: RedisServer, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    options = {"model_name": "toy", "TOY_LOADS_SLOWLY_FROM": slow}
+    with running_worker(redis_server.url, tmp_path, **options) as worker:
+        slow.touch()
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: worker.text().count("loading") == 2)
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.wait_exit() == 0
 
 
 def test_a_second_sigterm_while_the_first_is_handled_stops_nothing(

@@ -16,7 +16,8 @@
 -- array: Redis would send each that lies in another in a packet of its own.
 
 local MOST_DROPPED = 10 -- that are returned
-local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
+-- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
+local LEAST_WAIT_MS, MOST_WAIT_MS = 10, 200
 -- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
 -- as long as parsing so many bytes more. Thousands in a row may be of cancelled jobs, or copies.
 local MOST_BYTES = 4 * 2^20
@@ -27,7 +28,7 @@ local terms = cjson.decode(ARGV[1])
 terms.suspects = suspects
 local limit = terms.limit
 local claims, dropped, bytes = {}, {}, 0
-local holds_suspect = false
+local suspect_since_us = false -- when the caller claimed the suspect that it holds
 local suspects_line = new_line(suspects)
 
 -- Take the next message of a line; false if its job must wait.
@@ -39,7 +40,7 @@ local function take_next(line)
   end
   bytes = bytes + #message + MESSAGE_BYTES
   local job = read_job(message)
-  local outcome, found = take(job, message, list, terms, holds_suspect)
+  local outcome, found = take(job, message, list, terms, suspect_since_us)
   bring_up(line, list, job, terms.weights)
   if outcome == 'wait' and line == suspects_line then
     redis.call('RPUSH', list, message)
@@ -51,7 +52,7 @@ local function take_next(line)
     suspects_line.jobs = suspects_line.jobs + 1
   elseif outcome == 'claimed' then
     claims[#claims + 1] = found
-    holds_suspect = holds_suspect or is_suspect(job.record, terms)
+    suspect_since_us = suspect_since_us or is_suspect(job.record, terms) and now_us()
   elseif found and #dropped < MOST_DROPPED then
     dropped[#dropped + 1] = {found, outcome}
   end
@@ -70,7 +71,8 @@ end
 local lines = answer_rings({unpack(KEYS, 4)}, passed, terms)
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
-  holds_suspect = holds_suspect or record and is_suspect(record, terms)
+  -- A fence is a time.
+  suspect_since_us = suspect_since_us or record and is_suspect(record, terms) and record.fence
 end
 local others = redis.call('EXISTS', suspects, passed, passed .. FULL_SUFFIX)
 if not terms.urgent and others > 0 then
@@ -123,7 +125,11 @@ if terms.place ~= '' then
   note_load(terms.place, terms.jobs + #claims, #claims < limit)
 end
 
-local again_ms = suspects_line.jobs > 0 and SUSPECTS_WAIT_MS or -1
+local again_ms = -1
+if suspects_line.jobs > 0 then
+  local ran_ms = (now_us() - (suspect_since_us or 0)) / 1000
+  again_ms = math.floor(math.min(MOST_WAIT_MS, math.max(LEAST_WAIT_MS, ran_ms / 4)))
+end
 if bytes >= MOST_BYTES and #claims < limit then
   again_ms = 0
 end

@@ -72,6 +72,7 @@ from llorch_worker.engine.process.messages import (
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
+from llorch_worker.processes.oom import let_die_first, oom_kills
 from llorch_worker.processes.spawn import memory_file, spawn
 from llorch_worker.settings import default_model_name
 
@@ -129,6 +130,8 @@ class EngineProcess:
         self._sentence: tuple[DeathLabel, str] | None = None
         self._death: Death | None = None
         self._mourners: list[Callable[[Death], None]] = []
+        let_die_first(process.pid)
+        self._oom_kills = oom_kills()
 
     @classmethod
     def load(
@@ -443,6 +446,8 @@ class EngineProcess:
             code = self._process.wait()
         if self._sentence is not None:
             label, reason = self._sentence
+        elif code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            label, reason = "out_of_memory", "the kernel killed it, because memory was short"
         elif code < 0:
             label = _SIGNALS.get(-code, "killed")
             reason = f"signal {signal.Signals(-code).name}"

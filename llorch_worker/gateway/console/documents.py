@@ -35,6 +35,8 @@ class Worker(BaseModel):
     up_s: float
     age_s: float
     silent: bool
+    away: str | None
+    """Why it has no engine now."""
     running: int
     waiting: int
     tokens_per_s: float
@@ -58,6 +60,7 @@ class Worker(BaseModel):
             up_s=max(0.0, now_s - card.started_at),
             age_s=max(0.0, now_s - card.last_seen),
             silent=card.silent,
+            away=card.away,
             running=card.running,
             waiting=card.waiting,
             tokens_per_s=card.tokens_per_s,

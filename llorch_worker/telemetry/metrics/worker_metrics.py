@@ -5,7 +5,7 @@ What Prometheus asks for is read when it asks. Only a job's end is noted when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, get_args
@@ -32,6 +32,7 @@ from llorch_worker.contract.result import FinishReason
 from llorch_worker.engine.interface import (
     STEP_TOKENS,
     TOKEN_GAP_S,
+    DeathLabel,
     EngineStats,
     StepFigures,
     Tally,
@@ -49,6 +50,8 @@ class WorkerFigures:
 
     stats: EngineStats
     steps: StepFigures
+    deaths: Mapping[str, int]
+    """Of engines, by :data:`.DeathLabel`."""
     attempts: int
     redeliveries: int
     resumes: int
@@ -218,6 +221,14 @@ class _Live(Collector):
             counter = CounterMetricFamily(f"llorch_{name}", help, labels=LABELS)
             counter.add_metric(self._labels, read(worker))
             yield counter
+        deaths = CounterMetricFamily(
+            "llorch_engine_deaths",
+            "Engines that died or did not start again.",
+            labels=(*LABELS, "reason"),
+        )
+        for reason in get_args(DeathLabel):
+            deaths.add_metric((*self._labels, reason), worker.deaths.get(reason, 0))
+        yield deaths
         memory = GaugeMetricFamily(
             "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
         )

@@ -39,6 +39,8 @@ class Assignment:
 
     device: str
     card: Card | None = None
+    lock: int | None = None
+    """The descriptor of the card's lock: see :meth:`.CardLocks.take`."""
 
     @property
     def name(self) -> str:
@@ -78,10 +80,10 @@ def assign_device(
         return Assignment(device)
     else:
         cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
-    card = _take(device, cards, CardLocks(locks), worker)
+    card, lock = _take(device, cards, CardLocks(locks), worker)
     environment[VISIBLE] = card.cuda_id
     environment[ORDER] = "PCI_BUS_ID"
-    return Assignment("cuda:0", card)
+    return Assignment("cuda:0", card, lock)
 
 
 def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -122,11 +124,13 @@ def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
     return chosen_cards(None, environment)
 
 
-def _take(device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None) -> Card:
+def _take(
+    device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None
+) -> tuple[Card, int]:
     for card in cards:
         holder = Holder(worker=worker or card.name, host=socket.gethostname(), pid=os.getpid())
-        if locks.take(card, holder):
-            return card
+        if (lock := locks.take(card, holder)) is not None:
+            return card, lock
     holders = {card.name: locks.holder(card) or "a process that just left" for card in cards}
     held = ", ".join(f"{name} by {holder}" for name, holder in holders.items())
     if len(cards) == 1:

@@ -43,8 +43,9 @@ class CardLocks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def take(self, card: Card, holder: Holder) -> bool:
-        """Locks ``card`` until this process ends. False if another process has it.
+    def take(self, card: Card, holder: Holder) -> int | None:
+        """Locks ``card`` until this process ends, and each that inherits the descriptor which this
+        returns. None if another process has it.
 
         Raises:
             DeviceUnavailable: the folder is not writable.
@@ -53,11 +54,11 @@ class CardLocks:
             with self._guarded():
                 descriptor = self._try_lock(card)
                 if descriptor is None:
-                    return False
+                    return None
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, holder.model_dump_json().encode())
-                # The descriptor stays open: closing it would unlock the card.
-                return True
+                # Closing it would unlock the card.
+                return descriptor
         except OSError as error:
             raise DeviceUnavailable(
                 f"cannot use the folder of device locks {self._folder} ({error.strerror}); "

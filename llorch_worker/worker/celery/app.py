@@ -54,8 +54,8 @@ class LlorchApp(OwnBroker):
     """Set by the worker's bootstep."""
     assignment: Assignment | None = None
     """The device of this process; the bootstep assigns one if it is not set."""
-    engine_class: str | type = "llorch_worker.engine:Engine"
-    """The engine class that the worker loads; a name, so that only a worker imports it."""
+    engine_class: str = "llorch_worker.engine.engine:Engine"
+    """``module:Class`` of the engine, which only its own process imports."""
     on_load_progress: Callable[[int, int], None] | None = None
     """Called with the bytes loaded and the bytes in total."""
 

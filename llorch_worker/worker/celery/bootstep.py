@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,9 +16,8 @@ from celery.exceptions import Reject, WorkerShutdown
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
-from kombu.utils.imports import symbol_by_name
 
-from llorch_worker.allocator import use_one_arena
+from llorch_worker.broker.claim_channel import ClaimChannel
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
 from llorch_worker.contract.errors import InvalidLoadOption
@@ -36,22 +33,14 @@ from llorch_worker.worker.celery.last_exit import leave_in_time
 from llorch_worker.worker.celery.redis_at_start import RedisAtStart
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.celery.stacks import write_on_sigusr1
+from llorch_worker.worker.engine_loader import EngineLoader
 from llorch_worker.worker.residency import Residency
-from llorch_worker.worker.residency_check import violation, wrong_card
 from llorch_worker.worker.signs_of_life import SignsOfLife
 
 if TYPE_CHECKING:
-    from llorch_worker.engine import Engine
     from llorch_worker.telemetry.traces.attempts import AttemptSpans
 
 logger = get_logger(__name__)
-
-PROGRESS_INTERVAL_S = 5.0
-SWITCH_S = 0.00005
-"""How long a thread that computes in Python may keep its lock from others. The engine's takes it
-hundreds of times a step. A step of 20 ms lasted 500 ms with Python's 5 ms, and 250 with 0.5 ms,
-while another thread rendered a long chat."""
-MIB = 2**20
 
 
 class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -67,8 +56,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         """Raises WorkerShutdown with one logged sentence if the worker must not start like this."""
         super().__init__(worker, **options)
-        use_one_arena()  # before the pool's threads
-        sys.setswitchinterval(SWITCH_S)
         refusal = (
             refused_option(worker, options)
             or refused_setting(worker.app)
@@ -137,12 +124,15 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             worker.app.assignment = assignment
             began_s = time.monotonic()
-            engine = self._load(worker, assignment)
-            engine.warm_up()
+            loader = EngineLoader(
+                settings,
+                assignment,
+                engine_class=worker.app.engine_class,
+                max_sequences=worker.pool.limit,
+                report=self._signs.loading,
+            )
+            engine = loader.load(worker.app.on_load_progress)
             load_s = time.monotonic() - began_s
-            # A full collection over torch's and Celery's objects would delay every job.
-            gc.collect()
-            gc.freeze()
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment
@@ -151,17 +141,16 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _give_up(where + error.message, code)
         except ModuleNotFoundError as error:
             _give_up(f"{error.name} is missing: {install_command('worker')}")
-        fault = wrong_card(assignment) or violation(engine, assignment)
-        if fault is not None:
-            _give_up(fault)
         redis.wait()
         residency = Residency(
             engine,
+            loader.load,
             settings,
             worker.hostname,
             worker.pool.active_jobs,
             assignment,
-            on_broken=_shut_down,
+            on_lost_card=_shut_down,
+            claim_again=partial(worker.pool.call_soon, _claim_again),
             load_s=load_s,
             takes_direct_jobs=not worker.named_queues,
         )
@@ -171,10 +160,13 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
-        how = engine.drafter
+        how = engine.facts.drafter
         guesses = "" if how == "off" else f", speculation by {how}"
         logger.info(
-            "%s is resident on %s, warm and ready%s", engine.model_name, assignment.name, guesses
+            "%s is resident on %s, warm and ready%s",
+            engine.facts.model_name,
+            assignment.name,
+            guesses,
         )
 
     def stop(self, worker: Any) -> None:
@@ -218,7 +210,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _on_ready(self, **_: Any) -> None:
         residency = self._residency
         if residency is not None:
-            self._signs.begin(residency.stalled_for_s, residency.status)
+            self._signs.begin(residency.status)
 
     def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
         self._signs.stopping()
@@ -228,22 +220,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             leave_in_time(settings.redis_url, settings.drain_s)
             # Otherwise the event loop finishes its wait and may take a job meanwhile.
             self._worker.pool.wake()
-
-    def _load(self, worker: Any, assignment: Assignment) -> Engine:
-        app = worker.app
-        settings = app.settings
-        logger.info("loading %s", settings.model)
-        self._signs.loading(f"loading {settings.served_name}")
-        engine_class = symbol_by_name(app.engine_class)
-        engine: Engine = engine_class.load(
-            settings.model,
-            settings.engine_options,
-            model_name=settings.served_name,
-            progress=_progress(app.on_load_progress, self._signs.loading),
-            device=assignment.device,
-            max_sequences=worker.pool.limit,
-        )
-        return engine
 
 
 class _HandBackInOneLine(logging.Filter):
@@ -255,29 +231,14 @@ class _HandBackInOneLine(logging.Filter):
         return True
 
 
-def _progress(
-    listener: Callable[[int, int], None] | None, report: Callable[[str], None]
-) -> Callable[[int, int], None]:
-    """Logs and reports the load's progress every few seconds, and lets a shutdown end the load."""
-    logged_at_s = time.monotonic()
-
-    def progress(done_bytes: int, total_bytes: int) -> None:
-        nonlocal logged_at_s
-        state.maybe_shutdown()
-        if listener is not None:
-            listener(done_bytes, total_bytes)
-        if time.monotonic() - logged_at_s >= PROGRESS_INTERVAL_S:
-            logged_at_s = time.monotonic()
-            percent = 100 * done_bytes // max(total_bytes, 1)
-            logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
-            report(f"loaded {percent}% of {total_bytes // MIB} MiB")
-
-    return progress
-
-
 def _give_up(sentence: str, exit_code: int = EX_FAILURE) -> NoReturn:
     logger.critical("cannot start: %s", sentence)
     raise WorkerShutdown(exit_code)
+
+
+def _claim_again() -> None:
+    if ClaimChannel.consuming is not None:
+        ClaimChannel.consuming.look_again()
 
 
 def _shut_down() -> None:

@@ -92,8 +92,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._claim_again()
 
     def _startable(self) -> int:
-        """The most jobs that the rate limit lets start now. The others wait in Redis, where other
-        workers can take them. The token itself is taken by Celery, when the job arrives."""
+        """The most jobs that engine and rate limit let start now. The others wait in Redis, where
+        other workers can take them. The token itself is taken by Celery, when the job arrives."""
+        if self.app.residency is not None and not self.app.residency.is_ready:
+            return 0  # the residency says when to claim again
         bucket = None if self.disable_rate_limits else self.task_buckets[TASK_NAME]
         if bucket is None:
             return MOST_JOBS_A_CLAIM

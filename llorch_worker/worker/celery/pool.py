@@ -77,6 +77,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         # Work to hand back, and its outcomes so far: see _deliver.
         self._leaving: set[int] = set()
         self._left: list[_Outcome] = []
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._has_returned = threading.Event()
         self.out_of_time = threading.Event()
         """Set when running jobs must leave."""
@@ -152,6 +153,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         # has closed its own.
         with suppress(OSError):
             self._wake_writer.send(b"\0")
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Calls ``function`` on the event loop's thread. Thread-safe."""
+        self._calls.put(function)
+        self.wake()
 
     def _hand_back_all(self) -> None:
         self.out_of_time.set()
@@ -270,6 +276,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         with suppress(BlockingIOError):
             self._wake_reader.recv(4096)
         self._deliver()
+        while not self._calls.empty():
+            self._calls.get()()
 
     def _deliver(self) -> None:
         with self._deliver_lock:

@@ -76,7 +76,7 @@ def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
         redis_server.url, tmp_path, name="frozen", fresh=True, model_name="frozen",
         TOY_COUNTS_FROZEN=1,
     ) as worker:  # fmt: skip
-        assert wait_until(worker.card).engine["frozen_objects"] > 10_000
+        assert wait_until(worker.card).engine["measured_bytes"]["frozen objects"] > 10_000
 
 
 def test_wrong_arguments_to_delay_are_refused_by_name(

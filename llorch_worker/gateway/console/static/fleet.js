@@ -115,9 +115,10 @@ export class Fleet {
     this.workers.show(workers, (worker) => worker.hostname, (cells, worker, row) => {
       const notes = [];
       if (worker.silent) notes.push(el("small", { class: "silence" }, `silent for ${duration(1000 * worker.age_s)}`));
-      if (worker.last_death) notes.push(el("small", { class: "silence" }, `last death: ${worker.last_death}`));
+      if (worker.away) notes.push(el("small", { class: "silence" }, worker.away));
+      else if (worker.last_death) notes.push(el("small", { class: "silence" }, `last death: ${worker.last_death}`));
       cells.name.replaceChildren(el("span", { class: "number" }, worker.hostname), ...notes);
-      row.classList.toggle("alarm", worker.silent);
+      row.classList.toggle("alarm", worker.silent || Boolean(worker.away));
       setText(cells.model, worker.model);
       setText(cells.device, worker.device);
       setText(cells.memory, worker.memory_bytes ? bytes(worker.memory_bytes) : "–");

@@ -1,0 +1,232 @@
+"""The worker's engine, and after its death the next one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.utils.log import get_logger
+
+from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.contract import LlorchError
+from llorch_worker.engine.interface import EngineDied
+
+if TYPE_CHECKING:
+    from llorch_worker.broker.ended_jobs import EndedJob
+    from llorch_worker.engine.interface import (
+        Death,
+        EngineStats,
+        ModelFacts,
+        RunningGeneration,
+        StepFigures,
+    )
+    from llorch_worker.engine.process.engine_process import EngineProcess
+
+logger = get_logger(__name__)
+
+PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
+"""Before the starts after deaths in a row; the last one from then on."""
+LIVED_S: Final = 60.0
+"""An engine that served for so long, or ended a job, is the first of a row."""
+SECOND_LOOK_S: Final = 0.5
+MOST_LOOKS_S: Final = 1.0
+MOST_SHOWN: Final = 1_000
+"""Characters of what is said of a death."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why the worker has no engine now."""
+
+    reason: str
+    since: float
+    """Unix time."""
+    starts_at: float | None = None
+    """Unix time of the next start; None while the engine loads."""
+
+    def __str__(self) -> str:
+        wait_s = round(max(0.0, (self.starts_at or 0.0) - time.time()))
+        return f"{self.reason}; it starts again " + (f"in {wait_s} s" if wait_s else "now")
+
+
+class ResidentEngine:
+    """One engine for all others, away for a while after each death. Any thread may call it.
+
+    A thread starts the next engine: at once, and later each time that one dies soon. Meanwhile
+    :attr:`healthy` is false, and the worker claims nothing. Another thread kills an engine that
+    finishes no step for ``watchdog_s``.
+    """
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        load: Callable[[], EngineProcess],
+        *,
+        watchdog_s: float,
+        on_death: Callable[[Death], Collection[str]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``load`` loads and warms up another engine like ``engine``; it may raise LlorchError.
+        ``on_death`` is called before the jobs of an engine that died fail; it returns those that
+        are blamed. ``on_change`` is called on a thread of this, after a death and when the next one
+        serves.
+        """
+        self._engine = engine
+        self._load = load
+        self._watchdog_s = watchdog_s
+        self._on_death = on_death
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._served_since_s = time.monotonic()
+        self._died_in_a_row = 0
+        self.absence: Absence | None = None
+        self.deaths: Counter[str] = Counter()
+        """By :data:`.DeathLabel`, failed starts included."""
+        self.last_death: str | None = None
+        """How the last engine ended, in a few words."""
+        self.last_death_at: float | None = None
+        """Unix time."""
+        self._threads = [
+            threading.Thread(target=self._replace, name="llorch-engine-starter", daemon=True),
+            threading.Thread(target=self._watch, name="llorch-watchdog", daemon=True),
+        ]
+        engine.on_death(self._note_death)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends the engine; none starts any more. One that loads ends with the process."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        self._engine.close()
+
+    def note_end(self, job: EndedJob) -> None:
+        """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
+        if job.error is None:
+            self._died_in_a_row = 0
+
+    # The engine's interface --------------------------------------------------------------------
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._engine.facts
+
+    @property
+    def away(self) -> str | None:
+        """Why there is no engine now, and when the next one starts, in one line."""
+        return None if self.absence is None else " ".join(str(self.absence).split())[:MOST_SHOWN]
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process, the last if it is away."""
+        return self._engine.pid
+
+    @property
+    def healthy(self) -> bool:
+        return self.absence is None and self._engine.healthy
+
+    def submit(self, *args: Any, **options: Any) -> RunningGeneration:
+        """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
+        return self._engine.submit(*args, **options)
+
+    def stats(self) -> EngineStats:
+        """While it is away those of the last engine, at rest."""
+        stats = self._engine.stats()
+        if self.absence is None:
+            return stats
+        return replace(stats, running=0, waiting=0, tokens_per_s=0.0)
+
+    def step_figures(self) -> StepFigures:
+        return self._engine.step_figures()
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        return () if self.absence else self._engine.misplaced_tensors()
+
+    def stalled_for_s(self) -> float:
+        return 0.0 if self.absence else self._engine.stalled_for_s()
+
+    # Deaths ------------------------------------------------------------------------------------
+
+    def _note_death(self, death: Death) -> None:
+        blamed = self._on_death(death)
+        if self._closing.is_set():
+            return
+        lived_s = time.monotonic() - self._served_since_s
+        with self._changed:
+            self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
+            self._be_away(f"the engine died: {death.reason}")
+            self.deaths[death.label] += 1
+            self._note_reason(death.reason)
+            self._changed.notify_all()
+        logger.critical(
+            "the engine died: %s; its %d jobs go on, %d of them as suspects",
+            death.reason,
+            len(HELD_CLAIMS.running()),
+            len(blamed),
+        )
+
+    def _note_reason(self, reason: str) -> None:
+        self.last_death, self.last_death_at = reason[:MOST_SHOWN], time.time()
+
+    def _be_away(self, reason: str) -> None:
+        pause_s = PAUSES_S[min(self._died_in_a_row, len(PAUSES_S)) - 1]
+        now = time.time()
+        since = now if self.absence is None else self.absence.since
+        self.absence = Absence(reason, since, now + pause_s)
+
+    def _replace(self) -> None:
+        while not self._closing.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self.absence is not None or self._closing.is_set())
+            if self._closing.is_set():
+                return
+            self._on_change()
+            self._start_another()
+
+    def _start_another(self) -> None:
+        absence = self.absence
+        assert absence is not None
+        if self._closing.wait(max(0.0, (absence.starts_at or 0.0) - time.time())):
+            return
+        self.absence = replace(absence, starts_at=None)
+        try:
+            engine = self._load()
+        except LlorchError as error:
+            reason = error.death.reason if isinstance(error, EngineDied) else error.message
+            with self._changed:
+                self._died_in_a_row += 1
+                self.deaths["load"] += 1
+                self._note_reason(reason)
+                self._be_away(f"the engine does not start: {reason}")
+            if not self._closing.is_set():
+                logger.error("%s", self.absence)
+            return
+        if self._closing.is_set():
+            engine.close()
+            return
+        self._engine = engine
+        self._served_since_s = time.monotonic()
+        self.absence = None
+        logger.info("the engine serves again after %.1f s", time.time() - absence.since)
+        # If it is dead already, this is called at once.
+        engine.on_death(self._note_death)
+        self._on_change()
+
+    # The watchdog ------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._closing.wait(min(MOST_LOOKS_S, self._watchdog_s / 4)):
+            engine = self._engine
+            if engine.stalled_for_s() >= self._watchdog_s:
+                # Processes that were suspended and go on look stalled until the next step.
+                self._closing.wait(SECOND_LOOK_S)
+                if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
+                    engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
