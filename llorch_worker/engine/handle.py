@@ -35,8 +35,14 @@ class GenerationHandle:
     def events(self) -> Iterator[Event]:
         """All events from the first on, as they arrive; ends after the terminal event.
 
-        Every call reads from the beginning.
+        Every call reads from the beginning. Raises ``RuntimeError`` if ``on_event`` has taken them:
+        a token's event is 0.7 KB, of which a worker would keep those of all running jobs.
         """
+        if self._on_event is not None:
+            raise RuntimeError("the events go to on_event, and are not kept")
+        return self._kept_events()
+
+    def _kept_events(self) -> Iterator[Event]:
         index = 0
         while True:
             with self._changed:
@@ -77,13 +83,13 @@ class GenerationHandle:
         raise NotImplementedError
 
     def _emit(self, event: Event) -> None:
-        # The callback runs first, so that the event is out before the result is available.
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                logger.exception("the event callback of job %s failed; it is cancelled", self.id)
-                self.cancel()
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
+        if self._on_event is None:
+            with self._changed:
+                self._events.append(event)
+                self._changed.notify_all()
+            return
+        try:
+            self._on_event(event)
+        except Exception:
+            logger.exception("the event callback of job %s failed; it is cancelled", self.id)
+            self.cancel()

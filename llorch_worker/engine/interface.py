@@ -84,7 +84,8 @@ class RunningGeneration(Protocol):
         """Whether the terminal event has been emitted."""
 
     def events(self) -> Iterator[Event]:
-        """All events from the first on, as they arrive; ends after the terminal event."""
+        """All events from the first on, as they arrive; ends after the terminal event. Raises
+        ``RuntimeError`` if ``on_event`` has taken them."""
 
     def cancel(self) -> None:
         """Asks the engine to stop within one step. Does nothing once the generation is done."""

@@ -16,7 +16,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.model import ForwardModel, RaggedBatch
 
-SEGFAULT, ABORT, RAISE, HANG, EXIT, NOISE = range(300, 306)
+SEGFAULT, RAISE, HANG, NOISE = range(300, 304)
 
 
 class FaultyEngine:
@@ -33,15 +33,11 @@ class FaultyModel:
         asked = set(batch.token_ids.tolist())
         if SEGFAULT in asked:
             ctypes.string_at(0)
-        if ABORT in asked:
-            os.abort()
         if RAISE in asked:
             # Not of a step: it ends the engine's thread, as a lost card does.
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nat 0xdead")
         if HANG in asked:
             threading.Event().wait()
-        if EXIT in asked:
-            os._exit(3)
         if NOISE in asked:
             _write_into_the_connection()
         return self._model.forward(batch, cache)
