@@ -140,6 +140,7 @@ class EngineProcess:
         options: EngineOptions | None = None,
         *,
         model_name: str | None = None,
+        num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         engine_class: str = ENGINE,
         kept: Iterable[int] = (),
@@ -148,7 +149,7 @@ class EngineProcess:
         """Starts a process and lets it load a model.
 
         Args:
-            changed: as of :meth:`.Engine.load`.
+            changed, num_threads: as of :meth:`.Engine.load`.
             progress: called on this thread with the bytes loaded and the bytes in total. If it
                 raises, the process is killed.
             engine_class: ``module:Class`` with the interface of ``Engine``.
@@ -179,7 +180,9 @@ class EngineProcess:
         engine = cls(process, Frames(ours), board, trace)
         level = logging.getLogger("llorch_worker").getEffectiveLevel()
         named = model_name or default_model_name(Path(path))
-        engine._load(Load(str(path), asdict(options), named, engine_class, level), progress)
+        others = {} if num_threads is None else {"num_threads": num_threads}
+        asked = Load(str(path), asdict(options), named, engine_class, level, others)
+        engine._load(asked, progress)
         return engine
 
     @property

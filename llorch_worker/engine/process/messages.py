@@ -86,6 +86,8 @@ class Load(_Message):
     engine_class: str
     """``module:Class``."""
     log_level: int
+    others: dict[str, Any]
+    """Other arguments of the class's ``load``."""
 
 
 class Submit(_Message):

@@ -150,6 +150,7 @@ class Server:
                 asked.path,
                 options,
                 model_name=asked.model_name,
+                **asked.others,
                 progress=lambda done, total: self._send(Progress(done, total)),
                 board=self._board,
                 outlet=self,

@@ -1,0 +1,103 @@
+"""What it costs that a worker's engine has a process of its own: pairs with one in this process.
+
+    python -m benches.engine_process --model FILE [--sequences 1,16] [--threads 2]
+
+Two engines of one file take turns; each token's event goes to a callback. The keeper's processor
+time is that of this process while the other one computes. Exit code 1 if a token differs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import count as numbers
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from benches.command import heading, main, row
+from llorch_worker.bench.instruments.alternating import alternate
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.engine.interface import EngineInterface
+from llorch_worker.engine.process.engine_process import EngineProcess
+
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Pass:
+    tokens_per_s: float
+    first_token_ms: float
+    keeper_us: float
+    """This process' processor time for each token."""
+    texts: list[tuple[int, ...]]
+
+
+def engine_process(
+    model: Annotated[Path, typer.Option("--model", help="A .gguf file or a folder.")],
+    sequences: Annotated[str, typer.Option("--sequences", help="How many at once.")] = "1,16",
+    tokens: Annotated[int, typer.Option("--tokens", min=2)] = 64,
+    passes: Annotated[int, typer.Option("--passes", min=1)] = 9,
+    threads: Annotated[int | None, typer.Option("--threads")] = None,
+) -> int:
+    """Tokens a second and the first token beside and within a process: alternating passes."""
+    counts = [int(count) for count in sequences.split(",")]
+    options: dict[str, Any] = {"device": "cpu", "max_context": 1024, "max_sequences": max(counts)}
+    options |= {"drafter": "off", "num_threads": threads}
+    different = 0
+    # First, so that its children's threads are not this engine's.
+    with EngineProcess.load(model, **options) as apart, Engine.load(model, **options) as here:
+        heading(
+            "sequences", "here, tokens/s", "apart, tokens/s", "ratio", "first", "keeper, us a token"
+        )
+        engines: tuple[EngineInterface, EngineInterface] = here, apart
+        for engine in engines:
+            engine.warm_up()
+        seeds = numbers(1)
+        for count in counts:
+            for engine in engines:
+                _run(engine, next(seeds), count, tokens=2)
+            runs = [partial(_run, engine, count=count, tokens=tokens) for engine in engines]
+            given = [next(seeds) for _ in range(passes)]
+            pairs = list(alternate(runs[0], runs[1], given))
+            different += sum(ours.texts != theirs.texts for ours, theirs in pairs)
+            speeds = [median(pair[i].tokens_per_s for pair in pairs) for i in (0, 1)]
+            ratio = median(b.tokens_per_s / a.tokens_per_s for a, b in pairs)
+            first = median(b.first_token_ms / a.first_token_ms for a, b in pairs)
+            keeper_us = median(theirs.keeper_us for _, theirs in pairs)
+            row(
+                count,
+                *(f"{speed:.1f}" for speed in speeds),
+                f"{ratio:.3f}",
+                f"{first:.3f}",
+                f"{keeper_us:.0f}",
+            )
+    print(f"{different} passes with other tokens")
+    return int(different > 0)
+
+
+def _run(engine: EngineInterface, seed: int, count: int, tokens: int) -> Pass:
+    requests = [
+        GenerationRequest(
+            prompt=f"{number} Once upon a time", max_tokens=tokens, ignore_eos=True, seed=seed
+        )
+        for number in range(count)
+    ]
+    begun_s, used_s = time.perf_counter(), time.process_time()
+    running = [engine.submit(request, on_event=lambda _: None) for request in requests]
+    ended = [generation.result(TIMEOUT_S) for generation in running]
+    took_s, used_s = time.perf_counter() - begun_s, time.process_time() - used_s
+    return Pass(
+        tokens_per_s=count * tokens / took_s,
+        first_token_ms=median(result.timings.first_token_ms for result in ended),
+        keeper_us=used_s / (count * tokens) * 1e6,
+        texts=[result.choices[0].token_ids for result in ended],
+    )
+
+
+if __name__ == "__main__":
+    main(engine_process, "engine_process")
