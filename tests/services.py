@@ -325,11 +325,11 @@ class WorkerProcess:
 
     def engine_pid(self) -> int:
         """The process of its engine now, once it has one."""
-        pid = wait_until(self._engine_pid, what="a process of the engine")
+        pid = wait_until(self.find_engine, what="a process of the engine")
         assert pid is not None
         return pid
 
-    def _engine_pid(self) -> int | None:
+    def find_engine(self) -> int | None:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
                 parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]

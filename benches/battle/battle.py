@@ -19,7 +19,7 @@ from benches.battle.load import Producer
 from benches.battle.meddler import Meddler
 from benches.battle.mixture import mixed
 from benches.battle.recovery import spread
-from benches.battle.schedule import Order, orders, strikes
+from benches.battle.schedule import KINDS_OF_TEN, MIXED_OF_TEN, Order, orders, strikes
 from benches.battle.watch import ResultWatcher, StreamReader
 from tests.services import own_redis, running_worker
 
@@ -121,7 +121,8 @@ def _storm(
 ) -> None:
     """Performs each strike on time, or as soon as there is a worker to strike."""
     total_s = terms.minutes * 60
-    plan = strikes(terms.seed, terms.kills, total_s)
+    kinds = MIXED_OF_TEN if terms.mixed else KINDS_OF_TEN
+    plan = strikes(terms.seed, terms.kills, total_s, kinds)
     began_s = told_s = time.monotonic()
     done = 0
     while done < len(plan) or time.monotonic() - began_s < total_s:

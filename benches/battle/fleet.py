@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benches.battle.ledger import Kill, Ledger
-from benches.battle.schedule import NETWORK, SIGKILL, Strike
+from benches.battle.schedule import ENGINE, NETWORK, SIGKILL, Strike
 from benches.battle.watch import StreamReader
 from llorch_worker.broker.queues import normal_queue
 from tests.faults.proxy import LOCALHOST, FaultProxy
@@ -26,8 +26,8 @@ control's visibility timeout."""
 DRAIN_TIMEOUT_S = 20.0
 """A worker that takes longer to stop is killed, as an orchestrator would do."""
 DELIVERY_TIMEOUT_S = 1.0
-POISONED = 9
-"""The exit code of a worker that a toy job killed: see :mod:`tests.toy_engine`."""
+POISONED = "the engine died: exit code 9"
+"""What a worker says of an engine that a toy job killed: see :mod:`tests.toy_engine`."""
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGQUIT": signal.SIGQUIT, SIGKILL: signal.SIGKILL}
 
 
@@ -162,12 +162,10 @@ class Fleet:
                 worker.heal_s = None
                 worker.proxy.heal()
             if worker.gone:
-                poisoned = worker.process.returncode == POISONED
-                if not poisoned:
-                    self.unexpected_exits.append(f"{worker.hostname}: {worker.process.returncode}")
+                self.unexpected_exits.append(f"{worker.hostname}: {worker.process.returncode}")
                 self._slots[slot] = self._spawn(slot)
-                self._record(worker, "poison" if poisoned else "unexpected exit", now_s)
-                worker.bury()
+                self._record(worker, "unexpected exit", now_s)
+                self._bury(worker)
         for worker in tuple(self._leaving):
             if not worker.gone and now_s - worker.struck_s > DRAIN_TIMEOUT_S:
                 self.escalated_total += 1
@@ -187,6 +185,8 @@ class Fleet:
         if strike.kind == NETWORK:
             self._cut_off(worker, strike)
             return True
+        if strike.kind == ENGINE:
+            return self._kill_engine(worker, strike)
         worker.struck, worker.struck_s = strike, time.monotonic()
         worker.signal(SIGNALS[strike.kind])
         if strike.kind == SIGKILL:
@@ -220,7 +220,7 @@ class Fleet:
         """Kills all workers at once."""
         for worker in (*self._slots, *self._leaving):
             worker.signal(signal.SIGKILL)
-            worker.bury()
+            self._bury(worker)
         self._slots, self._leaving = [], []
 
     def _cut_off(self, worker: Worker, strike: Strike) -> None:
@@ -239,8 +239,24 @@ class Fleet:
         assert worker.struck is not None
         kind = worker.struck.kind
         gone_s = worker.struck_s if kind == SIGKILL else time.monotonic()
-        worker.bury()
+        self._bury(worker)
         self._record(worker, kind, gone_s)
+
+    def _kill_engine(self, worker: Worker, strike: Strike) -> bool:
+        """False if it has none now."""
+        pid = worker.find_engine()
+        if pid is None:
+            return False
+        gone_s = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.Signals[strike.fault])
+        self._record(worker, strike.kind, gone_s, strike.fault)
+        return True
+
+    def _bury(self, worker: Worker) -> None:
+        worker.bury()
+        for _ in range(worker.text().count(POISONED)):
+            self._ledger.kills.append(Kill("poison", "", worker.hostname, time.monotonic(), {}))
 
     def _record(self, worker: Worker, kind: str, gone_s: float, detail: str = "") -> None:
         held = self._reader.held_by(worker.hostname)

@@ -11,7 +11,7 @@ from typing import Any
 
 PLAIN, CANCELLED, POISON, STOCK = "plain", "cancelled", "poison", "stock"
 """What a job promises. A plain one succeeds. A cancelled one succeeds or is revoked: a cancel may
-come late. A poison one kills its workers and fails. A stock one runs once, in stock Celery."""
+come late. A poison one kills its engines and fails. A stock one runs once, in stock Celery."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from benches.battle.audit import Seen
 from benches.battle.battle import Outcome
 from benches.battle.fleet import Terms
-from benches.battle.schedule import KINDS
+from benches.battle.schedule import ENGINE, KINDS
 from llorch_worker.bench.instruments.provenance import Figures
 from llorch_worker.bench.tables import Cell, table, title
 
-KILLS = (*KINDS, "poison")
-RECOVERIES = (*KINDS, "SIGKILL, struck once", "all, struck once", "all")
+KILLS = (*KINDS, ENGINE, "poison")
+RECOVERIES = (*KINDS, ENGINE, "SIGKILL, struck once", "all, struck once", "all")
 
 
 class BattleFigures(Figures):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from benches.battle.ledger import Job
 
 KINDS = SIGKILL, SIGTERM, SIGQUIT, NETWORK = "SIGKILL", "SIGTERM", "SIGQUIT", "network"
 KINDS_OF_TEN = (SIGKILL,) * 4 + (SIGTERM,) * 2 + (SIGQUIT,) * 2 + (NETWORK,) * 2
+ENGINE = "engine"
+MIXED_OF_TEN = (SIGKILL,) * 2 + (ENGINE,) * 4 + (SIGTERM,) + (SIGQUIT,) + (NETWORK,) * 2
+"""With engines killed as well as workers."""
+ENGINE_FAULTS = ("SIGKILL", "SIGSEGV", "SIGABRT")
 NETWORK_FAULTS = ("reset", "blackhole", "hold", "isolate")
 SHORTEST_FAULT_S, LONGEST_FAULT_S = 2.0, 8.0
 CLIENT, REVOKE, TERMINATE, ELSEWHERE = "client", "revoke", "terminate", "revoke elsewhere"
@@ -32,17 +36,20 @@ class Strike:
     duration_s: float = 0.0
 
 
-def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
-    """``count`` strikes over ``total_s``: in each ten, four SIGKILL and two of each other kind."""
+def strikes(
+    seed: int, count: int, total_s: float, kinds_of_ten: Sequence[str] = KINDS_OF_TEN
+) -> list[Strike]:
+    """``count`` strikes over ``total_s``, each ten of them of these kinds."""
     dice = random.Random(f"strikes {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
-        kinds += dice.sample(KINDS_OF_TEN, len(KINDS_OF_TEN))
+        kinds += dice.sample(kinds_of_ten, len(kinds_of_ten))
     found = []
     for number, kind in enumerate(kinds[:count]):
         at_s = (number + dice.random()) * total_s / count
-        fault = dice.choice(NETWORK_FAULTS) if kind == NETWORK else ""
-        lasts = fault not in ("", "reset")
+        faults = {NETWORK: NETWORK_FAULTS, ENGINE: ENGINE_FAULTS}.get(kind, ("",))
+        fault = faults[0] if len(faults) == 1 else dice.choice(faults)
+        lasts = kind == NETWORK and fault != "reset"
         duration_s = dice.uniform(SHORTEST_FAULT_S, LONGEST_FAULT_S) if lasts else 0.0
         found.append(Strike(at_s, kind, dice.random(), fault, duration_s))
     return found
