@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llorch_worker.broker import dead_letters, queues
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker import dead_letters, queues, registry
+from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
 from tests.cli.command import run
@@ -189,3 +191,22 @@ def test_status_counts_a_suspect_as_queued_and_mentions_it(
     shown = run("status", "--redis", own_server.url).out
     assert "1 suspect of toy" in shown
     assert "1 job of toy for a later time" in shown
+
+
+def test_status_says_which_worker_has_no_engine_and_whose_died_lately(
+    own_server: RedisServer, own_client: Client
+) -> None:
+    def card(name: str, **fields: Any) -> WorkerCard:
+        return WorkerCard(
+            hostname=name, pid=1, model="toy", max_context=4096, max_sequences=4, device="cpu",
+            started_at=0, last_seen=time.time(), engine={}, **fields,
+        )  # fmt: skip
+
+    away = "the engine died: signal SIGSEGV; it starts again in 4 s"
+    registry.announce(own_client.redis, card("w1@h", away=away, last_death_at=time.time()))
+    for name, ago_s in (("w2@h", 120), ("w3@h", 60), ("w4@h", 86_400)):
+        died = {"last_death": "exit code 9", "last_death_at": time.time() - ago_s}
+        registry.announce(own_client.redis, card(name, **died))
+    shown = " ".join(run("status", "--redis", own_server.url).out.split())
+    assert f"1 worker without an engine: w1@h, {away}" in shown
+    assert "2 workers with another engine: w3@h, exit code 9, 1 min ago, and 1 more" in shown

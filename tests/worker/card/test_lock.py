@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.devices import Card
-from llorch_worker.worker.card.lock import CardLocks
+from llorch_worker.worker.card.lock import CardLocks, Holder
 from tests.fake_gpu.machine import SITE, Machine, uuid
 from tests.services import REPOSITORY, STOP_TIMEOUT_S, tethered
 
@@ -139,3 +139,19 @@ def test_an_unusable_folder_is_reported(machine: Machine, taker: Callable[..., T
     said = taker().take()
     assert "the folder of device locks" in said
     assert "LLORCH_DEVICE_LOCKS" in said
+
+
+def test_a_card_is_taken_until_the_last_process_with_its_lock_has_ended(machine: Machine) -> None:
+    """An engine keeps its worker's lock: the card's memory is free only when both are gone."""
+    locks = CardLocks(machine.locks)
+    card = Card(0, uuid(0), "NVIDIA H200", 1, 2)
+    lock = locks.take(card, Holder(worker="w", host="h", pid=1))
+    assert lock is not None
+    engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, pass_fds=[lock])
+    os.close(lock)
+    assert locks.take(card, Holder(worker="other", host="h", pid=2)) is None
+    engine.kill()
+    engine.communicate()
+    again = locks.take(card, Holder(worker="other", host="h", pid=2))
+    assert again is not None
+    os.close(again)
