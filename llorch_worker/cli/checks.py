@@ -222,6 +222,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
     if extras.missing_modules("worker"):
         return
     from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.intake.process import IntakeProcess
     from llorch_worker.weights.contents import stored_numbers
 
     device_fault = _device_fault(settings.device)
@@ -230,7 +231,8 @@ def model_file(settings: Settings) -> Iterator[Check]:
         options = replace(options, device="cpu")
     try:
         plan = plan_load(settings.model, options)
-        plan.tokenizer()
+        with IntakeProcess(plan.checkpoint.path) as intake:
+            intake.around()
     except LlorchError as error:
         remedy = (
             "lower LLORCH_MAX_CONTEXT, or leave it unset for the model's own"

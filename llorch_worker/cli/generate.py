@@ -33,14 +33,20 @@ def generate(
     request = GenerationRequest(**request_fields(prompt, fields))
     extras.require("worker")
     from llorch_worker.engine import Engine
+    from llorch_worker.intake.process import IntakeProcess
+    from llorch_worker.model_files.hub import local_path
 
-    with Engine.load(
-        settings.model,
-        settings.engine_options,
-        model_name=settings.served_name,
-        progress=screen.loading_bar(f"loading {settings.served_name}"),
-        max_sequences=request.n,
-    ) as engine:
+    with (
+        IntakeProcess(local_path(settings.model)) as intake,
+        Engine.load(
+            settings.model,
+            settings.engine_options,
+            model_name=settings.served_name,
+            progress=screen.loading_bar(f"loading {settings.served_name}"),
+            intake=intake,
+            max_sequences=request.n,
+        ) as engine,
+    ):
         request, sampling = with_sampling(request, engine.generation_config, settings)
         if sampling:
             screen.note(sampling)

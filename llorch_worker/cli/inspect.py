@@ -43,10 +43,12 @@ def inspect(
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.intake.process import IntakeProcess
 
     settings = settings.model_copy(update={"model": model_path(path)})
     plan = plan_load(settings.model, settings.engine_options)
-    plan.tokenizer()  # raises if a worker could not use it
+    with IntakeProcess(plan.checkpoint.path) as intake:
+        intake.around()  # raises if a worker could not use the vocabulary
     model = _model_document(settings, plan)
     if as_json:
         screen.document(model | {"memory": _memory_document(plan)})

@@ -57,6 +57,11 @@ class Journal:
     def __bool__(self) -> bool:
         return bool(self.choices) or self.terminal is not None
 
+    @property
+    def most_tokens(self) -> int:
+        """The number of tokens of the longest choice."""
+        return max((len(choice.token_ids) for choice in self.choices.values()), default=0)
+
 
 def read_journal(events: Iterable[Event]) -> Journal:
     """Combines the events of all attempts into one journal.

@@ -43,14 +43,17 @@ from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.thread import EngineThread, Outlet
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.intake import Intake, Limits, PreparedRequest
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
+from llorch_worker.intake.intake import Intake
+from llorch_worker.intake.prepared import Limits, PreparedRequest
+from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel
 from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
+from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.weights import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -77,13 +80,15 @@ class Engine:
         num_threads: int | None = None,
         board: Board | None = None,
         outlet: Outlet | None = None,
+        intake: IntakeProcess | None = None,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
         ``fingerprint``: see :func:`.fingerprint`. ``generation_config``: what senders of jobs may
         take; the engine does nothing with it. ``queue`` runs the steps; None: the device's own.
         ``num_threads`` are torch's CPU threads for the engine; as the caller's if None. ``board``
-        and ``outlet`` are of an engine whose keeper is another process.
+        and ``outlet`` are of an engine whose keeper is another process. ``intake`` prepares
+        requests in place of the caller's thread.
         """
         self.model_name = model_name
         self.fingerprint = fingerprint
@@ -108,6 +113,7 @@ class Engine:
             drafts=options.drafts,
         )
         self._intake = Intake(tokenizer, self.limits)
+        self._intake_process = intake
         self._sequence_maker = SequenceMaker(
             tokenizer,
             self._intake.compiler,
@@ -157,6 +163,8 @@ class Engine:
         model_name: str | None = None,
         num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        intake: IntakeProcess | None = None,
+        around: Callable[[], AroundTurns] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
         board: Board | None = None,
         outlet: Outlet | None = None,
@@ -172,6 +180,11 @@ class Engine:
             num_threads: torch's CPU threads, process-wide; by default those of
                 :func:`cpu_threads`, for the engine alone.
             progress: called with the bytes loaded and the bytes in total.
+            intake: one for the same file, which prepares requests within limits of time and
+                memory. Without it, the calling threads do: what a chat template computes there has
+                no limit.
+            around: what an intake elsewhere has found; called when the tokenizer is loaded. See
+                :meth:`.LoadPlan.tokenizer`.
             around_model: wraps the model that the engine runs, to watch or time it.
             board, outlet: of an engine whose keeper is another process.
 
@@ -186,7 +199,9 @@ class Engine:
         choose_threads = num_threads is None and place.type == "cpu"
         use_device(place)
         plan = plan_load(path, replace(options, device=str(place)))
-        tokenizer = plan.tokenizer()
+        if intake is not None:
+            around = intake.around
+        tokenizer = plan.tokenizer(around)
         generation_config, ignored = plan.generation_config
         for sentence in ignored:
             logger.warning("%s", sentence)
@@ -205,6 +220,7 @@ class Engine:
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
             board=board,
             outlet=outlet,
+            intake=intake,
         )
         if compiles_late(place):
             try:
@@ -278,10 +294,13 @@ class Engine:
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
-        choices = journal.choices.values() if journal else ()
-        generated = max((len(choice.token_ids) for choice in choices), default=0)
+        generated = 0 if journal is None else journal.most_tokens
+        if self._intake_process is None:
+            prepared = self._intake.prepare(request, generated)
+        else:
+            prepared = self._intake_process.prepare(request, self.limits, generated)
         return self.submit_prepared(
-            self._intake.prepare(request, generated),
+            prepared,
             job_id=job_id,
             worker=worker,
             attempt=attempt,

@@ -14,6 +14,7 @@ from llorch_worker.contract import (
     InternalError,
     Journal,
 )
+from llorch_worker.intake.prepared import Limits
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class ModelFacts:
     """The device of model and cache, as torch names it."""
     card_uuids: tuple[str, ...] = ()
     """Those of the cards that torch sees, without ``GPU-``; empty on another device."""
+
+    @property
+    def limits(self) -> Limits:
+        """What an intake needs to know of the model."""
+        return Limits(self.vocab_size, self.max_context, self.pool_tokens, self.drafts)
 
 
 DeathLabel = Literal[

@@ -10,8 +10,8 @@ from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.drafting.drafter_maker import DrafterMaker
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.intake import PreparedRequest
 from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.prepared import PreparedRequest
 from llorch_worker.kernels.uniforms import choice_seed, job_seed
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.calls import CallReader, call_ids

@@ -138,6 +138,7 @@ class Gateway:
         )
 
     async def close(self) -> None:
+        self._tokenizers.close()
         await self.client.close()
 
     def caller(self, headers: Mapping[str, str]) -> Caller:

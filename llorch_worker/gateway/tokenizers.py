@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import redis.asyncio
 
@@ -14,33 +15,36 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import ModelLoadFailed, ModelNotServed
 from llorch_worker.contract.token_questions import TokenQuestion
+from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.openai_api.errors import NoWorker
 from llorch_worker.settings import Settings
 
-if TYPE_CHECKING:
-    from llorch_worker.text import Tokenizer
-
 logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 16
+"""How many questions wait for the intake in threads, apart from those of the event loop."""
 
 
 class Tokenizers:
-    """The tokenizer of the model whose path the settings name, and the workers' own."""
+    """An intake for the model whose path the settings name, and the workers' own."""
 
     def __init__(self, settings: Settings, client: redis.asyncio.Redis) -> None:
         self._settings = settings
         self._redis = client
         self._model = settings.served_name if "model" in settings.model_fields_set else None
-        self._loading = threading.Lock()
-        self._tokenizer: Tokenizer | None = None
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "llorch-tokens")
+        self._starting = threading.Lock()
+        self._intake: IntakeProcess | None = None
 
     async def own_answer(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any] | None:
         """The answer without a worker; None if the model's files are not here.
 
-        Raises InvalidRequest, see :func:`llorch_worker.text.questions.answer`.
+        Raises InvalidRequest, see :meth:`.IntakeProcess.answer`.
         """
         if card.name != self._model:
             return None
-        return await asyncio.to_thread(self._answer, question)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, question)
 
     async def workers_answer(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any]:
         """The answer of a live worker.
@@ -54,23 +58,25 @@ class Tokenizers:
         except ModelNotServed as error:
             raise NoWorker(error.message) from None
 
+    def close(self) -> None:
+        """Ends the intake. A question that it has not answered fails."""
+        if self._intake is not None:
+            self._intake.close()
+        self._threads.shutdown(wait=False)
+
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | None:
-        tokenizer = self._loaded()
-        if tokenizer is None:
-            return None
-        from llorch_worker.text.questions import answer
+        intake = self._started()
+        return None if intake is None else intake.answer(question)
 
-        return answer(tokenizer, question)
-
-    def _loaded(self) -> Tokenizer | None:
-        with self._loading:
-            if self._tokenizer is None and self._model is not None:
+    def _started(self) -> IntakeProcess | None:
+        with self._starting:
+            if self._intake is None and self._model is not None:
+                intake = IntakeProcess(self._settings.model)
                 try:
-                    from llorch_worker.text import load_tokenizer
-                    from llorch_worker.text.vocabulary_file import open_vocabulary
-
-                    self._tokenizer = load_tokenizer(open_vocabulary(self._settings.model))
-                except (ModelLoadFailed, ModuleNotFoundError) as error:
+                    intake.around()
+                    self._intake = intake
+                except ModelLoadFailed as error:
                     logger.warning("workers will answer /tokenize, because here: %s", error)
+                    intake.close()
                     self._model = None
-            return self._tokenizer
+            return self._intake

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.token_questions import TokenQuestion
-from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.asking import Phase
+from llorch_worker.intake.constraints.compiler import PATIENCE_S, Compiler
 from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
-from llorch_worker.intake.prepared import Calls, PreparedRequest, Thought, without_content
+from llorch_worker.intake.prepared import (
+    Calls,
+    Limits,
+    PreparedRequest,
+    Thought,
+    without_content,
+)
 from llorch_worker.intake.request_checks import checked_prompt
 from llorch_worker.text import Tokenizer
-from llorch_worker.text.questions import answer
 
 PREDICTED_CHARS: Final = 16
 """Characters that a token of a prediction has at most on average. Tokens have 3 to 5."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a loaded model bounds. ``vocab_size``: the number of its logits; ``pool_tokens``: the
-    capacity of all KV blocks; ``drafts``: whether predictions are of use."""
-
-    vocab_size: int
-    max_context: int
-    pool_tokens: int
-    drafts: bool = True
-
-
 class Intake:
     """Prepares requests for one model in the caller's process. Any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, limits: Limits, *, patience_s: float | None = PATIENCE_S
+    ) -> None:
+        """``patience_s``: see :class:`.Compiler`."""
         self._tokenizer = tokenizer
         self._limits = limits
         size = limits.vocab_size
-        self.compiler = Compiler(ConstraintVocabulary(tokenizer, size, tokenizer.ends_below(size)))
+        vocabulary = ConstraintVocabulary(tokenizer, size, tokenizer.ends_below(size))
+        self.compiler = Compiler(vocabulary, patience_s)
 
-    def prepare(self, request: GenerationRequest, generated: int = 0) -> PreparedRequest:
-        """The request in the engine's terms. ``generated``: the tokens of earlier attempts.
+    def prepare(
+        self,
+        request: GenerationRequest,
+        generated: int = 0,
+        doing: Callable[[Phase], None] = lambda _: None,
+    ) -> PreparedRequest:
+        """The request in the engine's terms. ``generated``: the tokens of earlier attempts;
+        ``doing`` hears what comes next.
 
         Raises:
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
@@ -48,6 +52,7 @@ class Intake:
             OutOfMemory: too many grammars compile.
         """
         tokenizer, limits = self._tokenizer, self._limits
+        doing(Phase.ENCODES)
         fitted, ids = checked_prompt(
             request,
             tokenizer,
@@ -56,7 +61,9 @@ class Intake:
             pool_tokens=limits.pool_tokens,
             generated=generated,
         )
+        doing(Phase.COMPILES)
         matcher = self.compiler.compile(request)
+        doing(Phase.ENCODES)
         tags = tokenizer.thought_tags if request.messages is not None else None
         said = ""
         if request.messages and request.continue_final_message:
@@ -85,10 +92,6 @@ class Intake:
             grammar=None if matcher is None else matcher.grammar,
             matcher=matcher,
         )
-
-    def answer(self, question: TokenQuestion) -> dict[str, Any]:
-        """See :func:`.questions.answer`."""
-        return answer(self._tokenizer, question)
 
     def _prediction(self, request: GenerationRequest) -> list[int]:
         if not request.prediction or not self._limits.drafts or request.speculation != "auto":

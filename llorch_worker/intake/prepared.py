@@ -25,6 +25,21 @@ _CONTENT: Mapping[str, Any] = {
 """What the other fields of :class:`PreparedRequest` say in the engine's terms."""
 
 
+_NO_PROMPT = (0,)
+"""Instead of the ids, which are many, and may be more than a sender may give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a loaded model bounds. ``vocab_size``: the number of its logits; ``pool_tokens``: the
+    capacity of all KV blocks; ``drafts``: whether predictions are of use."""
+
+    vocab_size: int
+    max_context: int
+    pool_tokens: int
+    drafts: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Thought:
     """How the answer to a chat may begin with a thought; see :class:`.ThoughtSplitter`."""
@@ -85,7 +100,8 @@ class PreparedRequest:
         thought, calls, grammar = self.thought, self.calls, self.grammar
         checks = None if grammar is None else grammar.checks
         return {
-            "request": self.request.wire(),
+            "request": self.request.model_copy(update={"prompt_token_ids": _NO_PROMPT}).wire(),
+            "prompt_ids": self.prompt_ids,
             "thought": thought and [astuple(thought.tags), thought.open, thought.said],
             "calls": calls and astuple(calls),
             "marks": None if self.marks is None else [*self.marks.items()],
@@ -99,8 +115,9 @@ class PreparedRequest:
     def from_document(cls, document: Mapping[str, Any]) -> PreparedRequest:
         thought, calls, marks = document["thought"], document["calls"], document["marks"]
         grammar, checks = document["grammar"], document["checks"]
+        request = GenerationRequest(**document["request"])
         return cls(
-            request=GenerationRequest(**document["request"]),
+            request=request.model_copy(update={"prompt_token_ids": document["prompt_ids"]}),
             thought=thought and Thought(Tags(*thought[0]), *thought[1:]),
             calls=calls and Calls(*calls),
             marks=None if marks is None else dict(marks),

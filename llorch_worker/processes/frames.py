@@ -46,6 +46,14 @@ class Frames:
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether a whole one has come that nobody has taken."""
+        if len(self._begun) < _LENGTH.size:
+            return False
+        length: int = _LENGTH.unpack_from(self._begun)[0]
+        return len(self._begun) >= _LENGTH.size + length
+
     def receive(self) -> bytes | None:
         """Waits for the next frame; None if the other end has closed.
 

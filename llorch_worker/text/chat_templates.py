@@ -17,13 +17,8 @@ from llorch_worker.model_files.side_file import exists, read_text
 from llorch_worker.text.spellings import SURROGATE
 
 MOST_SECONDS = 5.0
-"""That a template may take for a conversation."""
+"""Of the processor that a template may take for a conversation."""
 _KEY = "tokenizer.chat_template"
-# Errors that a template's own expressions may raise.
-_ERRORS = (
-    *(ArithmeticError, AttributeError, LookupError, MemoryError),
-    *(RecursionError, TypeError, ValueError),
-)
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class ChatTemplates:
     ) -> str:
         """The text of a conversation. Raises InvalidRequest, without the conversation's text."""
         # Imported late: transformers takes a second.
-        from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2 import TemplateSyntaxError
         from transformers.utils.chat_template_utils import (
             _compile_jinja_template,
             render_jinja_template,
@@ -101,8 +96,15 @@ class ChatTemplates:
         except TemplateSyntaxError as error:
             rule = f"the model's chat template is broken in line {error.lineno}"
             raise refusal("messages", rule, "a chat") from None
-        except (TemplateError, *_ERRORS) as error:
-            # A template's message may quote the conversation. Pass on only what the template says.
+        except SyntaxError as error:
+            # Of the Python that Jinja makes of it, such as "'break' outside loop".
+            rule = f"the model's chat template is broken: {error.msg}"
+            raise refusal("messages", rule, "a chat") from None
+        except MemoryError:
+            rule = "the model's chat template takes more memory than there is for it"
+            raise refusal("messages", rule, f"{len(turns)} messages") from None
+        except Exception as error:  # noqa: BLE001 a template is a program, which may raise any
+            # Its message may quote the conversation. Pass on only what the template says.
             reason = str(error)
             if not reason or reason not in template:
                 reason = f"it failed with {type(error).__name__}"
@@ -117,14 +119,17 @@ class _TooLong(Exception):
 
 @contextmanager
 def _limited_time() -> Iterator[None]:
-    """Raises :class:`_TooLong` at the first line of a template after :data:`MOST_SECONDS`."""
-    deadline_s = time.monotonic() + MOST_SECONDS
+    """Raises :class:`_TooLong` at the first line of a template after :data:`MOST_SECONDS`.
+
+    What one line computes in C it cannot end, as an intake's own process can.
+    """
+    deadline_s = time.thread_time() + MOST_SECONDS
 
     def watch(frame: FrameType, _event: str, _argument: object) -> Any:
         # Jinja's name for a compiled template. Lines of others are not traced.
         if frame.f_code.co_filename != "<template>":
             return None
-        if time.monotonic() > deadline_s:
+        if time.thread_time() > deadline_s:
             raise _TooLong
         return watch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,18 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True)
+class AroundTurns:
+    """What a chat template writes ``before`` the last question of a small chat, and ``after`` the
+    answer."""
+
+    before: str = ""
+    after: str = ""
+
+
+FindAroundTurns = Callable[[ChatTemplates], AroundTurns]
+
+
+@dataclass(frozen=True)
 class ControlTokens:
     """``spellings``: those of all control tokens. ``turn_end``: what ends an answer in chats."""
 
@@ -62,7 +74,7 @@ class ControlTokens:
 
 def find_control_tokens(
     vocabulary: Vocabulary,
-    templates: ChatTemplates,
+    around: AroundTurns,
     *,
     names: Iterable[str] = (),
     ids: Iterable[int] = (),
@@ -72,10 +84,9 @@ def find_control_tokens(
 
     An id may also be that of plain text, such as a line feed, which stays text.
     """
-    before, after = _turns(templates)
-    end = _SHAPE.match(after)
+    end = _SHAPE.match(around.after)
     turn_end = end.group() if end and vocabulary.token_to_id(end.group()) is not None else None
-    found = {*names, *_END_NAMES, *_OTHER_NAMES, *_PIPED.findall(before)}
+    found = {*names, *_END_NAMES, *_OTHER_NAMES, *_PIPED.findall(around.before)}
     found.update(
         spelling
         for token_id in ids
@@ -89,10 +100,10 @@ def find_control_tokens(
     )
 
 
-def _turns(templates: ChatTemplates) -> tuple[str, str]:
-    """What the template writes before the last question of a small chat, and after the answer."""
+def around_turns(templates: ChatTemplates) -> AroundTurns:
+    """Renders a small chat, in this process."""
     if not templates.named:
-        return "", ""
+        return AroundTurns()
     turns = [
         {"role": "user", "content": _QUESTION},
         {"role": "assistant", "content": _ANSWER},
@@ -102,5 +113,5 @@ def _turns(templates: ChatTemplates) -> tuple[str, str]:
         text = templates.render(turns)
     except InvalidRequest as error:
         logger.warning("a plain chat is refused: %s", error.faults[0].rule)
-        return "", ""
-    return text.rpartition(_QUESTION)[0], text.partition(_ANSWER)[2].lstrip()
+        return AroundTurns()
+    return AroundTurns(text.rpartition(_QUESTION)[0], text.partition(_ANSWER)[2].lstrip())

@@ -10,7 +10,7 @@ from llorch_worker.model_files.side_file import exists, read_bytes, read_object,
 from llorch_worker.text.added_tokens import AddedTokens, usable_ids
 from llorch_worker.text.chat import chat_format
 from llorch_worker.text.chat_templates import ChatTemplates, templates_in_folder
-from llorch_worker.text.control_tokens import find_control_tokens
+from llorch_worker.text.control_tokens import FindAroundTurns, find_control_tokens
 from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
 
-def tokenizer_of_folder(folder: Path) -> Tokenizer:
+def tokenizer_of_folder(folder: Path, find_around: FindAroundTurns) -> Tokenizer:
     """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
     config = _object(folder / "config.json")
     generation = _object(folder / "generation_config.json")
@@ -77,7 +77,7 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer:
     templates = ChatTemplates(templates_in_folder(folder, settings), spellings)
     control = find_control_tokens(
         file,
-        templates,
+        find_around(templates),
         names=added.control,
         ids=[*ends, *pads],
     )

@@ -8,7 +8,7 @@ from typing import Any
 from llorch_worker.text.added_tokens import usable_ids
 from llorch_worker.text.chat import chat_format
 from llorch_worker.text.chat_templates import ChatTemplates, templates_in_gguf
-from llorch_worker.text.control_tokens import find_control_tokens
+from llorch_worker.text.control_tokens import FindAroundTurns, find_control_tokens
 from llorch_worker.text.gguf_vocabulary import GgufVocabulary, adds_bos_by_default
 from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
 
@@ -33,7 +33,7 @@ _TOKEN_KEYS = {
 """transformers' name -> GGUF's key, and the token of the kind "llama" if the file names none."""
 
 
-def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+def tokenizer_of_gguf(metadata: Mapping[str, Any], find_around: FindAroundTurns) -> Tokenizer:
     """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
     vocabulary = GgufVocabulary(metadata)
     size = len(vocabulary.tokens)
@@ -47,7 +47,7 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             named[name] = usable
     spellings = {f"{name}_token": vocabulary.tokens[i] for name, i in named.items()}
     templates = ChatTemplates(templates_in_gguf(metadata), spellings)
-    control = find_control_tokens(vocabulary, templates, ids=named.values())
+    control = find_control_tokens(vocabulary, find_around(templates), ids=named.values())
     ends = {named[name] for name in _END_KEYS if name in named}
     codec = vocabulary.with_control(control.spellings)
     ends |= control.ends(codec.special_ids)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from llorch_worker.contract import InvalidRequest, ModelLoadFailed
 from llorch_worker.model_files.bounds import repr_cut
+from llorch_worker.text.control_tokens import FindAroundTurns, around_turns
 from llorch_worker.text.folder_tokenizer import tokenizer_of_folder
 from llorch_worker.text.gguf_tokenizer import tokenizer_of_gguf
 from llorch_worker.text.tokenizer import Tokenizer
@@ -29,16 +30,20 @@ class VocabularySource(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
+def load_tokenizer(
+    checkpoint: VocabularySource, find_around: FindAroundTurns = around_turns
+) -> Tokenizer:
     """The tokenizer of a GGUF file, or of a folder with tokenizer.json or tokenizer.model.
+
+    ``find_around`` alone runs a chat template; the control tokens depend on it.
 
     Raises:
         ModelLoadFailed: the vocabulary is missing, damaged or of an unknown kind.
     """
     try:
         if checkpoint.layout == "gguf":
-            return tokenizer_of_gguf(checkpoint.metadata)
-        return tokenizer_of_folder(checkpoint.path)
+            return tokenizer_of_gguf(checkpoint.metadata, find_around)
+        return tokenizer_of_folder(checkpoint.path, find_around)
     except (*_MALFORMED, ValueError, OSError, InvalidRequest) as error:
         match error:
             case ValueError() | OSError() | InvalidRequest():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from celery.utils.log import get_logger
 from celery.worker import state
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.contract.token_questions import TokenQuestion
+from llorch_worker.engine.process.engine_process import ENGINE, EngineProcess
+from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.model_files.hub import local_path
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.residency_check import violation, wrong_card
@@ -40,6 +44,25 @@ class EngineLoader:
         self._engine_class = engine_class
         self._max_sequences = max_sequences
         self._report = report
+        self._starting = threading.Lock()
+        self._intake: IntakeProcess | None = None
+
+    def intake(self) -> IntakeProcess:
+        """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
+        cannot be downloaded."""
+        with self._starting:
+            if self._intake is None:
+                self._intake = IntakeProcess(local_path(self._settings.model))
+            return self._intake
+
+    def answer(self, question: TokenQuestion) -> dict[str, Any]:
+        """See :meth:`.IntakeProcess.answer`."""
+        return self.intake().answer(question)
+
+    def close(self) -> None:
+        """Ends the intake."""
+        if self._intake is not None:
+            self._intake.close()
 
     def load(self, listener: Callable[[int, int], None] | None = None) -> EngineProcess:
         """Loads and warms up; ``listener`` gets the bytes loaded and the bytes in total.
@@ -57,6 +80,8 @@ class EngineLoader:
             model_name=settings.served_name,
             progress=self._progress(listener),
             engine_class=self._engine_class,
+            # Another class, for tests, takes requests as they are.
+            intake=self.intake() if self._engine_class == ENGINE else None,
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -18,6 +17,7 @@ from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.repeater import Repeater
+from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from llorch_worker.engine.process.engine_process import EngineProcess
     from llorch_worker.telemetry.metrics.server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
-    from llorch_worker.text import Tokenizer
 
 logger = get_logger(__name__)
 
@@ -58,12 +57,14 @@ class Residency:
         active_jobs: ActiveJobs,
         assignment: Assignment,
         *,
+        answer: Callable[[TokenQuestion], dict[str, Any]],
         on_lost_card: Callable[[], None],
         claim_again: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
         takes_direct_jobs: bool = True,
     ) -> None:
-        """``load`` loads and warms up another engine, after the death of ``engine``.
+        """``load`` loads and warms up another engine, after the death of ``engine``. ``answer``:
+        see :class:`.TokenDesk`.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
         :attr:`is_ready` has changed. ``load_s``: how long loading and warming up the model took.
@@ -105,14 +106,6 @@ class Residency:
             key_ttl_s=settings.result_ttl_s,
             max_attempts=settings.max_attempts,
         )
-
-        @cache
-        def tokenizer() -> Tokenizer:
-            from llorch_worker.text import load_tokenizer
-            from llorch_worker.text.vocabulary_file import open_vocabulary
-
-            return load_tokenizer(open_vocabulary(settings.model))
-
         self._announcer = Announcer(self._redis, model_name, hostname, self._worker_card)
         self._check = Repeater(
             "residency", "check the model's place", self._check_place, settings.residency_check_s
@@ -123,7 +116,7 @@ class Residency:
             CancelListener(self._redis, active_jobs),
             self._announcer,
             self._watcher,
-            TokenDesk(self._redis, model_name, tokenizer),
+            TokenDesk(self._redis, model_name, answer),
             self._check,
         ]
         self._metrics = self._serve_metrics()

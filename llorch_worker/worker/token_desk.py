@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any, Final
 
 import redis
 from celery.utils import uuid
@@ -16,22 +18,25 @@ from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.contract.token_questions import TokenQuestion
 
-if TYPE_CHECKING:
-    from llorch_worker.text import Tokenizer
-
 logger = get_logger(__name__)
 
 LISTEN_S = 5.0
+_AT_ONCE: Final = 4
+"""How many questions are answered at once: none waits for one that takes long."""
 
 
 class TokenDesk(Repeater):
-    """A thread that takes the questions for the model, one at a time. It logs no text."""
+    """A thread that takes the questions for the model, and some that answer. It logs no text."""
 
-    def __init__(self, client: redis.Redis, model: str, tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(
+        self, client: redis.Redis, model: str, answer: Callable[[TokenQuestion], dict[str, Any]]
+    ) -> None:
         self._redis = client
         self._model = model
         self._id = uuid()
-        self._tokenizer = tokenizer
+        self._find_answer = answer
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "llorch-tokens")
         super().__init__("tokens", "hear questions about tokens", self._serve)
 
     def close(self) -> None:
@@ -40,19 +45,25 @@ class TokenDesk(Repeater):
         with suppress(RedisError):
             token_questions.wake(self._redis, self._id)
         super().close()
+        self._threads.shutdown(wait=False)
 
     def _serve(self) -> None:
-        taken = token_questions.take(self._redis, self._model, self._id, LISTEN_S)
-        if taken is not None:
-            question_id, question = taken
+        if not self._places.acquire(timeout=LISTEN_S):
+            return
+        with ExitStack() as place:
+            place.callback(self._places.release)
+            taken = token_questions.take(self._redis, self._model, self._id, LISTEN_S)
+            if taken is not None:
+                self._threads.submit(self._reply, *taken, place.pop_all())
+
+    def _reply(self, question_id: str, question: TokenQuestion, place: ExitStack) -> None:
+        # Without Redis, whoever asked hears that nobody answers.
+        with place, suppress(RedisError):
             token_questions.reply(self._redis, question_id, self._answer(question))
 
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | LlorchError:
-        # Late, because the worker's own imports come before the device is chosen.
-        from llorch_worker.text.questions import answer
-
         try:
-            return answer(self._tokenizer(), question)
+            return self._find_answer(question)
         except LlorchError as error:
             return error
         except Exception as error:

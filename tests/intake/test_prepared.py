@@ -8,7 +8,8 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.intake import Intake, Limits
+from llorch_worker.intake.intake import Intake
+from llorch_worker.intake.prepared import Limits
 from tests.intake.conftest import Vocabulary
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -56,7 +56,14 @@ def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Re
         max_sequences=2,
     )
     residency = Residency(
-        load(), load, settings, "w@test", active_jobs, Assignment("toy"), on_lost_card=lambda: None
+        load(),
+        load,
+        settings,
+        "w@test",
+        active_jobs,
+        Assignment("toy"),
+        answer=lambda _: {},
+        on_lost_card=lambda: None,
     )
     residency.start()
     yield residency

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
@@ -111,16 +112,22 @@ class Partners:
     def _load(self, model: str) -> Partner:
         extras.require("worker")
         from llorch_worker.engine import Engine
+        from llorch_worker.intake.process import IntakeProcess
+        from llorch_worker.model_files.hub import local_path
 
         settings = self._settings.model_copy(update={"model": _path_of(model), "model_name": None})
-        engine = Engine.load(
-            settings.model,
-            settings.engine_options,
-            model_name=settings.served_name,
-            progress=self._screen.loading_bar(f"loading {settings.served_name}"),
-            max_sequences=1,
-        )
-        return _Loaded(engine, settings.served_name)
+        with ExitStack() as parts:
+            intake = parts.enter_context(IntakeProcess(local_path(settings.model)))
+            engine = Engine.load(
+                settings.model,
+                settings.engine_options,
+                model_name=settings.served_name,
+                progress=self._screen.loading_bar(f"loading {settings.served_name}"),
+                intake=intake,
+                max_sequences=1,
+            )
+            parts.enter_context(engine)
+            return _Loaded(engine, settings.served_name, parts.pop_all())
 
 
 def _path_of(model: str) -> Path:
@@ -165,8 +172,10 @@ class _JobAnswer:
 class _Loaded:
     where = "in this process"
 
-    def __init__(self, engine: Any, name: str) -> None:
+    def __init__(self, engine: Any, name: str, parts: ExitStack) -> None:
+        """``parts``: what :meth:`close` closes."""
         self._engine = engine
+        self._parts = parts
         self.name = name
         self.config: Mapping[str, int | float] = engine.generation_config
 
@@ -175,4 +184,4 @@ class _Loaded:
         return answer
 
     def close(self) -> None:
-        self._engine.close()
+        self._parts.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.model_files.generation_config import read_generation_config
 from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
@@ -63,9 +65,12 @@ class LoadPlan:
     misfit: str | None = None
     """The reason why the model does not fit, as a sentence."""
 
-    def tokenizer(self) -> Tokenizer:
-        """Reads the tokenizer. Raises ``ModelLoadFailed``."""
-        return load_tokenizer(self.checkpoint)
+    def tokenizer(self, around: Callable[[], AroundTurns] | None = None) -> Tokenizer:
+        """Reads the tokenizer. ``around``: says what the chat template writes around turns; None:
+        it is rendered here. Raises ``ModelLoadFailed``."""
+        if around is None:
+            return load_tokenizer(self.checkpoint)
+        return load_tokenizer(self.checkpoint, lambda _: around())
 
     @cached_property
     def generation_config(self) -> tuple[GenerationConfig, list[str]]:

@@ -48,6 +48,7 @@ from llorch_worker.engine.interface import (
 from llorch_worker.engine.process.messages import (
     Accepted,
     Answer,
+    Around,
     Call,
     Cancel,
     Close,
@@ -70,6 +71,8 @@ from llorch_worker.engine.process.messages import (
     result_of,
 )
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.intake.request_checks import check_model
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
 from llorch_worker.processes.oom import let_die_first, oom_kills
@@ -113,9 +116,15 @@ class EngineProcess:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], frames: Frames, board: Board, trace: int
+        self,
+        process: subprocess.Popen[bytes],
+        frames: Frames,
+        board: Board,
+        trace: int,
+        intake: IntakeProcess | None,
     ) -> None:
         """Made by :meth:`load`."""
+        self._intake = intake
         self._process = process
         self._frames = frames
         self._board = board
@@ -144,6 +153,7 @@ class EngineProcess:
         progress: Callable[[int, int], None] | None = None,
         engine_class: str = ENGINE,
         kept: Iterable[int] = (),
+        intake: IntakeProcess | None = None,
         **changed: Any,
     ) -> Self:
         """Starts a process and lets it load a model.
@@ -155,6 +165,8 @@ class EngineProcess:
             engine_class: ``module:Class`` with the interface of ``Engine``.
             kept: descriptors that the process keeps open for as long as it lives, such as the lock
                 of its card.
+            intake: one for the same file, which prepares requests for as long as it is open. Else
+                the engine's process does, and a chat template may hang it.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
@@ -177,11 +189,13 @@ class EngineProcess:
         finally:
             theirs.close()
             os.close(board_descriptor)
-        engine = cls(process, Frames(ours), board, trace)
+        engine = cls(process, Frames(ours), board, trace, intake)
         level = logging.getLogger("llorch_worker").getEffectiveLevel()
         named = model_name or default_model_name(Path(path))
         others = {} if num_threads is None else {"num_threads": num_threads}
-        asked = Load(str(path), asdict(options), named, engine_class, level, others)
+        asked = Load(
+            str(path), asdict(options), named, engine_class, level, others, intake is not None
+        )
         engine._load(asked, progress)
         return engine
 
@@ -207,6 +221,13 @@ class EngineProcess:
         on_event: Callable[[Event], None] | None = None,
     ) -> RemoteGeneration:
         """As :meth:`.Engine.submit`; raises ``EngineDied`` too."""
+        with self._lock:
+            self._require_open()
+        prepared = None
+        if self._intake is not None:
+            check_model(request, self.facts.model_name)
+            generated = 0 if journal is None else journal.most_tokens
+            prepared = self._intake.prepare_document(request, self.facts.limits, generated)
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
@@ -220,6 +241,7 @@ class EngineProcess:
                 Submit.of(
                     handle,
                     request,
+                    prepared,
                     journal,
                     job_id=job_id,
                     worker=worker,
@@ -335,7 +357,11 @@ class EngineProcess:
     def _load(self, asked: Load, progress: Callable[[int, int], None] | None) -> None:
         """Reads until the engine is there."""
         try:
-            self._frames.send(encode(asked))
+            with suppress(OSError):  # its death answers
+                self._frames.send(encode(asked))
+                if self._intake is not None:
+                    around = self._intake.around()
+                    self._frames.send(encode(Around(around.before, around.after)))
             while not isinstance(message := self._receive(), Loaded):
                 match message:
                     case Progress(done, total):

@@ -26,6 +26,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.errors import ERROR_CLASSES
 from llorch_worker.engine.interface import DeathLabel, EngineStats, ModelFacts
+from llorch_worker.intake.prepared import PreparedRequest
 
 _JOURNAL = TypeAdapter(Journal)
 
@@ -88,12 +89,23 @@ class Load(_Message):
     log_level: int
     others: dict[str, Any]
     """Other arguments of the class's ``load``."""
+    around_follows: bool = False
+    """Whether :class:`Around` is the next message; else the engine renders the chat template."""
+
+
+class Around(_Message):
+    """See :class:`.AroundTurns`."""
+
+    before: str
+    after: str
 
 
 class Submit(_Message):
     handle: int
     """What this connection calls the generation."""
     request: bytes
+    is_prepared: bool
+    """Whether that is the document of a :class:`.PreparedRequest`."""
     job_id: str
     worker: str
     attempt: int
@@ -104,20 +116,31 @@ class Submit(_Message):
 
     @classmethod
     def of(
-        cls, handle: int, request: GenerationRequest, journal: Journal | None, **others: Any
+        cls,
+        handle: int,
+        request: GenerationRequest,
+        prepared: bytes | None,
+        journal: Journal | None,
+        **others: Any,
     ) -> Submit:
+        """``prepared``: what an intake has made of ``request``."""
         # The keeper holds the metadata, which change nothing.
-        fields = request.wire()
-        fields.pop("metadata", None)
+        document = prepared or json.dumps(request.wire() | {"metadata": None}).encode()
         read = None if journal is None else _JOURNAL.dump_json(journal)
-        return cls(handle, request=json.dumps(fields).encode(), journal=read, **others)
+        is_prepared = prepared is not None
+        return cls(handle, request=document, is_prepared=is_prepared, journal=read, **others)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of ``Engine.submit``."""
+        """Those of ``Engine.submit``, or of ``submit_prepared``."""
         names = ("job_id", "worker", "attempt", "queued_at", "retried_at", "suspect")
         journal = None if self.journal is None else _JOURNAL.validate_json(self.journal)
+        document = json.loads(self.request)
         return {
-            "request": GenerationRequest(**json.loads(self.request)),
+            **(
+                {"prepared": PreparedRequest.from_document(document)}
+                if self.is_prepared
+                else {"request": GenerationRequest(**document)}
+            ),
             "journal": journal,
             **{name: getattr(self, name) for name in names},
         }
@@ -139,7 +162,7 @@ class Close(_Message):
     pass
 
 
-ToEngine = Load | Submit | Cancel | Call | Close
+ToEngine = Load | Around | Submit | Cancel | Call | Close
 
 
 # To the keeper -------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from llorch_worker.engine.process.engine_process import INTAKE_THREADS, most_han
 from llorch_worker.engine.process.messages import (
     Accepted,
     Answer,
+    Around,
     Call,
     Cancel,
     ErrorMessage,
@@ -55,6 +56,7 @@ from llorch_worker.engine.process.messages import (
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge
+from llorch_worker.text.control_tokens import AroundTurns
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +147,7 @@ class Server:
         self._board = Board(most_handles(options), self._board_descriptor)
         os.close(self._board_descriptor)
         module, _, name = asked.engine_class.partition(":")
+        found = {"around": self._around} if asked.around_follows else {}
         try:
             self._engine = getattr(import_module(module), name).load(
                 asked.path,
@@ -154,6 +157,7 @@ class Server:
                 progress=lambda done, total: self._send(Progress(done, total)),
                 board=self._board,
                 outlet=self,
+                **found,
             )
         except ModuleNotFoundError as error:
             missing = f"{error.name} is missing: {install_command('worker')}"
@@ -162,6 +166,12 @@ class Server:
             self._fail_load(error)
         self._send(Loaded(self._engine.facts, self._engine.stats()))
 
+    def _around(self) -> AroundTurns:
+        message = self._receive()
+        if not isinstance(message, Around):
+            os._exit(EX_SOFTWARE)
+        return AroundTurns(message.before, message.after)
+
     def _fail_load(self, error: LlorchError) -> NoReturn:
         self._send(NotLoaded(ErrorMessage.of(error)))
         os._exit(1)
@@ -169,7 +179,8 @@ class Server:
     def _take_in(self, asked: Submit) -> None:
         handle = asked.handle
         try:
-            generation = self._engine.submit(
+            submit = self._engine.submit_prepared if asked.is_prepared else self._engine.submit
+            generation = submit(
                 **asked.arguments(), on_event=partial(self._tell, handle), handle=handle
             )
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any

@@ -75,6 +75,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
         self._residency: Residency | None = None
         self._follow_ups: FollowUps | None = None
+        self._loader: EngineLoader | None = None
         self._tracing = Tracing()
         self._attempt_spans: AttemptSpans | None = None
         self._interrupted = False
@@ -124,7 +125,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             worker.app.assignment = assignment
             began_s = time.monotonic()
-            loader = EngineLoader(
+            self._loader = loader = EngineLoader(
                 settings,
                 assignment,
                 engine_class=worker.app.engine_class,
@@ -149,6 +150,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.hostname,
             worker.pool.active_jobs,
             assignment,
+            answer=loader.answer,
             on_lost_card=_shut_down,
             claim_again=partial(worker.pool.call_soon, _claim_again),
             load_s=load_s,
@@ -195,6 +197,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
+        if self._loader is not None:
+            self._loader.close()
         if self._attempt_spans is not None:
             self._attempt_spans.disconnect()
         self._tracing.close()

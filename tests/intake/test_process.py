@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llorch_worker.contract import GenerationRequest, InvalidRequest, ModelLoadFailed
+from llorch_worker.contract.token_questions import (
+    DescribeTokenizer,
+    Detokenize,
+    TokenizeChat,
+    TokenizeText,
+)
+from llorch_worker.intake.asking import Bounds
+from llorch_worker.intake.intake import Intake
+from llorch_worker.intake.prepared import Limits, PreparedRequest
+from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text.control_tokens import AroundTurns
+from llorch_worker.text.questions import answer
+from llorch_worker.text.vocabulary_file import open_vocabulary
+from tests.waiting import wait_until
+
+SMALL = Bounds(cpu_s=0.3)
+TEMPLATE = """\
+{% set said = messages[-1].content -%}
+{% if said == 'compute' %}{{ (messages | length + 6) ** (7 ** 9) }}
+{% elif said == 'grow' %}{{ said * 10 ** 10 }}
+{% elif said == 'wait' %}{% for a in range(99) %}{% for b in range(2999) %}{% endfor %}{% endfor %}
+{% endif %}{% for m in messages %}<{{ m.role }}> {{ m.content }}
+{% endfor %}<assistant>"""
+SCHEMA = {"properties": {f"p{i}": {"type": "string", "pattern": "a*b+c"} for i in range(3000)}}
+
+
+def chat(said: str) -> GenerationRequest:
+    return GenerationRequest(messages=[{"role": "user", "content": said}], max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(trained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vocabulary with a chat template that computes for one word, and grows for another."""
+    folder = tmp_path_factory.mktemp("intake")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(trained_model / "hf" / name, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(open_vocabulary(folder))
+
+
+@pytest.fixture(scope="module")
+def limits(tokenizer: Tokenizer) -> Limits:
+    return Limits(vocab_size=tokenizer.vocab_size, max_context=4096, pool_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def intake(folder: Path) -> Iterator[IntakeProcess]:
+    with IntakeProcess(folder, SMALL) as intake:
+        yield intake
+
+
+@pytest.fixture(scope="module")
+def patient(folder: Path) -> Iterator[IntakeProcess]:
+    """It leaves a request more time than the test takes."""
+    with IntakeProcess(folder, Bounds(cpu_s=10)) as intake:
+        yield intake
+
+
+@pytest.fixture(scope="module")
+def begin(patient: IntakeProcess, limits: Limits) -> Callable[[str], Future[PreparedRequest]]:
+    """Asks in a thread of its own, which ends with the intake at the latest."""
+    threads = ThreadPoolExecutor()
+    return lambda said: threads.submit(patient.prepare, chat(said), limits)
+
+
+def forks(intake: IntakeProcess) -> list[psutil.Process]:
+    return psutil.Process(intake.pid).children()
+
+
+def giving_way(intake: IntakeProcess) -> psutil.Process | None:
+    """A fork that has prepared a request for long."""
+    for fork in forks(intake):
+        with suppress(psutil.NoSuchProcess):
+            if fork.nice() > 0 and fork.status() != psutil.STATUS_ZOMBIE:
+                return fork
+    return None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "Once upon a time", "prediction": "there was"},
+        {"messages": [{"role": "user", "content": "Hi"}], "n": 2},
+        {"prompt": "Once", "structured_outputs": {"regex": "[a-z]+"}},
+    ],
+    ids=lambda fields: ", ".join(fields),
+)
+def test_it_prepares_as_an_intake_in_this_process(
+    intake: IntakeProcess, tokenizer: Tokenizer, limits: Limits, fields: dict[str, Any]
+) -> None:
+    request = GenerationRequest(**fields, max_tokens=8)
+    here = Intake(tokenizer, limits).prepare(request).document()
+    assert json.loads(intake.prepare_document(request, limits)) == json.loads(json.dumps(here))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        TokenizeText(prompt="Once upon", strings=True),
+        TokenizeChat.of(chat("Hi")),
+        Detokenize(tokens=(5, 6, 7)),
+        DescribeTokenizer(),
+    ],
+    ids=lambda question: question.ask,
+)
+def test_it_answers_questions_as_a_tokenizer_here(
+    intake: IntakeProcess, tokenizer: Tokenizer, question: Any
+) -> None:
+    assert intake.answer(question) == answer(tokenizer, question)
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ("compute", "chat template or tokenizer takes more than 0.3 s of processor time for it"),
+        ("grow", "chat template takes more memory than there is for it"),
+    ],
+)
+def test_only_the_request_that_a_template_computes_for_fails(
+    intake: IntakeProcess, limits: Limits, said: str, rule: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        intake.prepare(chat(said), limits)
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.rule) == ("messages", f"the model's {rule}")
+    with pytest.raises(InvalidRequest, match="the model's chat template"):
+        intake.answer(TokenizeChat.of(chat(said)))
+    assert intake.prepare(chat("Hi"), limits).prompt_ids
+
+
+def test_a_grammar_that_takes_too_long_is_refused_by_its_field(
+    intake: IntakeProcess, limits: Limits
+) -> None:
+    request = GenerationRequest(prompt="a", structured_outputs={"json": SCHEMA})
+    with pytest.raises(InvalidRequest) as caught:
+        intake.prepare(request, limits)
+    (fault,) = caught.value.faults
+    assert fault.field == "structured_outputs.json"
+    assert fault.rule.startswith("must compile: its compiler takes more than ")
+
+
+def test_no_request_waits_for_one_that_takes_long(
+    patient: IntakeProcess, begin: Callable[[str], Future[PreparedRequest]]
+) -> None:
+    computes = begin("compute")
+    busy = wait_until(lambda: giving_way(patient))
+    for _ in range(3):
+        assert begin("Hi").result(30).prompt_ids
+    assert not computes.done()
+    # As the kernel does for memory, perhaps of others: so it is tried again.
+    busy.kill()
+    busy.wait(30)
+    again = wait_until(lambda: giving_way(patient))
+    assert not computes.done()
+    again.kill()
+    with pytest.raises(InvalidRequest, match=r"takes more than .* of memory"):
+        computes.result(30)
+
+
+def test_what_an_intake_had_in_hand_is_prepared_by_the_next_one(
+    patient: IntakeProcess, begin: Callable[[str], Future[PreparedRequest]]
+) -> None:
+    waits = [begin("wait") for _ in range(2)]
+    wait_until(lambda: giving_way(patient))
+    killed, left = patient.pid, forks(patient)
+    os.kill(killed, signal.SIGKILL)
+    assert [each.result(60).prompt_ids for each in waits]
+    assert patient.pid != killed
+    psutil.wait_procs(left, 10)
+    assert not any(fork.is_running() for fork in left)
+
+
+def test_a_template_that_computes_for_every_chat_stops_no_prompt(
+    folder: Path, limits: Limits, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bomb = shutil.copytree(folder, tmp_path / "bomb")
+    (bomb / "chat_template.jinja").write_text("{{ 7 ** (7 ** 9) }}")
+    with IntakeProcess(bomb, SMALL) as intake:
+        assert intake.around() == AroundTurns()
+        assert "a plain chat is refused: the model's chat template takes more than" in caplog.text
+        assert intake.prepare(GenerationRequest(prompt="Once"), limits).prompt_ids
+        with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s of processor time"):
+            intake.prepare(chat("Hi"), limits)
+
+
+def test_a_vocabulary_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
+    with IntakeProcess(tmp_path) as intake:
+        with pytest.raises(ModelLoadFailed, match=r"neither tokenizer\.json nor tokenizer\.model"):
+            intake.around()
+        with pytest.raises(ModelLoadFailed, match=r"neither tokenizer\.json nor tokenizer\.model"):
+            intake.answer(DescribeTokenizer())
