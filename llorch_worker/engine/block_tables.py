@@ -88,9 +88,11 @@ class BlockTables:
             rows=slice(rows[0], rows[0] + len(rows)) if in_order else np.array(rows),
         )
 
-    def row_of(self, sequence: Sequence) -> int:
-        """Where a step finds its tables without moving them, if it takes the rows in order."""
-        return self._rows.get(sequence, len(self._rows))
+    def rows_of(self, sequences: Items[Sequence]) -> list[int]:
+        """The row of each sequence, or one behind them all. A step that takes them in this order
+        need not copy its tables."""
+        behind = len(self._rows)
+        return [self._rows.get(sequence, behind) for sequence in sequences]
 
     def update(
         self,

@@ -107,9 +107,10 @@ class Runner:
         Sampling starts too, for the sequences of which the step computes the last token, unless a
         grammar has to see the tokens of ``after`` first. Then :meth:`sample` must follow.
         """
-        tables = self._tables
         # In the order of their rows in the tables, which then need not be copied.
-        chunks = sorted(plan.chunks, key=lambda c: (c.rows > 1, tables.row_of(c.sequence)))
+        rows = self._tables.rows_of([chunk.sequence for chunk in plan.chunks])
+        places = [(c.rows > 1, row) for c, row in zip(plan.chunks, rows, strict=True)]
+        chunks = [plan.chunks[i] for i in sorted(range(len(places)), key=places.__getitem__)]
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
         vocab_size = self._cache.shape.vocab_size

@@ -421,10 +421,13 @@ class Scheduler:
 def _rest(sequence: Sequence, launched: Chunk | None) -> Chunk | None:
     """What is left to compute of a sequence behind its ``launched`` chunk, if that gives a token
     with this one; None if nothing is."""
-    start = sequence.computed if launched is None else launched.end
     known = len(sequence.token_ids)
-    if launched is not None and launched.samples:
-        if sequence.generated_count + 1 >= sequence.max_tokens:
-            return None
-        known += 1
+    if launched is None:
+        start = sequence.computed
+    else:
+        start = launched.end
+        if launched.samples:
+            known += 1
+            if known - sequence.prompt_length >= sequence.max_tokens:
+                return None
     return Chunk(sequence, start, known - start) if known > start else None

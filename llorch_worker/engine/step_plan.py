@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from llorch_worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would double what it takes to make one: a step may make hundreds.
+@dataclass(slots=True)
 class Chunk:
     """``count`` pending tokens of one sequence, from position ``start``, and the ``drafts`` that
-    may follow them."""
+    may follow them. Nothing changes it."""
 
     sequence: Sequence
     start: int
@@ -31,7 +32,8 @@ class Chunk:
     def samples(self) -> bool:
         """Whether the chunk reaches the last known token and the step samples the next."""
         # A chunk planned ahead may compute a token that is not known yet.
-        return self.end >= len(self.sequence.token_ids) and self.sequence.samples
+        sequence = self.sequence
+        return self.start + self.count >= len(sequence.token_ids) and sequence.samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def test_the_tables_are_right_whoever_comes_grows_shrinks_waits_and_goes(
         step = [s for s in alive if chance.random() < 0.8]
         if not step:
             continue
-        step.sort(key=tables.row_of)
+        step.sort(key=lambda sequence: tables.rows_of([sequence]))
         changes = tables.lay_out(step)
         moved += isinstance(changes.rows, np.ndarray)
         own, partners = read(tables, changes)
