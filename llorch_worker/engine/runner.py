@@ -125,8 +125,7 @@ class Runner:
             row_before = {sequence: row for row, sequence in enumerate(after.sequences)}
         if due and (after is None or not any(s.constrained for s in sequences)):
             # Before the forward pass, so that masks are filled in meanwhile.
-            tokens_before = None if before is None else partial(_tokens_of, before)
-            choose = self._sampler.prepare(sequences, positions, row_before, tokens_before)
+            choose = self._sampler.prepare(sequences, positions)
         layout = self._layout(chunks, row_before)
         pending = self._queue.launch(partial(self._compute, layout, before, scorer, drafts))
         step = Step(plan, pending, sequences, positions, not due, scorer, drafts)
@@ -241,10 +240,6 @@ class Runner:
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )
-
-
-def _tokens_of(pending: Pending) -> torch.Tensor:
-    return pending.token_ids
 
 
 def _blocks_of(chunk: Chunk, block_size: int) -> Integers:

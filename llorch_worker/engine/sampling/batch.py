@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,14 +70,29 @@ class SamplingBatch:
     A parameter that no row uses is None, and the sampler skips it.
     """
 
-    def __init__(self, sequences: Rows[Sequence], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        sequences: Rows[Sequence],
+        vocab_size: int,
+        device: torch.device,
+        before: SamplingBatch | None,
+        row_before: Mapping[int, int],
+    ) -> None:
+        """``before``: the batch of the step before, and which of its rows goes on in which of
+        these."""
         self._device = device
         self._vocab_size = vocab_size
         self.sequences = sequences
         requests = [sequence.request for sequence in sequences]
         random = [row for row, request in enumerate(requests) if request.temperature > 0]
         self.random = self._random_rows(sequences, random) if random else None
-        self.penalties = Penalties.of(sequences, vocab_size, device)
+        self.penalties: Penalties | None = Penalties.of(
+            sequences,
+            vocab_size,
+            device,
+            None if before is None else before.penalties,
+            row_before,
+        )
         self.biases = self._biases(sequences)
         self.suppressions = self._suppressions(sequences)
         self.constrained = [row for row, s in enumerate(sequences) if s.constrained]

@@ -25,13 +25,21 @@ class Penalties:
     """
 
     def __init__(
-        self, sequences: Rows[Sequence], rows: Rows[int], vocab_size: int, device: torch.device
+        self,
+        sequences: Rows[Sequence],
+        rows: Rows[int],
+        vocab_size: int,
+        device: torch.device,
+        before: Penalties | None,
+        row_before: Mapping[int, int],
     ) -> None:
-        """``rows``: which of the batch's ``sequences`` are penalised."""
+        """``rows``: which of the batch's ``sequences`` are penalised. ``before``: the penalties of
+        the batch before, and which of its rows goes on in which of these: only the device may know
+        the last token of such a row."""
         chosen = [sequences[row].request for row in rows]
         self._device = device
         self._vocab_size = vocab_size
-        self._numbers = rows
+        self._index_of = {row: index for index, row in enumerate(rows)}
         everyone = len(rows) == len(sequences)
         self._rows = None if everyone else on_device(rows, torch.int64, device)
         self._indices = on_device(range(len(rows)), torch.int64, device)
@@ -51,11 +59,22 @@ class Penalties:
         self._counts = torch.zeros(shape, device=device)
         self._factors: torch.Tensor | None = None
         self._prices: torch.Tensor | None = None
-        cells, _ = self._cells([sequences[row].generated_ids for row in rows])
+        old = {} if before is None else before._index_of
+        kept = {
+            index: old[row_before[row]]
+            for row, index in self._index_of.items()
+            if row_before.get(row) in old
+        }
+        self._kept: tuple[Penalties, torch.Tensor, torch.Tensor] | None = None
+        if before is not None and kept:
+            here, there = on_device([list(kept), list(kept.values())], torch.int64, device)
+            self._kept = before, here, there
+        new = [None if index in kept else sequences[row] for row, index in self._index_of.items()]
+        cells, _ = self._cells([each.generated_ids if each else () for each in new])
         self._counts.view(-1).index_add_(0, cells, torch.ones(1, device=device).expand(len(cells)))
         if any(r.repetition_penalty != 1 for r in chosen):
             self._factors = torch.ones(shape, device=device)
-            cells, owners = self._cells([sequences[row].token_ids for row in rows])
+            cells, owners = self._cells([each.token_ids if each else () for each in new])
             self._factors.view(-1)[cells] = self._repetition[owners]
         if any(r.presence_penalty != 0 or r.frequency_penalty != 0 for r in chosen):
             presence = (self._counts > 0) * self._presence.unsqueeze(1)
@@ -71,11 +90,28 @@ class Penalties:
 
     @classmethod
     def of(
-        cls, sequences: Rows[Sequence], vocab_size: int, device: torch.device
+        cls,
+        sequences: Rows[Sequence],
+        vocab_size: int,
+        device: torch.device,
+        before: Penalties | None,
+        row_before: Mapping[int, int],
     ) -> Penalties | None:
-        """Penalties of a batch, or None when no row has any."""
+        """Penalties of a batch, or None when no row has any; see ``__init__``."""
         rows = [row for row, sequence in enumerate(sequences) if _penalised(sequence)]
-        return cls(sequences, rows, vocab_size, device) if rows else None
+        return cls(sequences, rows, vocab_size, device, before, row_before) if rows else None
+
+    def take_over(self) -> None:
+        """Copies the rows that go on, once the batch before has counted its last token."""
+        if self._kept is None:
+            return
+        (before, here, there), self._kept = self._kept, None
+        self._counts[here] = before._counts[there]
+        # A row that uses either has it there, too.
+        if self._factors is not None and before._factors is not None:
+            self._factors[here] = before._factors[there]
+        if self._prices is not None and before._prices is not None:
+            self._prices[here] = before._prices[there]
 
     def apply(self, logits: torch.Tensor) -> None:
         """Changes ``logits`` [rows, vocab] float32 in place."""
@@ -91,32 +127,13 @@ class Penalties:
 
     def count(self, token_ids: torch.Tensor) -> None:
         """Counts the tokens that the step chose, ``token_ids`` [rows] int64."""
-        self.count_at(self._indices, token_ids if self._rows is None else token_ids[self._rows])
-
-    def uncounted(
-        self, sequences: Rows[Sequence], row_before: Mapping[Sequence, int]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """For :meth:`count_at`: which of the penalised rows have a last token that only the device
-        knows, and the rows of these tokens in the step before; None if none has."""
-        pairs = [
-            (index, row_before[sequences[row]])
-            for index, row in enumerate(self._numbers)
-            if sequences[row] in row_before
-        ]
-        if not pairs:
-            return None
-        indices, rows = on_device(list(zip(*pairs, strict=True)), torch.int64, self._device)
-        return indices, rows
-
-    def count_at(self, indices: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Counts ``tokens`` [some] int64 for the penalised rows ``indices`` [some] int64."""
-        cells = (indices, tokens)
+        cells = (self._indices, token_ids if self._rows is None else token_ids[self._rows])
         counts = self._counts[cells] + 1  # [penalised]
         self._counts[cells] = counts
         if self._factors is not None:
-            self._factors[cells] = self._repetition[indices]
+            self._factors[cells] = self._repetition
         if self._prices is not None:
-            self._prices[cells] = counts * self._frequency[indices] + self._presence[indices]
+            self._prices[cells] = counts * self._frequency + self._presence
 
 
 def _penalised(sequence: Sequence) -> bool:

@@ -11,7 +11,7 @@ reorder the vocabulary, so a row's token does not depend on the other rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -89,13 +89,11 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """What the host has prepared: the parameters of the rows, the positions of their next tokens
-    within their choices, the masks of the constrained rows, and where the tokens lie that the
-    penalties have not counted yet."""
+    within their choices, and the masks of the constrained rows."""
 
     batch: SamplingBatch
     positions: list[int]
     masks: Future[Masks] | None
-    uncounted: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class Sampler:
@@ -131,44 +129,44 @@ class Sampler:
         return self.prepare(sequences, positions)(logits).read()
 
     def prepare(
-        self,
-        sequences: Rows[Sequence],
-        positions: list[int],
-        row_before: Mapping[Sequence, int] | None = None,
-        before: Callable[[], torch.Tensor] | None = None,
+        self, sequences: Rows[Sequence], positions: list[int]
     ) -> Callable[[torch.Tensor], Chosen]:
         """The host's part: tokens are due at ``positions`` of the choices of ``sequences``.
 
         The device's part is the returned function: the tokens for ``logits`` as in :meth:`sample`.
-        It reads nothing of the host but masks, and never makes it wait for the device.
-
-        Args:
-            row_before: for each sequence whose last token only the device knows, its row in the
-                step before. None of them may have a mask.
-            before: that step's token ids [rows], once the device's part runs.
+        It reads nothing of the host but masks, and never makes it wait for the device. Those of
+        several steps run in the order in which they were prepared. Only the device need know the
+        last token of a sequence, if it has no mask and the step before chose it.
         """
         rows = tuple(sequences)
-        # After a gap in the positions the token counts of the penalties would be wrong.
-        batch, uncounted = self._batch, None
+        batch = self._batch
         if batch is None or batch.sequences != rows or self._next_positions != positions:
-            batch = self._batch = SamplingBatch(rows, self._vocab_size, self._device)
-            if batch.penalties is not None and row_before:
-                uncounted = batch.penalties.uncounted(rows, row_before)
+            goes_on = self._goes_on(rows, positions)
+            batch = SamplingBatch(rows, self._vocab_size, self._device, batch, goes_on)
+            self._batch = batch
         self._next_positions = [position + 1 for position in positions]
         masks = self._begin_masks(batch, positions)
-        return partial(self._choose, _Draw(batch, positions, masks, uncounted), before)
+        return partial(self._choose, _Draw(batch, positions, masks))
 
-    def _choose(
-        self, draw: _Draw, before: Callable[[], torch.Tensor] | None, logits: torch.Tensor
-    ) -> Chosen:
+    def _goes_on(self, sequences: Rows[Sequence], positions: list[int]) -> dict[int, int]:
+        """Which rows continue which of the batch before. After a gap in the positions a token that
+        was counted is none of the text."""
+        if self._batch is None:
+            return {}
+        due = zip(self._batch.sequences, self._next_positions, strict=True)
+        known = {each: (row, position) for row, (each, position) in enumerate(due)}
+        return {
+            row: known[sequence][0]
+            for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True))
+            if sequence in known and known[sequence][1] == position
+        }
+
+    def _choose(self, draw: _Draw, logits: torch.Tensor) -> Chosen:
         batch = draw.batch
         peaks = logits.amax(dim=-1)
         raw = None
         if (wanting := batch.logprob_rows) is not None:
             raw = (logits if wanting.rows is None else logits[wanting.rows]).log_softmax(dim=-1)
-        if draw.uncounted is not None and batch.penalties is not None and before is not None:
-            index, row = draw.uncounted
-            batch.penalties.count_at(index, before()[row])
         positions = on_device(draw.positions, torch.int64, self._device)
         _shape_logits(logits, draw, positions)
         if self._fused is not None:
@@ -270,6 +268,7 @@ def _shape_logits(logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) ->
         short = positions[rows] < suppressed.until
         logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
     if batch.penalties is not None:
+        batch.penalties.take_over()
         batch.penalties.apply(logits)
     if draw.masks is not None:
         draw.masks.result().apply(logits)
