@@ -53,6 +53,7 @@ class Logprobs:
     """Log probabilities of the rows that request them: ``chosen`` [wanting], ``top`` and
     ``top_ids`` [wanting, most]."""
 
+    wanting: LogprobRows
     chosen: torch.Tensor
     top: torch.Tensor
     top_ids: torch.Tensor
@@ -69,20 +70,20 @@ class Chosen:
     token_ids: torch.Tensor
     peaks: torch.Tensor
     logprobs: Logprobs | None
-    batch: SamplingBatch
 
     def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Chosen:
         """With a ``copy`` of each tensor."""
         probs = self.logprobs
         if probs is not None:
-            probs = Logprobs(copy(probs.chosen), copy(probs.top), copy(probs.top_ids))
-        return Chosen(copy(self.token_ids), copy(self.peaks), probs, self.batch)
+            parts = (probs.chosen, probs.top, probs.top_ids)
+            probs = Logprobs(probs.wanting, *map(copy, parts))
+        return Chosen(copy(self.token_ids), copy(self.peaks), probs)
 
     def read(self) -> Sampled:
         """Waits for the device."""
         peaks = self.peaks.tolist()
         damaged = frozenset(row for row, peak in enumerate(peaks) if not isfinite(peak))
-        logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs, self.batch)
+        logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs)
         return Sampled(self.token_ids.tolist(), logprobs, damaged)
 
 
@@ -178,7 +179,7 @@ class Sampler:
         logprobs = None
         if raw is not None and wanting is not None:
             logprobs = _logprobs(raw, chosen, wanting)
-        return Chosen(chosen, peaks, logprobs, batch)
+        return Chosen(chosen, peaks, logprobs)
 
     def _begin_masks(self, batch: SamplingBatch, positions: list[int]) -> Future[Masks] | None:
         """Masks are filled in while the model computes the logits."""
@@ -236,16 +237,14 @@ def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, wanting: LogprobRows) -> 
     tokens = chosen if wanting.rows is None else chosen[wanting.rows]
     of_chosen = raw.gather(1, tokens.unsqueeze(1)).squeeze(1)
     values, ids = raw.topk(min(max(wanting.tops), raw.shape[-1]), dim=-1)
-    return Logprobs(of_chosen, values, ids)
+    return Logprobs(wanting, of_chosen, values, ids)
 
 
-def _read_logprobs(logprobs: Logprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
+def _read_logprobs(logprobs: Logprobs) -> dict[int, RowLogprobs]:
     """Log probabilities by row."""
-    wanting = batch.logprob_rows
-    assert wanting is not None
     asked = zip(
-        wanting.numbers,
-        wanting.tops,
+        logprobs.wanting.numbers,
+        logprobs.wanting.tops,
         logprobs.chosen.tolist(),
         logprobs.top_ids.tolist(),
         logprobs.top.tolist(),
