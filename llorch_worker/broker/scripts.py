@@ -51,6 +51,7 @@ _NAMES: dict[str, str | keys.Key] = {
     "DEADLINES": keys.DEADLINES,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
+    "FILES_DUE": keys.FILES_DUE,
     "MODELS": keys.MODELS,
     "job_key": keys.job,
     "gone_key": keys.gone,

@@ -19,9 +19,11 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import shared_lists
 from llorch_worker.broker.waiting import lengths
 from llorch_worker.client import Client
+from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import new_key
 from llorch_worker.gateway.webhook_secret import new_secret
 from tests.gateway.receiver import running_receiver
+from tests.gateway.test_files import remove_expired
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
@@ -101,6 +103,46 @@ def test_every_line_is_answered_as_its_endpoint_answers(api: openai.OpenAI) -> N
     assert file.filename == f"{done.id}_output.jsonl"
     assert file.bytes == len(api.files.content(file.id).read())
     assert api.batches.list(limit=1).data == [done]
+
+
+DAY_S = 24 * 3600
+
+
+@pytest.mark.parametrize("wanted_s", [None, 7 * DAY_S])
+def test_the_files_of_a_batch_go_with_it_or_when_it_says(
+    api: openai.OpenAI,
+    gateway: GatewayProcess,
+    redis_server: RedisServer,
+    wanted_s: int | None,
+) -> None:
+    after = {"anchor": "created_at", "seconds": wanted_s}
+    lines = [line("good"), line("bad", max_tokens=-1)]
+    given = {} if wanted_s is None else {"output_expires_after": after}
+    done = ended(api, begun(api, lines, extra_body=given))
+    assert done.output_file_id
+    assert done.error_file_id
+    files = [api.files.retrieve(each) for each in (done.output_file_id, done.error_file_id)]
+    for file in files:
+        assert file.expires_at == file.created_at + (wanted_s or DAY_S)
+    folder = gateway.log.parent / "files" / "batches" / done.id
+    assert len(list(folder.iterdir())) == 2
+    store = FileStore(str(gateway.log.parent / "files"))
+    ends_s = max(file.expires_at or 0 for file in files)
+    remove_expired(redis_server, store, min(file.created_at for file in files) + DAY_S - 1)
+    assert len(list(folder.iterdir())) == 2
+    remove_expired(redis_server, store, ends_s)
+    assert not folder.exists()
+    with pytest.raises(openai.NotFoundError):
+        api.files.retrieve(done.output_file_id)
+
+
+@pytest.mark.parametrize("seconds", [3599, 30 * DAY_S + 1, "x", None])
+def test_a_wrong_time_to_keep_the_files_of_a_batch_is_refused(
+    api: openai.OpenAI, seconds: object
+) -> None:
+    after = {"anchor": "created_at", "seconds": seconds}
+    with pytest.raises(openai.BadRequestError, match=r"output_expires_after\.seconds"):
+        begun(api, [line("a")], extra_body={"output_expires_after": after})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ local lease_ms = ARGV[3] -- '' if the batch has ended
 local keep_s = ARGV[4] -- for the record of a batch that has ended
 local counts = ARGV[5]
 local document = ARGV[6] -- '' if only the counts have changed
-local files = {unpack(ARGV, 7)} -- the id, the time and the document of each new file
+local files = {unpack(ARGV, 7)} -- of each new file: id, time, '' or when it expires, document
 local batch = gateway_document_key(id)
 
 local fence = redis.call('HGET', batch, 'fence')
@@ -24,9 +24,13 @@ if document ~= '' then
   redis.call('HSET', batch, 'document', document)
 end
 for i = 1, #KEYS, 2 do
-  local first = (i - 1) / 2 * 3 + 1
-  redis.call('HSET', KEYS[i], 'document', files[first + 2])
-  redis.call('ZADD', KEYS[i + 1], files[first + 1], files[first])
+  local first = (i - 1) / 2 * 4 + 1
+  local file, added, expires_at, saved = unpack(files, first, first + 3)
+  redis.call('HSET', KEYS[i], 'document', saved)
+  redis.call('ZADD', KEYS[i + 1], added, file)
+  if expires_at ~= '' then
+    redis.call('ZADD', FILES_DUE, expires_at, file)
+  end
 end
 if lease_ms == '' then
   -- A renewal that is still on its way must not bring the lease back.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from llorch_worker.batches.lines import encoded, is_failure
 from llorch_worker.gateway.batches.record import BatchRecord, Counts, Part
@@ -18,6 +18,7 @@ PART_S = 60.0
 """A part is written once it has this many lines or bytes, or once its first answer is this old."""
 
 FileKind = Literal["output", "error"]
+KINDS: Final[tuple[FileKind, ...]] = ("output", "error")
 
 
 class PartWriter:
@@ -98,8 +99,11 @@ def part_path(folder: str, name: str, kind: FileKind) -> str:
     return f"{folder}/{name}.{kind}"
 
 
-def joined(store: FileStore, record: BatchRecord, token: str, kind: FileKind) -> FileRecord | None:
-    """Writes the batch's output or error file; None if it would be empty. Blocks."""
+def joined(
+    store: FileStore, record: BatchRecord, token: str, kind: FileKind, keep_s: int
+) -> FileRecord | None:
+    """Writes the batch's output or error file, to be kept for ``keep_s``; None if it would be
+    empty. Blocks."""
     names = [
         part.name
         for part in record.parts
@@ -114,10 +118,12 @@ def joined(store: FileStore, record: BatchRecord, token: str, kind: FileKind) ->
                 yield from iter(lambda: part.read(BLOCK_BYTES), b"")
 
     path = f"{record.folder}/{token}.{kind}"
+    now_s = int(time.time())
     return FileRecord(
         id=new_file_id(),
         owner=record.owner,
-        created_at=int(time.time()),
+        created_at=now_s,
+        expires_at=now_s + keep_s,
         filename=f"{record.id}_{kind}.jsonl",
         purpose="batch_output",
         bytes=store.write(path, blocks()),

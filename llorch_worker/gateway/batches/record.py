@@ -84,6 +84,8 @@ class BatchRecord(Record):
     input_path: str
     jobs_seed: uuid.UUID | None = None
     """What the ids of its jobs follow from, because they must not follow from its own."""
+    output_keep_s: int | None = None
+    """How long its files are kept, if it says so."""
     stopped_as: Literal["cancelled", "expired"] | None = None
     """How it will end, if it was stopped."""
     parts: list[Part] = Field(default_factory=list)

@@ -21,7 +21,7 @@ from llorch_worker.batches.lines import (
 from llorch_worker.batches.raw_lines import RawLine, Survey, raw_lines, read_blocks, survey
 from llorch_worker.client import AsyncClient, BrokerUnavailable
 from llorch_worker.contract.errors import MOST_FAULTS
-from llorch_worker.gateway.batches.parts import PartWriter, joined, remove_parts
+from llorch_worker.gateway.batches.parts import KINDS, PartWriter, joined, remove_parts
 from llorch_worker.gateway.batches.record import (
     BatchFault,
     BatchFaults,
@@ -40,8 +40,8 @@ RENEW_S = LEASE_S / 5
 
 
 class BatchRun:
-    """``keep_s``: how long the record of a batch stays after its end. ``on_end`` gets the batch's
-    id then."""
+    """``keep_s``: how long the record of a batch stays after its end, and its files unless it says
+    otherwise. ``on_end`` gets the batch's id then."""
 
     def __init__(
         self,
@@ -191,8 +191,11 @@ class BatchRun:
         if self._batch.status != "finalizing":
             self._batch.status, self._batch.finalizing_at = "finalizing", _now()
             await self._save()
-        output = await asyncio.to_thread(joined, self._files, self._record, self._token, "output")
-        error = await asyncio.to_thread(joined, self._files, self._record, self._token, "error")
+        keep_s = self._record.output_keep_s or self._keep_s
+        output, error = [
+            await asyncio.to_thread(joined, self._files, self._record, self._token, kind, keep_s)
+            for kind in KINDS
+        ]
         self._batch.output_file_id = None if output is None else output.id
         self._batch.error_file_id = None if error is None else error.id
         await self._end(self._record.stopped_as or "completed", [f for f in (output, error) if f])

@@ -86,7 +86,7 @@ class BatchStore(Documents[BatchRecord]):
         written: list[str | float] = []
         for file in files:
             named += [keys.gateway_document(file.id), keys.gateway_documents("file", file.owner)]
-            written += [file.id, time.time(), file.model_dump_json()]
+            written += [file.id, time.time(), file.expires_at or "", file.model_dump_json()]
         with broker_errors(self._url):
             saved, *rest = await run_script_async(
                 self._redis,

@@ -16,6 +16,8 @@ from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import Caller
 
+LEAST_KEPT_S, MOST_KEPT_S = 3_600, 30 * 24 * 3_600
+"""What OpenAI lets a request ask for."""
 Purpose = Literal["batch", "user_data", "batch_output"]
 
 
@@ -80,11 +82,18 @@ class FileRecords(Documents[FileRecord]):
         (record,) = await self._read([file_id])
         if record is not None:
             # First: a gateway that dies in between leaves a record, by which another goes on.
-            await asyncio.to_thread(store.remove, record.path)
+            await asyncio.to_thread(remove_bytes, store, record)
             await self.remove(record)
         else:
             with broker_errors(self._url):
                 await self._redis.zrem(keys.FILES_DUE, file_id)
+
+
+def remove_bytes(store: FileStore, record: FileRecord) -> None:
+    """Blocks. The files of a batch have a folder of their own, which goes with the last one."""
+    store.remove(record.path)
+    if record.purpose == "batch_output":
+        store.remove_folder(record.path.rpartition("/")[0])
 
 
 def new_file_id() -> str:

@@ -8,7 +8,7 @@ import uuid
 from typing import Annotated, Literal
 
 from fastapi import Query, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
@@ -17,14 +17,22 @@ from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS, HttpError
+from llorch_worker.gateway.files.record import LEAST_KEPT_S, MOST_KEPT_S
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
-from llorch_worker.openai_api.shape import CallbackUrl, Label, Metadata, WholeBody
+from llorch_worker.openai_api.shape import CallbackUrl, Label, Metadata, Shape, WholeBody
 
 router = Router(tags=["batches"], responses=ERRORS)
 
 LONGEST_WINDOW_S = 7 * 24 * 3600
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})(h|d)")
 _UNIT_S = {"h": 3600, "d": 24 * 3600}
+
+
+class ExpiresAfter(Shape):
+    """From when on the seconds count: the end of the batch, when its files are made."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=LEAST_KEPT_S, le=MOST_KEPT_S)
 
 
 class NewBatch(WholeBody):
@@ -47,6 +55,9 @@ class NewBatch(WholeBody):
     completion_window: str
     """From 1h to 7d. Lines that have not been run by then end as errors."""
     metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+    """When its files are deleted. By default they go with it, LLORCH_GATEWAY_RESPONSE_TTL_S after
+    its end."""
     callback_url: CallbackUrl | None = None
     """Ours: an http or https URL, where the batch is posted once it has ended."""
 
@@ -92,6 +103,7 @@ async def create_batch(
         batch=batch,
         input_path=file.path,
         jobs_seed=uuid.uuid4(),
+        output_keep_s=new.output_expires_after and new.output_expires_after.seconds,
     )
     if new.callback_url is not None:
         # First: a gateway that dies in between forgets no webhook of a batch.

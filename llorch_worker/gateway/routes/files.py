@@ -15,7 +15,14 @@ from llorch_worker.contract import Fault, InvalidRequest, describe, shown
 from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS
-from llorch_worker.gateway.files.record import FileRecord, Purpose, new_file_id
+from llorch_worker.gateway.files.record import (
+    LEAST_KEPT_S,
+    MOST_KEPT_S,
+    FileRecord,
+    Purpose,
+    new_file_id,
+    remove_bytes,
+)
 from llorch_worker.gateway.files.store import blocks_of, storage_errors
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.openai_api.known_fields import UNKNOWN
@@ -24,7 +31,6 @@ router = APIRouter(tags=["files"], responses=ERRORS)
 
 
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-LEAST_KEPT_S, MOST_KEPT_S = 3_600, 30 * 24 * 3_600
 
 
 class FileUpload(BaseModel):
@@ -145,7 +151,7 @@ async def delete_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> F
     record = await gateway.files.get(caller, file_id)
     deleted = await gateway.files.remove(record)
     with storage_errors():
-        await asyncio.to_thread(gateway.file_store.remove, record.path)
+        await asyncio.to_thread(remove_bytes, gateway.file_store, record)
     return FileDeleted(id=file_id, deleted=deleted)
 
 
