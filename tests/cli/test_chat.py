@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llorch_worker.client import Client
@@ -79,10 +80,27 @@ def test_a_file_answers_without_a_redis_and_a_pipe_gets_only_its_text(demo_model
     assert ran.code == 0, ran
     generated = run("generate", "Tell me of a fox", "--system", "Be brief", *QUICK)
     assert ran.out == generated.out != ""
-    assert "in this process. set: max_tokens 4, temperature 0.0" in ran.err
+    assert "loaded here. set: max_tokens 4, temperature 0.0" in ran.err
     refused = run(*chat, stdin="x\n")
     assert (refused.code, refused.out) == (1, "")
     assert "`llorch up` starts one, and `llorch chat FILE` or `demo` needs none" in refused.err
+
+
+def test_an_engine_that_died_is_loaded_again_for_the_next_answer(demo_model: Path) -> None:
+    terminal = PseudoTerminal(
+        "chat", str(demo_model), "--ignore-eos", "--redis", NOWHERE, columns=80, lines=24
+    )
+    with closing(terminal):
+        seen = see(terminal, "›")
+        [engine] = psutil.Process(terminal.process.pid).children()
+        engine.kill()
+        wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+        terminal.press("/set max_tokens 3\r")
+        seen = see(terminal, "set: ", seen)
+        terminal.press("Tell me of a fox\r")
+        see(terminal, "3 tokens, ", seen)
+        terminal.press("\x04")
+        assert terminal.process.wait(COMMAND_TIMEOUT_S) == 0
 
 
 def test_what_is_set_is_checked_and_holds_for_the_next_answers(served: Served) -> None:

@@ -19,8 +19,8 @@ PROMPT = "› "
 
 
 class Typed:
-    """Inputs from the terminal. Enter sends; Alt-Enter or Ctrl-J begins a line, as does Enter
-    within quotes. Arrows and Ctrl-R find earlier inputs, which a file of the user's keeps."""
+    """Inputs from the terminal. Enter sends; Alt-Enter begins a line, as does Enter within
+    quotes. Arrows and Ctrl-R find earlier inputs, which a file of the user's keeps."""
 
     def __init__(self, words: Callable[[], Sequence[str]]) -> None:
         """``words``: what the Tab key completes."""
@@ -83,7 +83,6 @@ def _session(words: Callable[[], Sequence[str]]) -> PromptSession[str]:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
-    @keys.add("c-j")
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline()
 

@@ -1,10 +1,9 @@
-"""Who answers in a conversation: a model that the fleet serves, or one that this process loads."""
+"""Who answers in a conversation: a model that the fleet serves, or one that is loaded here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
@@ -20,6 +19,8 @@ from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.client import Client, Job
+    from llorch_worker.engine.interface import EngineInterface
+    from llorch_worker.intake.process import IntakeProcess
 
 _HUB = "hf:"
 
@@ -74,7 +75,7 @@ class Partners:
             return self._served(model)
         except BrokerUnavailable as error:
             if model == DEMO and not extras.missing_modules("worker"):
-                self._screen.note(f"{error}. Now the demo's model runs in this process.")
+                self._screen.note(f"{error}. Now the demo's model is loaded here.")
                 return self._load(model)
             what_to_do = "`llorch up` starts one, and `llorch chat FILE` or `demo` needs none"
             raise CommandError("REDIS_UNREACHABLE", f"{error}. {what_to_do}") from None
@@ -111,14 +112,15 @@ class Partners:
 
     def _load(self, model: str) -> Partner:
         extras.require("worker")
-        from llorch_worker.engine import Engine
+        from llorch_worker.engine.process.engine_process import EngineProcess
         from llorch_worker.intake.process import IntakeProcess
         from llorch_worker.model_files.hub import local_path
 
         settings = self._settings.model_copy(update={"model": _path_of(model), "model_name": None})
-        with ExitStack() as parts:
-            intake = parts.enter_context(IntakeProcess(local_path(settings.model)))
-            engine = Engine.load(
+        intake = IntakeProcess(local_path(settings.model))
+
+        def load() -> EngineInterface:
+            return EngineProcess.load(
                 settings.model,
                 settings.engine_options,
                 model_name=settings.served_name,
@@ -126,8 +128,12 @@ class Partners:
                 intake=intake,
                 max_sequences=1,
             )
-            parts.enter_context(engine)
-            return _Loaded(engine, settings.served_name, parts.pop_all())
+
+        try:
+            return _Loaded(settings.served_name, load, intake)
+        except BaseException:
+            intake.close()
+            raise
 
 
 def _path_of(model: str) -> Path:
@@ -170,18 +176,25 @@ class _JobAnswer:
 
 
 class _Loaded:
-    where = "in this process"
+    where = "loaded here"
 
-    def __init__(self, engine: Any, name: str, parts: ExitStack) -> None:
-        """``parts``: what :meth:`close` closes."""
-        self._engine = engine
-        self._parts = parts
+    def __init__(
+        self, name: str, load: Callable[[], EngineInterface], intake: IntakeProcess
+    ) -> None:
+        """``intake``: the one that ``load`` gives to an engine; :meth:`close` closes it."""
         self.name = name
-        self.config: Mapping[str, int | float] = engine.generation_config
+        self._load = load
+        self._intake = intake
+        self._engine = load()
+        self.config: Mapping[str, int | float] = self._engine.facts.generation_config
 
     def ask(self, request: GenerationRequest) -> Answer:
-        answer: Answer = self._engine.submit(request)
-        return answer
+        if not self._engine.healthy:
+            # It has died, which the last answer told; the conversation goes on with a new one.
+            self._engine.close()
+            self._engine = self._load()
+        return self._engine.submit(request)
 
     def close(self) -> None:
-        self._parts.close()
+        self._engine.close()
+        self._intake.close()

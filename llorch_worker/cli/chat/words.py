@@ -100,7 +100,7 @@ def _help(talk: Talk, _rest: str) -> None:
     width = max(len(word.usage) for word in WORDS.values())
     for word in WORDS.values():
         talk.say(f"{word.usage:<{width}}  {word.help}")
-    talk.say('Enter sends, Alt-Enter or Ctrl-J begins a line; """ begins and ends a long message.')
+    talk.say('Enter sends, Alt-Enter begins a line; """ begins and ends a long message.')
     talk.say("Ctrl-C or Esc stops an answer; Ctrl-D leaves.")
 
 
