@@ -92,7 +92,8 @@ def test_an_engine_that_died_is_loaded_again_for_the_next_answer(demo_model: Pat
     )
     with closing(terminal):
         seen = see(terminal, "›")
-        [engine] = psutil.Process(terminal.process.pid).children()
+        children = psutil.Process(terminal.process.pid).children()
+        [engine] = [each for each in children if "engine.process.server" in str(each.cmdline())]
         engine.kill()
         wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
         terminal.press("/set max_tokens 3\r")
