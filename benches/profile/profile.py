@@ -128,6 +128,10 @@ def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
                 "CUDA graphs are off, and each part waits for the card: steps take longer than "
                 "those of llorch bench engine"
             )
+        model = loaded.watched.model
+        if isinstance(model, Transformer) and model.native is not None:
+            loaded.watched.model = replace(model, native=None)
+            notes.append("the layers run one operation at a time; a worker's run in one call")
         # Each pass has its own prompts, so that none finds another's in the prefix cache.
         loads = (replace(load, seed=seed) for seed in count(load.seed))
         plan.now("a warm-up")

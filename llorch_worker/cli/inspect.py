@@ -101,6 +101,8 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "quantised_types": [asdict(kind) for kind in plan.kept_types],
         "kernels": plan.kernels.ops.name,
         "kernels_reason": plan.kernels.reason,
+        "layers_in_one_call": plan.layers_refusal is None,
+        "layers_reason": plan.layers_refusal,
         "max_sequences": plan.options.max_sequences,
         "max_context_tokens": plan.shape.max_context,
         "full_contexts": plan.full_contexts,
@@ -196,6 +198,10 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     )
     screen.out.print(Text(f"\n{title}", "bold"))
     screen.out.print(table)
+    if plan.device.type == "cpu":
+        how = plan.layers_refusal
+        said = "in one native call" if how is None else f"one operation at a time: {how}"
+        screen.out.print(Text(f"  the layers of a step run {said}", "dim"))
     verdict = f"does not fit: {plan.misfit}" if plan.misfit else "fits"
     style = "bold red" if plan.misfit else "green"
     screen.out.print(Padding(Text(printable(verdict), style), (0, 0, 0, 2)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import cast
 
 import torch
 
 from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.kernels import PLAIN, AttentionForm, Ops, PagedAttention, PagedSequences
+from llorch_worker.kernels.native.layers import NativeLayers
+from llorch_worker.kernels.native.paged_attention import NativeAttention
 from llorch_worker.model.batch import RaggedBatch
 
 
@@ -27,7 +30,7 @@ class ForwardPass:
         self._angles = cache.rope.at(batch.positions)
         self._query_growth = query_growth
         self._places = batch.places
-        self._attentions = [
+        self._attentions: list[list[PagedAttention]] = [
             _attentions(batch, places, cache, ops) if group.layers else []
             for group, places in zip(cache.shape.groups, self._places, strict=True)
         ]
@@ -51,6 +54,13 @@ class ForwardPass:
         for attention in self._attentions[group]:
             attention(qkv, kv, out, form)
         return out
+
+    def through(self, layers: NativeLayers, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x`` after all layers, as two addends; see ``Block``."""
+        slots = [places.slots for places in self._places]
+        attentions = cast("list[list[NativeAttention]]", self._attentions)
+        added = layers(x, self._kv, self._angles, self._query_growth, slots, attentions)
+        return added, x
 
 
 def _attentions(

@@ -10,11 +10,13 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.kernels import AttentionForm, Ops
+from llorch_worker.kernels.native.layers import NativeLayers
 from llorch_worker.model import weight_table
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Attention, Block, Branch, GatedMlp, QkNorms, RmsNorm
 from llorch_worker.model.config import ModelConfig
 from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.model.native_layers import native_layers
 from llorch_worker.model.weight_table import LayerWeights
 from llorch_worker.weights import (
     Checkpoint,
@@ -41,6 +43,8 @@ class Transformer:
     output: Linear
     ops: Ops
     weight_bytes: int
+    native: NativeLayers | None = None
+    """Computes what ``blocks`` do, in one call, where :func:`.native_layers` finds that it can."""
 
     @classmethod
     def load(
@@ -72,8 +76,11 @@ class Transformer:
         if self.config.graph.embedding_scale != 1.0:
             x *= self.config.graph.embedding_scale
         residual: torch.Tensor | None = None
-        for block in self.blocks:
-            x, residual = block(x, residual, step)
+        if self.native is not None:
+            x, residual = step.through(self.native, x)
+        else:
+            for block in self.blocks:
+                x, residual = block(x, residual, step)
         if batch.read_logits is not None:
             batch.read_logits(partial(self._logits, x, residual))
         if not len(batch.logits_rows):  # every prompt of this step continues in the next one
@@ -129,11 +136,13 @@ class _Loader:
         weight_table.check_tie(self.checkpoint, config)
         embedding = self._embedding(embedding_weight)
         shared = self.linears.shared if config.tie_word_embeddings else None
+        final_norm = self._norm(norm)
+        blocks = tuple(self._block(layer) for layer in range(config.num_layers))
         return Transformer(
             config=config,
             embedding=embedding,
-            final_norm=self._norm(norm),
-            blocks=tuple(self._block(layer) for layer in range(config.num_layers)),
+            final_norm=final_norm,
+            blocks=blocks,
             output=(
                 shared(embedding.weight)
                 if shared is not None and isinstance(embedding, DenseEmbedding)
@@ -141,6 +150,7 @@ class _Loader:
             ),
             ops=self.ops,
             weight_bytes=self.total_bytes,
+            native=native_layers(blocks, config, self.ops),
         )
 
     def _block(self, layer: int) -> Block:

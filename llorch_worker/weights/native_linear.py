@@ -22,20 +22,20 @@ class NativeLinear:
     """A matrix in tiles, one piece for each run of parts with the same block type."""
 
     def __init__(self, pieces: tuple[QuantisedTiles | Bf16Tiles, ...]) -> None:
-        self._pieces = pieces
-        self._rows = sum(piece.rows for piece in pieces)
+        self.pieces = pieces
+        self.rows = sum(piece.rows for piece in pieces)
 
     @property
     def weight_bytes(self) -> int:
-        return sum(piece.nbytes for piece in self._pieces)
+        return sum(piece.nbytes for piece in self.pieces)
 
     def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
         """See ``Linear``; ``x`` is bfloat16."""
         x = x.contiguous()
         dtype = torch.float32 if wide else torch.bfloat16
-        out = torch.empty(len(x), self._rows, dtype=dtype)
+        out = torch.empty(len(x), self.rows, dtype=dtype)
         row = 0
-        for piece in self._pieces:
+        for piece in self.pieces:
             piece.multiply_into(x, out, row)
             row += piece.rows
         return out

@@ -82,6 +82,20 @@ def test_the_dtype_of_weights_says_which_stay_quantised(trained_model: Path) -> 
         assert weights.split("as ")[1].strip() == kept
 
 
+def test_it_says_whether_the_layers_run_in_one_native_call(trained_model: Path) -> None:
+    native = find_native_kernels()
+    for dtype, reason in (
+        ("bfloat16", None if native else "torch kernels run them"),
+        ("float32", "torch kernels run them"),
+    ):
+        command = ("inspect", trained_model / "q8_0.gguf", "--device", "cpu", "--dtype", dtype)
+        memory = run(*command, "--json").json["memory"]
+        assert memory["layers_in_one_call"] is (reason is None)
+        assert memory["layers_reason"] == reason
+        said = f"one operation at a time: {reason}" if reason else "in one native call"
+        assert f"the layers of a step run {said}" in run(*command).out
+
+
 def test_blocks_of_another_size_in_memory_say_their_bits(random_models: Path) -> None:
     if find_native_kernels() is None:
         pytest.skip("needs a processor that keeps blocks as they are")

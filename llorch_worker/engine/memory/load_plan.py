@@ -27,6 +27,7 @@ from llorch_worker.engine.memory.workspace import DRAFT_ROWS, workspace_bytes
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.model.native_layers import native_refusal
 from llorch_worker.model_files.generation_config import read_generation_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
@@ -97,6 +98,11 @@ class LoadPlan:
         kv = self.dtype_name if self.shape.kv_dtype == "auto" else self.shape.kv_dtype
         kernels = f"{self.linears.name} and {self.kernels.ops.name} kernels"
         return f"{self.device.type}, {self.dtype_name}, KV {kv}, {kernels}"
+
+    @property
+    def layers_refusal(self) -> str | None:
+        """See ``native_refusal``."""
+        return native_refusal(self.config, self.kernels.ops)
 
     @property
     def cache_share(self) -> float:

@@ -51,29 +51,26 @@ static void multiply_step(
     }
 }
 
-// See bf16_linear; columns are a multiple of AMX_COLUMNS.
+// See multiply_bf16; columns are a multiple of AMX_COLUMNS.
 static void multiply_with_amx(
-    const bf16 *x, const bf16 *weights, Output out, long rows, long outputs, long columns, int threads
+    const bf16 *x, const bf16 *weights, Output out, long rows, long outputs, long columns
 ) {
     const long piece = even_pieces(rows, 2 * AMX_ROWS), block = STEPS_AT_ONCE * STEP_OUTPUTS;
-#pragma omp parallel num_threads(threads)
-    {
-        int shaped = 0;
-#pragma omp for schedule(dynamic)
-        for (long from = 0; from < outputs; from += block) {
-            const long end = from + block < outputs ? from + block : outputs;
-            // A piece of rows stays in the cache for all steps.
-            for (long m = 0; m < rows; m += piece) {
-                const int count = (int)(rows - m < piece ? rows - m : piece);
-                const int first = count > AMX_ROWS ? (count + 1) / 2 : count, second = count - first;
-                if (count != shaped) shape_tiles(first, second ? second : 1, CACHE_LINE);
-                shaped = count;
-                for (long column = from; column < end; column += STEP_OUTPUTS) {
-                    const bf16 *at = weights + column * columns;
-                    multiply_step(first, second, x, columns, at, out, m, column, outputs - column);
-                }
+    int shaped = 0;
+#pragma omp for schedule(dynamic) nowait
+    for (long from = 0; from < outputs; from += block) {
+        const long end = from + block < outputs ? from + block : outputs;
+        // A piece of rows stays in the cache for all steps.
+        for (long m = 0; m < rows; m += piece) {
+            const int count = (int)(rows - m < piece ? rows - m : piece);
+            const int first = count > AMX_ROWS ? (count + 1) / 2 : count, second = count - first;
+            if (count != shaped) shape_tiles(first, second ? second : 1, CACHE_LINE);
+            shaped = count;
+            for (long column = from; column < end; column += STEP_OUTPUTS) {
+                const bf16 *at = weights + column * columns;
+                multiply_step(first, second, x, columns, at, out, m, column, outputs - column);
             }
         }
-        _tile_release();
     }
+    _tile_release();
 }

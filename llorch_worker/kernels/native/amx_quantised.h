@@ -106,7 +106,7 @@ static void multiply_many_rows(
 ) {
     const long tile_bytes = TILE_ROWS * weights->columns, tiles = tile_count(weights);
     int shaped = 0;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (long first = 0; first < tiles; first += UNPACKED_TILES) {
         const long end = first + UNPACKED_TILES < tiles ? first + UNPACKED_TILES : tiles;
         for (long t = first; t < end; t++) {

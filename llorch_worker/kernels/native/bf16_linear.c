@@ -2,6 +2,7 @@
 //
 // A tile holds 16 output rows as [columns / 2][16][2]: a vector is a pair of columns of each row. A
 // pair of activations, broadcast, is multiplied by all 16 rows at once; each lane is one output.
+#include "shares.h"
 #include "tiles.h"
 
 // As many sums as hide the latency of a product and fit the registers of most variants.
@@ -77,15 +78,15 @@ MULTIPLY(multiply_more_rows, TILES_AT_ONCE)
 #include "amx_bf16.h"
 #endif
 
-// y[:, :outputs] = x[rows][columns] times the transpose of weights packed by pack_bf16.
-void KERNEL(bf16_linear)(
-    const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
-    long rows, long outputs, long columns, int threads
+void KERNEL(multiply_bf16)(
+    const Matrix *matrix, const bf16 *x, void *y, long y_stride, int wide, long rows, int threads
 ) {
+    const bf16 *weights = matrix->codes;
+    const long outputs = matrix->outputs, columns = matrix->columns;
     const Output out = {y, y_stride, wide};
 #ifdef __AMX_BF16__
     if (columns % AMX_COLUMNS == 0) {
-        multiply_with_amx(x, weights, out, rows, outputs, columns, threads);
+        multiply_with_amx(x, weights, out, rows, outputs, columns);
         return;
     }
 #endif
@@ -98,7 +99,7 @@ void KERNEL(bf16_linear)(
     const long pieces = (rows + piece - 1) / piece, pairs_a_row = columns / 2;
     const long pair_bytes = 2 * step * (long)sizeof(bf16);  // of all tiles of a step
     // With a guided schedule all threads end together, and seldom move to a place whose weights were not prefetched.
-#pragma omp parallel for num_threads(threads) schedule(guided)
+#pragma omp for schedule(guided) nowait
     for (long s = 0; s < steps; s++) {
         const long first = s * step, left = outputs - first;
         const bf16 *at = weights + first * columns;
@@ -122,6 +123,16 @@ void KERNEL(bf16_linear)(
             ahead.from += pairs_a_row * ahead.stride;
         }
     }
+}
+
+// y[:, :outputs] = x[rows][columns] times the transpose of weights packed by pack_bf16.
+void KERNEL(bf16_linear)(
+    const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
+    long rows, long outputs, long columns, int threads
+) {
+    const Matrix matrix = {weights, 0, 0, 0, outputs, columns, BF16_BITS, 0, 0, 0};
+#pragma omp parallel num_threads(threads)
+    KERNEL(multiply_bf16)(&matrix, x, y, y_stride, wide, rows, threads);
 }
 
 // weights[tiles * 16][columns] to tiles, in place; work has 16 * columns elements per thread.

@@ -1,5 +1,5 @@
 // The gates of SwiGLU and GeGLU: silu(gate) * up, gelu(gate) * up.
-#include "vector.h"
+#include "shares.h"
 
 // With fewer elements a second thread does not pay off.
 #define PARALLEL_ELEMENTS 8192
@@ -16,21 +16,22 @@ ALWAYS_INLINE floats gelu_power(floats gate) {
 
 // gate_up: [tokens, 2 * inter], gate first; out: [tokens, inter]. The gate is rounded to bfloat16 before
 // the product, as in the torch twin.
-#define GATE_AND_MUL(NAME, POWER)                                                                  \
+#define GATE_AND_MUL(NAME, ROW, POWER)                                                             \
+    void KERNEL(ROW)(const bf16 *gate_up, bf16 *out, int64_t inter) {                              \
+        const floats one = splat(1.0f);                                                            \
+        for (int64_t i = 0; i < inter; i += LANES) {                                               \
+            const floats gate = load_some_bf16(gate_up + i, inter - i);                            \
+            const floats gated = rounded(gate / (one + exp2_lanes(POWER(gate))));                  \
+            const floats product = gated * load_some_bf16(gate_up + inter + i, inter - i);         \
+            store_some_bf16(out + i, product, inter - i);                                          \
+        }                                                                                          \
+    }                                                                                              \
     void KERNEL(NAME)(const bf16 *gate_up, bf16 *out, int64_t tokens, int64_t inter,               \
                       int threads) {                                                               \
-        const floats one = splat(1.0f);                                                            \
         _Pragma("omp parallel for num_threads(threads) if (tokens * inter > PARALLEL_ELEMENTS)")   \
-        for (int64_t token = 0; token < tokens; token++) {                                         \
-            const bf16 *gates = gate_up + token * 2 * inter, *ups = gates + inter;                 \
-            for (int64_t i = 0; i < inter; i += LANES) {                                           \
-                const floats gate = load_some_bf16(gates + i, inter - i);                          \
-                const floats gated = rounded(gate / (one + exp2_lanes(POWER(gate))));              \
-                const floats product = gated * load_some_bf16(ups + i, inter - i);                 \
-                store_some_bf16(out + token * inter + i, product, inter - i);                      \
-            }                                                                                      \
-        }                                                                                          \
+        for (int64_t token = 0; token < tokens; token++)                                           \
+            KERNEL(ROW)(gate_up + token * 2 * inter, out + token * inter, inter);                  \
     }
 
-GATE_AND_MUL(silu_and_mul, silu_power)
-GATE_AND_MUL(gelu_and_mul, gelu_power)
+GATE_AND_MUL(silu_and_mul, silu_row, silu_power)
+GATE_AND_MUL(gelu_and_mul, gelu_row, gelu_power)

@@ -42,6 +42,7 @@ _SIGNATURES = {
     "quantised_linear": "PPPPPPLIPLLLIIIII",
     "pack_bf16": "PPLLI",
     "bf16_linear": "PPPLILLLI",
+    "run_layers": "PPI>I",
     "truncate_rows": "PPPPPPPLLI",
     "truncate_rows_work_bytes": "LI>L",
 }

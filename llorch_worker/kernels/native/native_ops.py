@@ -22,7 +22,7 @@ class NativeOps:
     reads_mask = False
 
     def __init__(self, kernels: NativeKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     @staticmethod
     def refusal(dtype: torch.dtype, head_dim: int) -> str | None:
@@ -38,7 +38,7 @@ class NativeOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
         threads = torch.get_num_threads()
-        self._kernels.rms_norm(
+        self.kernels.rms_norm(
             x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, threads
         )
         return out
@@ -49,14 +49,14 @@ class NativeOps:
         out = torch.empty_like(x)
         threads = torch.get_num_threads()
         pointers = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
-        self._kernels.add_rms_norm(*pointers, *x.shape, eps, threads)
+        self.kernels.add_rms_norm(*pointers, *x.shape, eps, threads)
         return out, residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return _gated(self._kernels.silu_and_mul, gate_up)
+        return _gated(self.kernels.silu_and_mul, gate_up)
 
     def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return _gated(self._kernels.gelu_and_mul, gate_up)
+        return _gated(self.kernels.gelu_and_mul, gate_up)
 
     def rope_and_write(
         self,
@@ -68,7 +68,7 @@ class NativeOps:
     ) -> None:
         tokens, heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
-        self._kernels.rope_and_write(
+        self.kernels.rope_and_write(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -82,10 +82,10 @@ class NativeOps:
         )
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
-        return NativeAttention(self._kernels, sequences)
+        return NativeAttention(self.kernels, sequences)
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
-        return NativeAttention(self._kernels, sequences)
+        return NativeAttention(self.kernels, sequences)
 
 
 def _gated(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@
 // decode the pieces are separate tasks.
 #include "attend_codes.h"
 #include "attend_pairs.h"
+#include "paged_attention.h"
 #include "softmax_rows.h"
 
 #include <stdlib.h>
@@ -25,20 +26,6 @@ struct unit {
     int64_t sequence, first_row, rows, first_key, end_key;
     int64_t split, splits;
     int64_t partial; // index of the sequence's first partial result, if it has several splits
-};
-
-struct problem {
-    const bf16 *qkv;
-    const uint8_t *keys, *values;
-    const float *key_scales, *value_scales; // of KV_INT8
-    enum kv_form form;
-    bf16 *out;
-    const int64_t *first_rows, *query_lengths, *context_lengths, *tables;
-    int64_t table_stride, block_size, heads, kv_heads, head_dim, group;
-    float scale;     // of scores, as powers of two
-    float cap;       // of the scores that attend_pairs.h or attend_codes.h computes; 0 is none
-    int64_t window;  // a query sees so many keys, itself included
-    float *partials; // [partial, kv_head, row of the group, head_dim + 2]: sums, maximum, total
 };
 
 // A cell is one token's row of one KV head. cells: the numbers of those of the tile's tokens for the
@@ -287,6 +274,32 @@ int64_t KERNEL(paged_attention_partials)(const int64_t *sequences, int64_t count
     return partials;
 }
 
+int KERNEL(plan_attention)(const struct problem *p, int64_t count, int threads, struct plan *made) {
+    made->total = plan(p, count, NULL);
+    made->units = malloc(made->total * sizeof(struct unit));
+    if (made->units == NULL) return -1;
+    plan(p, count, made->units);
+    made->heads = heads_at_once(p, made->units, made->total, threads);
+    made->splits = 0;
+    for (int64_t i = 0; i < made->total; i++) made->splits += made->units[i].splits > 1;
+    return 0;
+}
+
+void KERNEL(attend_planned)(const struct problem *p, const struct plan *plan) {
+    const int64_t tasks = divided_up(p->kv_heads, plan->heads);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < plan->total * tasks; task++) {
+        const int64_t first = task % tasks * plan->heads;
+        run_unit(p, &plan->units[task / tasks], first, smaller(plan->heads, p->kv_heads - first));
+    }
+    if (plan->splits == 0) return;
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < plan->total * p->kv_heads; task++) {
+        const struct unit *u = &plan->units[task / p->kv_heads];
+        if (u->splits > 1 && u->split == 0) combine(p, u, task % p->kv_heads);
+    }
+}
+
 // qkv: [tokens, heads + 2 * kv_heads, head_dim], contiguous and rotated; keys, values: [blocks,
 // block_size, kv_heads, head_dim] in the form `form`, including the new tokens; key_scales,
 // value_scales: [blocks, block_size, kv_heads], only for KV_INT8; out: [tokens, heads * head_dim].
@@ -300,8 +313,7 @@ int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *value
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
                            int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
                            float cap, int threads) {
-    const float log2e = 1.442695041f;
-    const struct problem p = {
+    struct problem p = {
         .qkv = qkv,
         .keys = keys,
         .values = values,
@@ -319,31 +331,13 @@ int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *value
         .kv_heads = kv_heads,
         .head_dim = head_dim,
         .group = heads / kv_heads,
-        .scale = scale * log2e,
-        // Codes are scaled before the cap, pairs after it.
-        .cap = form == KV_INT8 ? cap * log2e : cap / scale,
-        .window = window ? window : INT64_MAX / 2,
         .partials = partials,
     };
-    const int64_t total = plan(&p, count, NULL);
-    struct unit *units = malloc(total * sizeof(struct unit));
-    if (units == NULL) return -1;
-    plan(&p, count, units);
-    const int64_t most_heads = heads_at_once(&p, units, total, threads);
-    const int64_t tasks = divided_up(kv_heads, most_heads);
+    set_form(&p, scale, window, cap);
+    struct plan planned;
+    if (KERNEL(plan_attention)(&p, count, threads, &planned)) return -1;
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < total * tasks; task++) {
-            const int64_t first = task % tasks * most_heads;
-            run_unit(&p, &units[task / tasks], first, smaller(most_heads, kv_heads - first));
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < total * kv_heads; task++) {
-            const struct unit *u = &units[task / kv_heads];
-            if (u->splits > 1 && u->split == 0) combine(&p, u, task % kv_heads);
-        }
-    }
-    free(units);
+    KERNEL(attend_planned)(&p, &planned);
+    free(planned.units);
     return 0;
 }

@@ -28,16 +28,13 @@ class NativeAttention:
     """Sequences with any number of new tokens each; see ``PagedAttention``."""
 
     def __init__(self, kernels: NativeKernels, sequences: PagedSequences) -> None:
-        self._attend = kernels.paged_attention
-        self._lengths = torch.tensor(
+        self._kernels = kernels
+        self.lengths = torch.tensor(
             (sequences.first_rows, sequences.query_lengths, sequences.context_lengths)
         )
-        self._tables = sequences.block_tables.contiguous()
-        self._block_size = sequences.block_size
-        self._partial_count = kernels.paged_attention_partials(
-            self._lengths.data_ptr(), len(sequences.first_rows)
-        )
-        self._partials = torch.empty(0)
+        """[3, sequences]: first rows, query lengths, context lengths."""
+        self.tables = sequences.block_tables.contiguous()
+        self.block_size = sequences.block_size
 
     def __call__(
         self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
@@ -45,18 +42,19 @@ class NativeAttention:
         _, all_heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
         heads = all_heads - 2 * kv_heads
-        room = self._partial_count * heads * (head_dim + 2)
-        if self._partials.numel() < room:
-            self._partials = torch.empty(room)
-        failed = self._attend(
+        count = self._kernels.paged_attention_partials(
+            self.lengths.data_ptr(), self.lengths.shape[1]
+        )
+        partials = torch.empty(count * heads * (head_dim + 2))
+        failed = self._kernels.paged_attention(
             qkv.data_ptr(),
             *layer_arguments(kv),
             out.data_ptr(),
-            self._lengths.data_ptr(),
-            self._tables.data_ptr(),
-            self._partials.data_ptr(),
-            *self._tables.shape,
-            self._block_size,
+            self.lengths.data_ptr(),
+            self.tables.data_ptr(),
+            partials.data_ptr(),
+            *self.tables.shape,
+            self.block_size,
             heads,
             kv_heads,
             head_dim,

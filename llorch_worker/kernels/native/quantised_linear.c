@@ -7,6 +7,9 @@
 // holds row r's columns 4 s .. 4 s + 3, one byte each. With codes of 4 bits, vectors s and s + G / 8
 // share 64 bytes, the first in the low halves. scales.h says how scales and offsets are stored.
 #include "activations.h"
+#include "shares.h"
+
+#include <omp.h>
 
 // The fastest numbers of rows, and of vectors of a tile, to multiply at once. With two vectors, a broadcast of
 // activations serves both. Their products fit the registers, but for codes of 8 bits with AVX2 (fewer rows were slower
@@ -228,10 +231,9 @@ static Form form_of(int bits, int levels) {
 }
 
 #ifdef __AMX_INT8__
-#include <omp.h>
 #include "amx_quantised.h"
 #else
-enum { UNPACKED_TILES = 0 };
+enum { UNPACKED_TILES = 0, FEWEST_AMX_ROWS = 0 };
 #endif
 
 ALWAYS_INLINE long whole_lines(long bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
@@ -239,11 +241,98 @@ ALWAYS_INLINE long whole_lines(long bytes) { return (bytes + CACHE_LINE - 1) / C
 // Bytes for each group of activations beside its codes: a scale, a zero, and its sum or share of block_sums.
 enum { WORK_NUMBERS = 4 + 4 + 8 };
 
+// Of a thread's codes that AMX multiplies.
+ALWAYS_INLINE long unpacked_bytes(long rows, long columns) {
+    return rows < FEWEST_AMX_ROWS ? 0 : UNPACKED_TILES * TILE_ROWS * columns;
+}
+
 // The size of `work` for one call.
 long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group, int threads) {
     const long codes = rows * columns * ACTIVATION_BYTES(bits);
     const long numbers = WORK_NUMBERS * rows * (columns / group);
-    return whole_lines(codes) + whole_lines(numbers) + threads * UNPACKED_TILES * TILE_ROWS * columns;
+    return whole_lines(codes) + whole_lines(numbers) + threads * unpacked_bytes(rows, columns);
+}
+
+static Weights weights_of(const Matrix *matrix) {
+    const Tile first = {matrix->codes, {matrix->scales, matrix->offsets, matrix->scale_levels}};
+    const int bits = (int)matrix->bits, group = (int)matrix->group;
+    return (Weights){
+        first, matrix->outputs, matrix->columns, bits, group, (int)matrix->zero, (int)matrix->levels,
+    };
+}
+
+// The places of a product's activations in `work`.
+static Activations activations_in(const uint8_t *work, long rows, const Weights *weights) {
+    const long groups = weights->columns / weights->group;
+    const long bytes = whole_lines(rows * weights->columns * ACTIVATION_BYTES(weights->bits));
+    const float *scales = (const float *)(work + bytes);
+    const int32_t *zeros = (const int32_t *)(scales + rows * groups);
+    const float *sums = (const float *)(zeros + rows * groups);
+    // Types with levels have these instead of sums.
+    return (Activations){work, scales, zeros, sums, (const BlockSums *)sums, groups};
+}
+
+// All rows of a span lie side by side. One thread writes them, so that no cache line moves between cores.
+void KERNEL(round_activations)(
+    const Matrix *matrix, const bf16 *x, uint8_t *work, long rows, int share, int shares
+) {
+    const Weights weights = weights_of(matrix);
+    const Activations all = activations_in(work, rows, &weights);
+    float *x_scales = (float *)all.scales, *x_sums = (float *)all.sums;
+    int32_t *x_zeros = (int32_t *)all.zeros;
+    BlockSums *block_sums = (BlockSums *)all.block_sums;
+    const int bits = weights.bits, group = weights.group, levels = weights.levels;
+    const int span_groups = levels ? BLOCK_COLUMNS / group : 1;
+    const long groups = all.groups, spans = groups / span_groups;
+    const long piece = even_pieces(rows, ROWS_AT_ONCE), pieces = (rows + piece - 1) / piece;
+    for (long i = pieces * spans * share / shares; i < pieces * spans * (share + 1) / shares; i++) {
+        const long m = i / spans * piece, span = i % spans, count = rows - m < piece ? rows - m : piece;
+        for (long r = 0; r < count; r++) {
+            float sums[MOST_GROUPS] = {0};
+            for (int j = 0; j < span_groups; j++) {
+                const long g = span * span_groups + j, at = m * groups + g * count + r;
+                const bf16 *from = x + (m + r) * weights.columns + g * group;
+                uint8_t *to = work + at * group * ACTIVATION_BYTES(bits);
+                int32_t sum;
+                const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
+                                                : quantise_group(from, to, &sum, bits, 16);
+                x_scales[at] = scale;
+                x_zeros[at] = (CODE_BIAS(bits) - weights.zero) * sum;
+                sums[j] = scale * (float)sum;
+                if (!levels) x_sums[at] = sums[j];
+            }
+            if (levels) block_sums[m * spans + span * count + r] = block_sums_of(sums);
+        }
+    }
+}
+
+void KERNEL(multiply_rounded)(
+    const Matrix *matrix, uint8_t *work, void *y, long y_stride, int wide, long rows, int threads
+) {
+    const Weights weights = weights_of(matrix);
+    const Activations all = activations_in(work, rows, &weights);
+    const Output out = {y, y_stride, wide};
+    const Form form = form_of(weights.bits, weights.levels);
+    const long piece = even_pieces(rows, ROWS_AT_ONCE);
+    const long tiles = tile_count(&weights), share = tiles_at_once(tiles, threads);
+#ifdef __AMX_INT8__
+    if (rows >= FEWEST_AMX_ROWS && weights.group == AMX_GROUP) {
+        uint8_t *unpacked = (uint8_t *)all.scales + whole_lines(WORK_NUMBERS * rows * all.groups);
+        unpacked += omp_get_thread_num() * unpacked_bytes(rows, weights.columns);
+        multiply_many_rows(&all, &weights, out, rows, piece, (int8_t *)unpacked);
+        return;
+    }
+#endif
+#pragma omp for schedule(dynamic, share) nowait
+    for (long t = 0; t < tiles; t++) {
+        const Tile tile = tile_at(&weights, t);
+        const int lanes = lanes_of(&weights, t);
+        for (long m = 0; m < rows; m += piece) {
+            const int count = (int)(rows - m < piece ? rows - m : piece);
+            const Activations some = activations_from(&all, m, &weights);
+            form(count, &some, m, tile, out, t * TILE_ROWS, lanes);
+        }
+    }
 }
 
 // y[:, :outputs] = x[rows][columns] times the transpose of the weights; work has
@@ -253,61 +342,14 @@ void KERNEL(quantised_linear)(
     const uint8_t *scale_levels, void *y, long y_stride, int wide, uint8_t *work,
     long rows, long outputs, long columns, int bits, int group, int zero, int levels, int threads
 ) {
-    const Tile first = {codes, {scales, offsets, scale_levels}};
-    const Weights weights = {first, outputs, columns, bits, group, zero, levels};
-    const long groups = columns / group, tiles = tile_count(&weights);
-    const long code_bytes = ACTIVATION_BYTES(bits);
-    const int span_groups = levels ? BLOCK_COLUMNS / group : 1;
-    const long spans = groups / span_groups;
-    float *x_scales = (float *)(work + whole_lines(rows * columns * code_bytes));
-    int32_t *x_zeros = (int32_t *)(x_scales + rows * groups);
-    float *x_sums = (float *)(x_zeros + rows * groups);
-    BlockSums *block_sums = (BlockSums *)x_sums;  // types with levels have these instead
-    const Activations all = {work, x_scales, x_zeros, x_sums, block_sums, groups};
-    const Output out = {y, y_stride, wide};
-    const Form form = form_of(bits, levels);
-    const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
+    const Matrix matrix = {
+        codes, scales, offsets, scale_levels, outputs, columns, bits, group, zero, levels,
+    };
 #pragma omp parallel num_threads(threads)
     {
-        // All rows of a span lie side by side. One thread writes them, so that no cache line moves between cores.
-#pragma omp for collapse(2) schedule(static)
-        for (long m = 0; m < rows; m += piece) {
-            for (long span = 0; span < spans; span++) {
-                const long count = rows - m < piece ? rows - m : piece;
-                for (long r = 0; r < count; r++) {
-                    float sums[MOST_GROUPS] = {0};
-                    for (int i = 0; i < span_groups; i++) {
-                        const long g = span * span_groups + i, at = m * groups + g * count + r;
-                        const bf16 *from = x + (m + r) * columns + g * group;
-                        uint8_t *to = work + at * group * code_bytes;
-                        int32_t sum;
-                        const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
-                                                        : quantise_group(from, to, &sum, bits, 16);
-                        x_scales[at] = scale;
-                        x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
-                        sums[i] = scale * (float)sum;
-                        if (!levels) x_sums[at] = sums[i];
-                    }
-                    if (levels) block_sums[m * spans + span * count + r] = block_sums_of(sums);
-                }
-            }
-        }
-#ifdef __AMX_INT8__
-        if (rows >= FEWEST_AMX_ROWS && group == AMX_GROUP) {
-            const long number = omp_get_thread_num() * UNPACKED_TILES * TILE_ROWS;
-            int8_t *unpacked = (int8_t *)x_scales + whole_lines(WORK_NUMBERS * rows * groups) + number * columns;
-            multiply_many_rows(&all, &weights, out, rows, piece, unpacked);
-        } else
-#endif
-#pragma omp for schedule(dynamic, share)
-        for (long t = 0; t < tiles; t++) {
-            const Tile tile = tile_at(&weights, t);
-            const int lanes = lanes_of(&weights, t);
-            for (long m = 0; m < rows; m += piece) {
-                const int count = (int)(rows - m < piece ? rows - m : piece);
-                const Activations some = activations_from(&all, m, &weights);
-                form(count, &some, m, tile, out, t * TILE_ROWS, lanes);
-            }
-        }
+        const int share = omp_get_thread_num(), shares = omp_get_num_threads();
+        KERNEL(round_activations)(&matrix, x, work, rows, share, shares);
+#pragma omp barrier
+        KERNEL(multiply_rounded)(&matrix, work, y, y_stride, wide, rows, threads);
     }
 }

@@ -1,5 +1,5 @@
 // Root mean square normalisation, with or without the residual addition before it.
-#include "vector.h"
+#include "shares.h"
 
 #include <math.h>
 
@@ -16,36 +16,41 @@ static void normalise(const bf16 *x, const bf16 *weight, bf16 *out, int64_t hidd
     }
 }
 
-// out = rms_norm(x) * weight; x, out: [tokens, hidden], weight: [hidden].
+void KERNEL(norm_row)(const bf16 *x, const bf16 *weight, bf16 *out, int64_t hidden, float eps) {
+    floats squares = zeros();
+    for (int64_t i = 0; i < hidden; i += LANES) {
+        const floats wide = load_some_bf16(x + i, hidden - i);
+        squares = multiply_add(wide, wide, squares);
+    }
+    normalise(x, weight, out, hidden, squares, eps);
+}
+
+void KERNEL(add_norm_row)(const bf16 *x, bf16 *residual, const bf16 *weight, bf16 *out, int64_t hidden,
+                          float eps) {
+    floats squares = zeros();
+    for (int64_t i = 0; i < hidden; i += LANES) {
+        const int64_t left = hidden - i;
+        floats sum = load_some_bf16(x + i, left) + load_some_bf16(residual + i, left);
+        store_some_bf16(residual + i, sum, left);
+        sum = rounded(sum);
+        squares = multiply_add(sum, sum, squares);
+    }
+    normalise(residual, weight, out, hidden, squares, eps);
+}
+
+// x, out: [tokens, hidden], weight: [hidden].
 void KERNEL(rms_norm)(const bf16 *x, const bf16 *weight, bf16 *out, int64_t tokens, int64_t hidden,
                       float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * hidden > PARALLEL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; token++) {
-        const bf16 *row = x + token * hidden;
-        floats squares = zeros();
-        for (int64_t i = 0; i < hidden; i += LANES) {
-            const floats wide = load_some_bf16(row + i, hidden - i);
-            squares = multiply_add(wide, wide, squares);
-        }
-        normalise(row, weight, out + token * hidden, hidden, squares, eps);
-    }
+    for (int64_t token = 0; token < tokens; token++)
+        KERNEL(norm_row)(x + token * hidden, weight, out + token * hidden, hidden, eps);
 }
 
-// residual += x; out = rms_norm(residual) * weight.
 void KERNEL(add_rms_norm)(const bf16 *x, bf16 *residual, const bf16 *weight, bf16 *out,
                           int64_t tokens, int64_t hidden, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * hidden > PARALLEL_ELEMENTS)
     for (int64_t token = 0; token < tokens; token++) {
-        const bf16 *row = x + token * hidden;
-        bf16 *sums = residual + token * hidden;
-        floats squares = zeros();
-        for (int64_t i = 0; i < hidden; i += LANES) {
-            const int64_t left = hidden - i;
-            floats sum = load_some_bf16(row + i, left) + load_some_bf16(sums + i, left);
-            store_some_bf16(sums + i, sum, left);
-            sum = rounded(sum);
-            squares = multiply_add(sum, sum, squares);
-        }
-        normalise(sums, weight, out + token * hidden, hidden, squares, eps);
+        const int64_t at = token * hidden;
+        KERNEL(add_norm_row)(x + at, residual + at, weight, out + at, hidden, eps);
     }
 }

@@ -1,6 +1,5 @@
 // Rotates new queries and keys, and writes new keys and values to the paged cache.
-#include "kv_form.h"
-#include "vector.h"
+#include "shares.h"
 
 // With fewer elements a second thread does not pay off.
 #define PARALLEL_ELEMENTS 16384
@@ -48,6 +47,16 @@ static void write(enum kv_form form, uint8_t *cells, float *scales, int64_t slot
     }
 }
 
+void KERNEL(rope_and_write_row)(bf16 *qkv, const float *cos, const float *sin, int64_t slot, void *keys,
+                                void *values, float *key_scales, float *value_scales, int form,
+                                int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    for (int64_t head = 0; head < heads + kv_heads; head++)
+        rotate(qkv + head * head_dim, cos, sin, head_dim / 2);
+    const bf16 *k = qkv + heads * head_dim, *v = k + kv_heads * head_dim;
+    write((enum kv_form)form, keys, key_scales, slot, k, kv_heads, head_dim);
+    write((enum kv_form)form, values, value_scales, slot, v, kv_heads, head_dim);
+}
+
 // qkv: [tokens, heads + 2 * kv_heads, head_dim], Q and K rotated in place; cos, sin: [tokens,
 // head_dim / 2]; slots: [tokens]; keys, values: [slots, kv_heads, head_dim] in the form `form`;
 // key_scales, value_scales: [slots, kv_heads], only for KV_INT8. head_dim is a multiple of 32.
@@ -57,12 +66,8 @@ void KERNEL(rope_and_write)(bf16 *qkv, const float *cos, const float *sin, const
                             int64_t head_dim, int threads) {
     const int64_t row = (heads + 2 * kv_heads) * head_dim, half = head_dim / 2;
 #pragma omp parallel for num_threads(threads) if (tokens * row > PARALLEL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; token++) {
-        bf16 *here = qkv + token * row;
-        for (int64_t head = 0; head < heads + kv_heads; head++)
-            rotate(here + head * head_dim, cos + token * half, sin + token * half, half);
-        const bf16 *k = here + heads * head_dim, *v = k + kv_heads * head_dim;
-        write((enum kv_form)form, keys, key_scales, slots[token], k, kv_heads, head_dim);
-        write((enum kv_form)form, values, value_scales, slots[token], v, kv_heads, head_dim);
-    }
+    for (int64_t token = 0; token < tokens; token++)
+        KERNEL(rope_and_write_row)(qkv + token * row, cos + token * half, sin + token * half,
+                                   slots[token], keys, values, key_scales, value_scales, form, heads,
+                                   kv_heads, head_dim);
 }

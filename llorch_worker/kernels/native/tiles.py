@@ -5,6 +5,7 @@ The layouts are documented in ``quantised_linear.c`` and ``bf16_linear.c``.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
 from llorch_worker.kernels.native.library import NativeKernels
 
 TILE_ROWS = 16
+BF16_BITS = 16
 BLOCK_COLUMNS = 256
 """Columns of a block of the types with two levels of scales."""
 
@@ -24,6 +26,16 @@ Levels = Literal["none", "byte", "nibble", "six_bit"]
 
 LEVEL_BYTES: dict[Levels, int] = {"none": 0, "byte": 16, "nibble": 16, "six_bit": 12}
 """Their bytes in a block, in the order of the numbers in ``scales.h``."""
+
+
+class Matrix(ctypes.Structure):
+    """A piece of a matrix for ``layers.c``; the fields are those of ``matrix.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "scale_levels")),
+        *((name, ctypes.c_int64) for name in ("outputs", "columns", "bits", "group", "zero")),
+        ("levels", ctypes.c_int64),
+    )
 
 
 def tile_count(rows: int) -> int:
@@ -155,6 +167,21 @@ class QuantisedTiles:
         tables = (self.codes, self.scales, self.offsets, self.level_bytes)
         return sum(table.nbytes for table in tables if table is not None)
 
+    def matrix(self) -> Matrix:
+        """Its pointers, valid while this lives."""
+        return Matrix(
+            self.codes.data_ptr(),
+            self.scales.data_ptr(),
+            None if self.offsets is None else self.offsets.data_ptr(),
+            None if self.level_bytes is None else self.level_bytes.data_ptr(),
+            self.rows,
+            self.columns,
+            self.bits,
+            self.group,
+            self.zero,
+            list(LEVEL_BYTES).index(self.levels),
+        )
+
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
         """Write ``x @ weight.T`` to the columns of ``out`` from ``column`` on.
 
@@ -223,6 +250,11 @@ class Bf16Tiles:
     @property
     def nbytes(self) -> int:
         return self.weights.nbytes
+
+    def matrix(self) -> Matrix:
+        """See ``QuantisedTiles.matrix``."""
+        rows, columns = self.rows, self.weights.shape[1]
+        return Matrix(self.weights.data_ptr(), None, None, None, rows, columns, BF16_BITS)
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
         """See ``QuantisedTiles.multiply_into``."""

@@ -3,7 +3,9 @@
 //     call LIBRARY FUNCTION ARGUMENT...
 //
 // An argument is L and a whole number, F and a float, N for NULL, or P and a file, whose bytes the
-// function reads and may change. Prints what the function returns.
+// function reads and may change. M and a file is memory that other files point to: R and four numbers,
+// "file place target offset", writes the address of a byte of the target to a place of a file, whose
+// files and places, of eight bytes each, count from 0. Prints what the function returns.
 //
 // AArch64 and x86-64 pass whole numbers and pointers in one row of registers and then on the stack, and
 // floats in a row of their own. So one type calls every function that takes at most two floats.
@@ -11,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST = 18 };
+enum { MOST = 18, MOST_FILES = 400 };
 
 typedef long (*Function)(long, long, long, long, long, long, long, long, long, long, long, long,
                          long, long, long, long, long, long, float, float);
@@ -51,7 +53,7 @@ int main(int count, char **arguments) {
     void *library = must(dlopen(arguments[1], RTLD_NOW), arguments[1]);
     const Function function = (Function)must(dlsym(library, arguments[2]), arguments[2]);
     long a[MOST] = {0};
-    File files[MOST];
+    File files[MOST_FILES];
     float f[2] = {0};
     int whole = 0, floats = 0, opened = 0;
     for (int i = 3; i < count; i++) {
@@ -60,6 +62,14 @@ int main(int count, char **arguments) {
             case 'F': f[floats++] = strtof(value, NULL); break;
             case 'L': a[whole++] = atol(value); break;
             case 'N': whole++; break;
+            case 'M': files[opened++] = file_at(value); break;
+            case 'R': {
+                int file, target;
+                long place, offset;
+                sscanf(value, "%d %ld %d %ld", &file, &place, &target, &offset);
+                ((char **)files[file].bytes)[place] = (char *)files[target].bytes + offset;
+                break;
+            }
             case 'P':
                 files[opened] = file_at(value);
                 a[whole++] = (long)files[opened++].bytes;

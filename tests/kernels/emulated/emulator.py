@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -48,7 +49,8 @@ PROCESSORS: dict[Variant, tuple[Architecture, str]] = {
 """For each variant one that has it. Neoverse N1 has dot products and nothing beyond, Haswell AVX2
 and nothing beyond. QEMU 7.2 emulates neither AVX-VNNI nor AVX-512."""
 
-Argument = npt.NDArray[np.generic] | int | float | None
+Array = npt.NDArray[np.generic]
+Argument = Array | int | float | None
 LEVEL = sized(usual="-O1", full="-O3")
 """Of optimisation for another architecture: GCC takes a third of the time that users give it."""
 
@@ -70,6 +72,17 @@ def compile_caller(folder: Path, architecture: Architecture) -> Path:
     return program
 
 
+def _pointers(arrays: Sequence[Array]) -> Iterator[str]:
+    """How the caller is told of the tables' addresses."""
+    for file, table in enumerate(arrays):
+        if table.dtype != np.int64:
+            continue
+        for place, address in enumerate(table.ravel().tolist()):
+            for target, array in enumerate(arrays):
+                if 0 <= address - array.ctypes.data < array.nbytes:
+                    yield f"R{file} {place} {target} {address - array.ctypes.data}"
+
+
 @dataclass(frozen=True)
 class EmulatedKernels:
     """A variant's functions on an emulated processor."""
@@ -79,8 +92,11 @@ class EmulatedKernels:
     processor: str
     variant: Variant
 
-    def __call__(self, name: str, *arguments: Argument) -> int:
+    def __call__(self, name: str, *arguments: Argument, memory: Sequence[Array] = ()) -> int:
         """Call a function, which may change the arrays among its arguments.
+
+        ``memory``: arrays to which others point. Whole numbers of 8 bytes that are addresses in one
+        of all arrays become addresses of the emulated process.
 
         Raises:
             subprocess.CalledProcessError: it crashed, or the processor lacks an instruction.
@@ -96,6 +112,12 @@ class EmulatedKernels:
                 spelt.append(f"F{argument!r}")
             else:
                 spelt.append("N" if argument is None else f"L{int(argument)}")
+        for number, array in enumerate(memory):
+            path = self.caller.with_name(f"memory-{number}")
+            array.tofile(path)
+            files[path] = array
+            spelt.append(f"M{path}")
+        spelt += _pointers(list(files.values())) if memory else []
         architecture = self.architecture
         emulator = [architecture.emulator, "-L", architecture.libraries, "-cpu", self.processor]
         program = [self.caller, library(self.variant, architecture)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,17 +19,25 @@ import torch
 
 from llorch_worker.engine_options import KvDtype, Variant
 from llorch_worker.kernels import PLAIN, AttentionForm, LayerKV
+from llorch_worker.kernels.native import layers
+from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.native.paged_attention import KV_FORMS
-from llorch_worker.kernels.native.tiles import BLOCK_COLUMNS, LEVEL_BYTES, Levels
+from llorch_worker.kernels.native.tiles import BLOCK_COLUMNS, LEVEL_BYTES, Levels, Matrix
+from llorch_worker.model.block import Block
+from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
 from tests.kernels.emulated.emulator import (
     PROCESSORS,
     Architecture,
     Argument,
+    Array,
     EmulatedKernels,
     compile_caller,
 )
 from tests.kernels.native import native_or_skip
 from tests.kernels.paged import layer_kv, scene
+from tests.model.conftest import Driver
+from tests.model.gguf_of import write_gguf_of
+from tests.model.test_families import make_reference
 
 THREADS = 2
 Bf16 = npt.NDArray[np.uint16]
@@ -324,3 +334,83 @@ def test_truncation(emulated: EmulatedKernels) -> None:
     got = run(emulated)
     assert np.array_equal(got, run(here))
     assert (got > 0).sum(-1)[1] == 17
+
+
+def array_at(address: int | None, size_bytes: int, dtype: type = np.uint8) -> Array:
+    memory = (ctypes.c_uint8 * size_bytes).from_address(int(address or 0))
+    return np.frombuffer(memory, np.uint8).view(dtype)
+
+
+def table_at(address: int | None, table: Any, count: int = 1) -> Array:
+    return array_at(address, count * ctypes.sizeof(table), np.int64)
+
+
+class Emulation:
+    """Runs a model's layers on an emulated processor, with copies of all that the tables reach."""
+
+    def __init__(self, call: EmulatedKernels, driver: Driver) -> None:
+        self._call, self._driver = call, driver
+
+    def __call__(self, model: int, step: int, threads: int) -> int:
+        native, steps = layers.LayersTable, layers.StepTable
+        at, now = native.from_address(model), steps.from_address(step)
+        owners = [each for block in self._driver.model.blocks for each in weights_of(block)]
+        owners += [t for kv in self._driver.cache.kv.layers for t in (kv.keys, kv.values)]
+        memory = [t.view(torch.uint8).numpy() for t in owners]
+        memory += [table_at(at.layers, layers.Layer, at.count)]
+        for layer in (layers.Layer * at.count).from_address(at.layers):
+            for each in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                memory.append(table_at(each.pieces, Matrix, each.count))
+        state = 2 * now.rows * at.hidden
+        memory += [array_at(now.residual, state), array_at(now.added, state)]
+        memory += [table_at(now.cells, layers.Cells, at.count)]
+        memory += [table_at(now.views, layers.View, now.view_count)]
+        angles, slots = array_at(now.angles, 16, np.int64), array_at(now.slots, 8, np.int64)
+        memory += [angles, *(array_at(each, 2 * now.rows * at.head_dim) for each in angles)]
+        memory += [slots, array_at(slots[0], 8 * now.rows)]
+        sequences = (layers.Sequences * now.sequence_count).from_address(now.sequences)
+        memory += [table_at(now.sequences, layers.Sequences, now.sequence_count)]
+        for part in sequences:
+            memory.append(array_at(part.lengths, 24 * part.count))
+            memory.append(array_at(part.tables, 8 * part.count * part.table_stride))
+        tables = table_at(model, native), table_at(step, steps)
+        kept = [array.copy() for array in (*tables, *memory) if array.dtype == np.int64]
+        failed = self._call("run_layers", *tables, threads, memory=memory)
+        # Pointers of the other process have come back.
+        changed = [array for array in (*tables, *memory) if array.dtype == np.int64]
+        for array, before in zip(changed, kept, strict=True):
+            array[...] = before
+        return failed
+
+
+def weights_of(block: Block) -> Iterator[torch.Tensor]:
+    for linear in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):
+        assert isinstance(linear, NativeLinear)
+        for piece in linear.pieces:
+            for part in vars(piece).values():
+                if isinstance(part, torch.Tensor):
+                    yield part
+    for branch in (block.around_attention, block.around_mlp):
+        assert branch.before is not None
+        yield branch.before.weight
+
+
+def test_layers_in_one_call(emulated: EmulatedKernels, tmp_path: Path) -> None:
+    kinds = [gguf.GGMLQuantizationType[name] for name in ("Q4_0", "BF16", "Q6_K")]
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8}
+    reference = make_reference("llama", **shape, num_hidden_layers=2)
+    path = write_gguf_of(reference, tmp_path / "m.gguf", kinds)
+    native = native_or_skip("avx2")
+    logits = []
+    for on_emulator in (True, False):
+        options = {"ops": NativeOps(native), "linears": NativeLinears(native), "num_blocks": 4}
+        driver = Driver.open(path, dtype=torch.bfloat16, **options)
+        assert driver.model.native is not None
+        if on_emulator:
+            driver.model.native._run = Emulation(emulated, driver)
+        steps = ({"a": [3, 5, 7]}, {"a": [4], "b": [9, 1]})
+        logits.append(torch.cat([driver.step(step, all_logits=True) for step in steps]))
+    got, expected = logits
+    if emulated.variant == "avx2":
+        assert torch.equal(got, expected)
+    assert (got - expected).norm() < 0.03 * expected.norm()
