@@ -11,7 +11,7 @@ MOST_CHARS = 200
 _PIECE = re.compile(r"\d+\.\d+|\w+|[^\w\s]+")
 _AROUND = "'\"`()[]{},:;."
 """What llguidance puts around words."""
-_MARKS = frozenset("+*?<>=%")
+_MARKS = frozenset("+*?<>=%$")
 """Further ones of its own."""
 _REPEATED = re.compile(r"(.)\1\1")
 _TOO_COMPLEX = re.compile(r"(?i)\blimits?\b|\bfuel\b|too (big|many (states|items|expressions))")
