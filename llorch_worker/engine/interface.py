@@ -66,8 +66,6 @@ class Death:
     """The ids of the jobs in its hands: in a step on the device, or being taken in."""
     exit_code: int | None = None
     """As of ``Popen``: negative for a signal; None if it could not be told."""
-    trace: str = ""
-    """Where its threads were, if a signal of its own doing ended it; of lines and names alone."""
 
 
 class EngineDied(InternalError):

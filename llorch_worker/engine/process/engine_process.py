@@ -256,7 +256,12 @@ class EngineProcess:
             rule = "must fit into a message to the engine"
             fault = Fault(field="request", rule=rule, got=str(error))
             raise InvalidRequest.from_faults([fault]) from None
-        fitting = accepting.result()
+        try:
+            fitting = accepting.result()
+        except LlorchError as error:
+            # On this thread, which knows the job's trace.
+            _log_defect(f"job {job_id}", error)
+            raise
         if fitting != request.max_tokens:
             generation.request = request.model_copy(update={"max_tokens": fitting})
         return generation
@@ -424,7 +429,9 @@ class EngineProcess:
                 self._answers.pop(number).set_result(value)
             case Answer(number, _, failed):
                 assert failed is not None
-                self._answers.pop(number).set_exception(failed.error())
+                answered = failed.error()
+                _log_defect("a call of the engine", answered)
+                self._answers.pop(number).set_exception(answered)
             case LastWords(label, reason):
                 self._sentence = label, reason
             case LogLine():
@@ -434,6 +441,8 @@ class EngineProcess:
 
     def _end(self, handle: int, end: bytes | LlorchError) -> None:
         generation = self._generations[handle]
+        if isinstance(end, LlorchError):
+            _log_defect(f"job {generation.id}", end)
         generation.end(end)
         self._forget_if_done(handle, generation)
 
@@ -484,7 +493,10 @@ class EngineProcess:
             label, reason = "exit", f"exit code {code}"
         in_hand = (self._generations.get(handle) for handle in self._board.in_hand())
         suspects = tuple(generation.id for generation in in_hand if generation is not None)
-        return Death(label, reason, suspects, code, _read_trace(self._trace))
+        if trace := os.pread(self._trace, MOST_TRACE_BYTES, 0).decode(errors="replace"):
+            # Of files, lines and names alone.
+            _log(LogLine(__name__, logging.ERROR, "where the engine was when it died", trace))
+        return Death(label, reason, suspects, code)
 
 
 class RemoteGeneration(GenerationHandle):
@@ -561,8 +573,10 @@ class _Figures(Generic[T]):
         return self._last
 
 
-def _read_trace(descriptor: int) -> str:
-    return os.pread(descriptor, MOST_TRACE_BYTES, 0).decode(errors="replace")
+def _log_defect(what: str, error: LlorchError) -> None:
+    """Logs where a defect was raised, if ``error`` is one."""
+    if notes := getattr(error, "__notes__", None):
+        _log(LogLine(__name__, logging.ERROR, f"{what} failed", "\n".join(notes)))
 
 
 def _log(line: LogLine) -> None:

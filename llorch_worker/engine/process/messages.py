@@ -45,9 +45,11 @@ class ErrorMessage(msgspec.Struct, array_like=True):
     faults: list[dict[str, str]]
     spent: bytes | None = None
     """Of a cancelled job: usage and timings as JSON."""
+    place: str | None = None
+    """Of a defect: where it was raised, of files, lines and names alone."""
 
     @classmethod
-    def of(cls, error: LlorchError) -> ErrorMessage:
+    def of(cls, error: LlorchError, place: str | None = None) -> ErrorMessage:
         message, code, retriable, faults = error.args
         spent = getattr(error, "spent", None)
         return cls(
@@ -57,6 +59,7 @@ class ErrorMessage(msgspec.Struct, array_like=True):
             retriable,
             faults,
             spent and json.dumps([part.model_dump() for part in spent]).encode(),
+            place,
         )
 
     def error(self) -> LlorchError:
@@ -66,6 +69,8 @@ class ErrorMessage(msgspec.Struct, array_like=True):
         if self.spent is not None:
             usage, timings = json.loads(self.spent)
             error.spent = Usage(**usage), Timings(**timings)  # type: ignore[attr-defined]
+        if self.place is not None:
+            error.add_note(self.place)
         return error
 
 

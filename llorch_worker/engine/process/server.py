@@ -185,7 +185,7 @@ class Server:
             )
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
             del self._generations[handle]
-            self._send(Refused(handle, _error_of(error, f"job {asked.job_id}")))
+            self._send(Refused(handle, _error_of(error)))
         else:
             self._send(Accepted(handle, generation.request.max_tokens))
             self._generations[handle].set_result(generation)
@@ -196,7 +196,7 @@ class Server:
         try:
             message: ToKeeper = Result(handle, result_document(generation.result()))
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
-            message = Failure(handle, _error_of(error, f"job {generation.id}"))
+            message = Failure(handle, _error_of(error))
         del self._generations[handle]
         try:
             self._send(message)
@@ -209,7 +209,7 @@ class Server:
             answer = Answer(call.number, _METHODS[call.name](self._engine, *call.arguments))
             self._send(answer)
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
-            failed = Answer(call.number, error=_error_of(error, f"the call {call.name}"))
+            failed = Answer(call.number, error=_error_of(error))
             self._send(failed)
 
     def _close(self) -> NoReturn:
@@ -254,15 +254,15 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _error_of(error: BaseException, what: str) -> ErrorMessage:
+def _error_of(error: BaseException) -> ErrorMessage:
     if isinstance(error, LlorchError):
         return ErrorMessage.of(error)
     if isinstance(error, MemoryError):
         return ErrorMessage.of(OutOfMemory("the worker has no memory for this job"))
-    # The message may quote the prompt, so only the type and the place are logged.
+    # The message may quote the prompt, so only the type and the place are told.
     defect = InternalError(f"a defect of the worker: {type(error).__name__}")
-    logger.error("%s failed", what, exc_info=(type(defect), defect, error.__traceback__))
-    return ErrorMessage.of(defect)
+    place = traceback.format_exception(type(defect), defect, error.__traceback__)
+    return ErrorMessage.of(defect, "".join(place))
 
 
 class _KeepersLog(logging.Handler):

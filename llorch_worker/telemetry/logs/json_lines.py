@@ -27,6 +27,9 @@ class JsonFormatter(logging.Formatter):
         document |= fields
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            # Of a line that another process logged.
+            document["exception"] = record.exc_text
         # Only ASCII: no character of a name can control a terminal.
         return json.dumps(document, default=str)
 
