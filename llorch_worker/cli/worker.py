@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 from llorch_worker.cli.options import WORKER_SETTINGS, JsonOption, settings_options
@@ -35,13 +34,8 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     from llorch_worker.worker.card.assignment import assign_device
     from llorch_worker.worker.main import run_worker, worker_hostname
 
-    # Before torch is loaded, because it sees only the cards that are visible then.
+    # Before the engine's process loads torch, which sees only the cards that are visible then.
     assignment = assign_device(settings.device, settings.device_locks)
-    from llorch_worker.engine.memory.load_plan import plan_load  # loads torch
-
-    # Report a model that does not fit in one sentence, before Celery begins to log.
-    options = replace(settings.engine_options, device=assignment.device)
-    plan_load(settings.model, options).require_fit()
     screen = Screen(as_json=as_json)
     card = None if assignment.card is None else assignment.card.name
     hostname = worker_hostname(settings, os.getpid(), card)

@@ -72,7 +72,6 @@ class EngineLoader:
             EngineDied: the process died meanwhile.
         """
         settings, assignment = self._settings, self._assignment
-        logger.info("loading %s", settings.model)
         self._report(f"loading {settings.served_name}")
         engine = EngineProcess.load(
             settings.model,
@@ -98,10 +97,14 @@ class EngineLoader:
 
     def _progress(self, listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
         logged_at_s = time.monotonic()
+        began = False
 
         def progress(done_bytes: int, total_bytes: int) -> None:
-            nonlocal logged_at_s
+            nonlocal began, logged_at_s
             state.maybe_shutdown()
+            if not began:  # it fits
+                logger.info("loading %s", self._settings.model)
+                began = True
             if listener is not None:
                 listener(done_bytes, total_bytes)
             if time.monotonic() - logged_at_s >= PROGRESS_INTERVAL_S:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from llorch_worker.contract import LlorchError
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery.app import build_app
@@ -28,10 +29,12 @@ def run_worker(
         assignment: the result of :func:`assign_device`, if it was already called.
 
     Raises:
+        LlorchError: the model cannot be loaded.
         SystemExit: the worker failed, and has logged why.
     """
     app = build_app(settings)
-    app.on_load_progress = on_load_progress
+    errors: list[LlorchError] = []
+    app.on_load_progress, app.on_load_error = on_load_progress, errors.append
     app.assignment = assignment
     if engine_class is not None:
         app.engine_class = engine_class
@@ -43,6 +46,8 @@ def run_worker(
         without_gossip=True,
     )
     worker.start()
+    if errors:
+        raise errors[0]
     if worker.exitcode:
         raise SystemExit(worker.exitcode)
 

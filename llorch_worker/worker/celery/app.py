@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from llorch_worker.broker import transport
 from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.broker.producer import OwnBroker
+from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE, explain
 from llorch_worker.contract.errors import BrokerRefused, InvalidUrl
 from llorch_worker.settings import Settings
@@ -58,6 +59,8 @@ class LlorchApp(OwnBroker):
     """``module:Class`` of the engine, which only its own process imports."""
     on_load_progress: Callable[[int, int], None] | None = None
     """Called with the bytes loaded and the bytes in total."""
+    on_load_error: Callable[[LlorchError], None] | None = None
+    """Called with the reason why the model cannot be loaded, in place of a line in the log."""
 
 
 def build_app(settings: Settings) -> LlorchApp:

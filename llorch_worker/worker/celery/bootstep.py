@@ -139,9 +139,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             assigned = worker.app.assignment
             where = f"on {assigned.card.name}: " if assigned and assigned.card else ""
             code = USAGE if isinstance(error, InvalidLoadOption) else EX_FAILURE
-            _give_up(where + error.message, code)
-        except ModuleNotFoundError as error:
-            _give_up(f"{error.name} is missing: {install_command('worker')}")
+            if worker.app.on_load_error is None:
+                _give_up(where + error.message, code)
+            worker.app.on_load_error(error)
+            raise WorkerShutdown(code) from None
         redis.wait()
         residency = Residency(
             engine,

@@ -69,7 +69,7 @@ def test_our_app_sends_to_the_queue_of_the_model(
     assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 6
 
 
-def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
+def test_a_keeper_is_light_and_its_engine_keeps_its_heap_from_the_garbage_collector(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with running_worker(
@@ -77,6 +77,9 @@ def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
         TOY_COUNTS_FROZEN=1,
     ) as worker:  # fmt: skip
         assert wait_until(worker.card).engine["measured_bytes"]["frozen objects"] > 10_000
+        mapped = Path(f"/proc/{worker.process.pid}/maps").read_text()
+        heavy = ("torch", "numpy", "tokenizers", "transformers", "llguidance", "gguf")
+        assert not {name for name in heavy if f"site-packages/{name}" in mapped}
 
 
 def test_wrong_arguments_to_delay_are_refused_by_name(
