@@ -141,3 +141,19 @@ def folder_with(to: Path, files: Path, generation_config: dict[str, Any]) -> Pat
     (to / "generation_config.json").unlink(missing_ok=True)
     (to / "generation_config.json").write_text(json.dumps(generation_config))
     return to
+
+
+def test_a_chat_template_that_grows_without_end_costs_inspect_and_generate_nothing(
+    trained_model: Path, tmp_path: Path
+) -> None:
+    """Jinja computes a constant while it compiles, in one call that nothing in Python can end."""
+    for file in (trained_model / "hf").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").write_text("{{ 'a' * 30000000000 }}")
+    said = "a plain chat is refused: the model's chat template takes more memory than there is"
+    ran = run("inspect", tmp_path, "--json")
+    assert (ran.code, ran.json["memory"]["fits"]) == (0, True), ran
+    assert said in " ".join(ran.err.split())
+    ran = run("generate", "Once", "--model", tmp_path, "--max-tokens", "2")
+    assert ran.code == 0, ran
+    assert said in " ".join(ran.err.split())

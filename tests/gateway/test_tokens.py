@@ -41,6 +41,7 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
+    "{% if message.content == 'grow' %}{{ message.content * 10 ** 10 }}{% endif %}"
     "<|{{ message.role }}|>{{ message.content }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -285,6 +286,30 @@ def test_a_gateway_with_the_files_loads_no_torch(
         Path(found.path).name for found in psutil.Process(without_worker.process.pid).memory_maps()
     }
     assert not [name for name in loaded if name.startswith("libtorch")]
+
+
+def test_a_template_that_grows_for_one_word_fails_the_requests_with_that_word_alone(
+    answering: GatewayProcess, api: httpx.Client
+) -> None:
+    chat = [{"role": "user", "content": "grow"}]
+    error = refused(api, "/tokenize", {"messages": chat}, 400)
+    assert "the model's chat template takes more memory than there is for it" in error["message"]
+    assert post(api, "/tokenize", messages=CHATS[0])["count"] > 0
+
+
+def test_a_job_whose_chat_the_template_grows_for_fails_alone(
+    worker: WorkerProcess, http: httpx.Client
+) -> None:
+    def asked(said: str) -> httpx.Response:
+        chat = [{"role": "user", "content": said}]
+        document = {"model": MODEL, "messages": chat, "max_tokens": 2}
+        return http.post("/v1/chat/completions", json=document)
+
+    refusal = asked("grow")
+    assert refusal.status_code == 400, refusal.text
+    said = refusal.json()["error"]["message"]
+    assert "messages: the model's chat template takes more memory than there is for it" in said
+    assert asked("Hi").status_code == 200
 
 
 def test_a_worker_whose_sequences_are_all_taken_answers(

@@ -134,7 +134,7 @@ def test_a_token_that_is_no_utf8_keeps_its_id_and_its_bytes(load_gguf: Load) -> 
     ("template", "said"),
     [
         ("{% for m in messages %}", "chat template is broken in line 1"),
-        ("{{ 'a' * 10**15 }}", "chat template refuses them: it failed with MemoryError"),
+        ("{{ 'a' * 10**15 }}", "chat template takes more memory than there is for it"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named_at_load(
