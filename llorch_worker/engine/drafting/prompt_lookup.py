@@ -6,8 +6,7 @@ from collections.abc import Sequence as Ids
 from struct import pack
 from typing import Final
 
-from llorch_worker.engine.drafting.acceptance import Acceptance
-from llorch_worker.engine.drafting.drafter import Draft, Drafter
+from llorch_worker.engine.drafting.drafter import Acceptance, Draft, Drafter
 
 ID_BYTES: Final = 4
 NEEDLE_TOKENS: Final = 2

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from llorch_worker.engine.drafting.acceptance import Acceptance
-from llorch_worker.engine.drafting.drafter import Draft, Drafter
+from llorch_worker.engine.drafting.drafter import Acceptance, Draft, Drafter
 
 NEEDLE_TOKENS: Final = 3
 """How many of the last tokens a recent text must share to be found."""
