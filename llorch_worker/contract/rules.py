@@ -23,7 +23,8 @@ _MOST_LOOKED_AT = 100
 
 def rule_of(error: ErrorDetails | Mapping[str, Any]) -> str:
     """The rule that was broken, as a clause about the field: ``must be greater than 0``."""
-    if error["type"] == "missing":
+    # A whole body that is missing has no name.
+    if error["type"] == "missing" and error["loc"]:
         return _missing(str(error["loc"][-1]), error["input"])
     rule: str = error["msg"].removeprefix("Value error, ").replace(" after validation", "")
     return _TYPES.get(error["type"]) or _BEGINNING.sub(r"must \2 ", rule)

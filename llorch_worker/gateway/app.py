@@ -9,6 +9,7 @@ from socket import gethostname
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from llorch_worker import __version__
 from llorch_worker.broker.deadlines import ending_overdue
@@ -21,6 +22,7 @@ from llorch_worker.gateway.collecting import Collecting
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.documentation import Documentation
+from llorch_worker.gateway.entrance import entering
 from llorch_worker.gateway.files.expiry import removing_expired
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.limits import saying_limits
@@ -133,5 +135,9 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         app.add_middleware(without_query)
     # Around everything: Starlette answers defects outside of all middleware.
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: naming_requests(one_spelling(logging_access(build())))  # type: ignore[method-assign]
+
+    def stack() -> ASGIApp:
+        return naming_requests(one_spelling(logging_access(entering(build()))))
+
+    app.build_middleware_stack = stack  # type: ignore[method-assign]
     return app

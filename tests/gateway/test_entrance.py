@@ -1,0 +1,75 @@
+"""Requests begin a few a turn of the event loop, each key's in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from llorch_worker.gateway.entrance import MOST_A_TURN, entering
+
+Begun = list[tuple[int, str]]
+"""In which turn of the loop a request began, and whose it was."""
+
+
+def requests(
+    keys: list[str], path: str = "/v1/jobs", cancelled: int = 0, header: str = "authorization"
+) -> Begun:
+    """A request of each of ``keys``, all at once; the first ``cancelled`` that wait are given up.
+
+    Every answer takes a turn of its own, as if it waited for Redis.
+    """
+
+    async def run() -> Begun:
+        loop = asyncio.get_running_loop()
+        turn, begun = 0, []
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
+
+        async def app(scope: Any, _receive: Any, _send: Any) -> None:
+            begun.append((turn, dict(scope["headers"])[header.encode()].decode()))
+            await asyncio.sleep(0)
+
+        entered: Callable[..., Awaitable[None]] = entering(app)
+
+        def request(key: str) -> Coroutine[Any, Any, None]:
+            headers = [(header.encode(), key.encode())]
+            return entered({"type": "http", "path": path, "headers": headers}, None, None)
+
+        async def ask(key: str) -> None:
+            await request(key)
+
+        loop.call_soon(count)
+        tasks = [asyncio.create_task(ask(key)) for key in keys]
+        await asyncio.sleep(0)
+        for task in tasks[MOST_A_TURN : MOST_A_TURN + cancelled]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return begun
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("cancelled", [0, 3, 1000])
+def test_thousands_at_once_begin_a_few_a_turn(cancelled: int) -> None:
+    begun = requests(["alice"] * 2000, cancelled=cancelled)
+    turns = [turn for turn, _ in begun]
+    assert len(turns) == 2000 - cancelled
+    assert max(map(turns.count, set(turns))) == MOST_A_TURN
+    assert len(set(turns)) == len(turns) / MOST_A_TURN or cancelled % MOST_A_TURN
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_a_key_with_one_request_does_not_wait_for_another_keys_thousands(header: str) -> None:
+    begun = requests(["alice"] * 2000 + ["bob"], header=header)
+    assert [key for _, key in begun].index("bob") <= 2 * MOST_A_TURN
+
+
+def test_a_probe_begins_at_once() -> None:
+    turns = {turn for turn, _ in requests(["nobody"] * 100, path="/health")}
+    assert len(turns) == 1
