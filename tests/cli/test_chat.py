@@ -49,9 +49,9 @@ def talk(served: Served) -> Iterator[Opener]:
 
 
 def see(terminal: PseudoTerminal, text: str, since: int = 0) -> int:
-    """Waits until the terminal shows ``text``; returns how much it has shown then."""
+    """Waits until the terminal shows ``text``; returns where that ends."""
     wait_until(lambda: text in terminal.raw[since:], timeout_s=COMMAND_TIMEOUT_S, what=text)
-    return len(terminal.raw)
+    return terminal.raw.index(text, since) + len(text)
 
 
 def documents(ran: Ran) -> list[dict[str, dict[str, int]]]:
@@ -99,7 +99,8 @@ def test_an_engine_that_died_is_loaded_again_for_the_next_answer(demo_model: Pat
         terminal.press("/set max_tokens 3\r")
         seen = see(terminal, "set: ", seen)
         terminal.press("Tell me of a fox\r")
-        see(terminal, "3 tokens, ", seen)
+        seen = see(terminal, "3 tokens, ", seen)
+        see(terminal, "›", seen)
         terminal.press("\x04")
         assert terminal.process.wait(COMMAND_TIMEOUT_S) == 0
 
@@ -157,8 +158,16 @@ def test_ctrl_c_and_esc_stop_an_answer_and_not_the_program(
             seen = see(terminal, "waiting", seen)
             terminal.press(key)
             seen = see(terminal, "stopped", seen)
+        # What is typed meanwhile is not shown amid the answer, and comes after it.
+        terminal.press("Tell me of a bear\r")
+        seen = see(terminal, "waiting", seen)
+        terminal.press("/set\rhalf a line\x1b")
+        seen = see(terminal, "stopped", seen)
+        seen = see(terminal, "set: max_tokens 8", seen)
+        seen = see(terminal, "half a line", seen)
+        terminal.press("\x03")
         waiting = client.redis.exists("llorch.demo")
-        assert not waiting or client.redis.scard("llorch:gone:llorch.demo") == 2
+        assert not waiting or client.redis.scard("llorch:gone:llorch.demo") == 3
     # At the prompt Ctrl-C gives up what is typed.
     terminal.press("nonsense\x03Tell me of a fox\r")
     seen = see(terminal, "8 tokens, ", seen)
@@ -192,8 +201,10 @@ def test_a_refusal_in_a_terminal_does_not_end_the_conversation(talk: Opener) -> 
     terminal = talk(*QUICK)
     terminal.press("/set temperature 9\r")
     seen = see(terminal, "temperature: ")
+    seen = see(terminal, "›", seen)
     terminal.press("Tell me\x1b\rof a fox\r")
-    see(terminal, "4 tokens, ", seen)
+    seen = see(terminal, "4 tokens, ", seen)
+    see(terminal, "›", seen)
     terminal.press("\x04")
     assert terminal.process.wait(COMMAND_TIMEOUT_S) == 0
 

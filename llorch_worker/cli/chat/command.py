@@ -212,4 +212,4 @@ class Talk:
                     with deaf():
                         answer.cancel()
         finally:
-            self._typed.begun = "".join(typed)
+            self._typed.begun += "".join(typed)

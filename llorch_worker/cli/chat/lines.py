@@ -26,13 +26,14 @@ class Typed:
         """``words``: what the Tab key completes."""
         self._session = _session(words)
         self.begun = ""
-        """What was typed while nobody read: the next input begins with it."""
+        """What was typed while nobody read: the next inputs, the last of which goes on."""
 
     def __iter__(self) -> Iterator[str]:
         while True:
-            begun, self.begun = self.begun, ""
+            line, sent, self.begun = self.begun.partition("\n")
             try:
-                yield without_quotes(self._session.prompt(default=begun))
+                typed = self._session.prompt(default=line, accept_default=bool(sent))
+                yield without_quotes(typed)
             except KeyboardInterrupt:
                 # Ctrl-C gives up what is typed, as in a shell.
                 continue

@@ -30,12 +30,12 @@ def stopped_by_esc() -> Iterator[list[str]]:
             if ends in ready:
                 return
             keys = os.read(keyboard, _CHUNK_BYTES)
-            if keys == _ESC:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            elif not keys:
+            if not keys:
                 return
-            elif not keys.startswith(_ESC):  # an arrow is no text
-                typed.append(keys)
+            if not keys.startswith(_ESC):  # an arrow is no text
+                typed.append(keys.removesuffix(_ESC))
+            if keys.endswith(_ESC):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     found: list[str] = []
     with single_keys(keyboard):
@@ -48,4 +48,5 @@ def stopped_by_esc() -> Iterator[list[str]]:
             thread.join()
             os.close(ends)
             os.close(end)
-            found.append(b"".join(typed).decode(errors="ignore"))
+            text = b"".join(typed).decode(errors="ignore")
+            found.append("".join(each for each in text if each.isprintable() or each == "\n"))
