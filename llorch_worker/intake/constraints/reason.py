@@ -32,7 +32,7 @@ a an and are as at be by does error exist expected failed following for found fr
 incompatible invalid is it json key keys lark less must name no of on or parse regex rule special
 start syntax than the to token types unclosed unimplemented unknown unsatisfiable unsupported with
 """
-_OURS = frozenset((_KEYWORDS + _WORDS_OF_REASONS).split())
+_OURS = frozenset((_KEYWORDS + _WORDS_OF_REASONS).split()) | {"$"}
 
 
 def reason(message: str, source: Any) -> str:
