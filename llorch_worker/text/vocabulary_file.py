@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.model_files.hub import local_path
+from llorch_worker.model_files.kind import is_folder
 from llorch_worker.model_files.split_parts import split_parts
 
 
@@ -24,10 +25,10 @@ def open_vocabulary(path: Path) -> VocabularyFile:
     """The vocabulary of a .gguf file or a Hugging Face folder.
 
     Raises:
-        ModelLoadFailed: the file cannot be read, or is not GGUF.
+        ModelLoadFailed: there is no such file or folder, it cannot be read, or is not GGUF.
     """
     path = local_path(path, download=False)  # encoding alone is not worth gigabytes
-    if path.is_dir():
+    if is_folder(path):
         return VocabularyFile(path, "hugging_face", {})
     # numpy; whoever only encodes needs none.
     from llorch_worker.model_files.gguf_header import read_gguf_header

@@ -181,6 +181,14 @@ def test_a_requested_port_that_is_busy(command: str) -> None:
     assert "--flower-port" in said
 
 
+def test_a_worker_reports_a_model_that_its_engine_cannot_load(redis_url: str) -> None:
+    said = sentence(run("worker", "--redis", redis_url, "--model", "/nowhere/model.gguf"), 1)
+    assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
+    ran = run("worker", "--redis", redis_url, "--model", "demo", "--max-context", "99999", "--json")
+    assert ran.code == 2
+    assert ran.json["error"]["message"].startswith("max_context must be at most")
+
+
 def test_all_commands_report_a_missing_card_in_the_same_words(redis_url: str) -> None:
     commands = (
         ("generate", "x", "--device", "cuda:7"),
