@@ -195,6 +195,7 @@ def test_queues_that_no_worker_serves_and_silent_workers_are_told(
     figures = ("prompt_tokens", "cached_tokens", "kv_blocks_total", "kv_blocks_used")
     assert [told[name] for name in figures] == [100, 40, 10, 4]
     assert (told["memory_bytes"], told["last_death"]) == (3 << 30, "signal SIGSEGV")
+    assert 60 <= told["died_s"] < 120
     totals = ("workers", "silent", "kv_blocks_total", "prompt_tokens")
     assert [fleet["totals"][name] for name in totals] == [2, 1, 20, 200]
 
@@ -210,6 +211,7 @@ def worker_card(hostname: str, last_seen: float) -> dict[str, Any]:
         "started_at": last_seen - 60,
         "last_seen": last_seen,
         "last_death": "signal SIGSEGV",
+        "last_death_at": time.time() - 60,
         "engine": {
             "bytes": {"weights": 2 << 30, "kv": 1 << 30},
             "kv_blocks_total": 10,

@@ -49,6 +49,8 @@ class Worker(BaseModel):
     """What weights, cache and tables take on its device; 0 if it does not say."""
     last_death: str | None
     """Why its engine died last."""
+    died_s: float | None
+    """How long ago that was."""
 
     @classmethod
     def of(cls, card: WorkerCard, now_s: float) -> Worker:
@@ -70,6 +72,7 @@ class Worker(BaseModel):
             cached_tokens=card.recent.cached_tokens,
             memory_bytes=card.memory_bytes,
             last_death=card.last_death,
+            died_s=None if card.last_death_at is None else card.died_s,
         )
 
 

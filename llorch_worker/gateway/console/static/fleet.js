@@ -116,7 +116,10 @@ export class Fleet {
       const notes = [];
       if (worker.silent) notes.push(el("small", { class: "silence" }, `silent for ${duration(1000 * worker.age_s)}`));
       if (worker.away) notes.push(el("small", { class: "silence" }, worker.away));
-      else if (worker.last_death) notes.push(el("small", { class: "silence" }, `last death: ${worker.last_death}`));
+      else if (worker.last_death) {
+        const when = worker.died_s === null ? "" : ` ${duration(1000 * worker.died_s)} ago`;
+        notes.push(el("small", { class: "silence" }, `last death${when}: ${worker.last_death}`));
+      }
       cells.name.replaceChildren(el("span", { class: "number" }, worker.hostname), ...notes);
       row.classList.toggle("alarm", worker.silent || Boolean(worker.away));
       setText(cells.model, worker.model);
