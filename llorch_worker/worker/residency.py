@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -202,7 +203,8 @@ class Residency:
 
     def _engine_changed(self) -> None:
         self._claim_again()
-        self._announcer.attempt()
+        # Redis may be away, and the next engine shall not wait for it.
+        threading.Thread(target=self._announcer.attempt, daemon=True).start()
 
     def _serve_metrics(self) -> MetricsServer | None:
         """Nothing is counted if no port is free: a worker without metrics still works."""

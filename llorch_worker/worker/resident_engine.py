@@ -95,9 +95,9 @@ class ResidentEngine:
             threading.Thread(target=self._replace, name="llorch-engine-starter", daemon=True),
             threading.Thread(target=self._watch, name="llorch-watchdog", daemon=True),
         ]
-        engine.on_death(self._note_death)
 
     def start(self) -> None:
+        self._engine.on_death(self._note_death)
         for thread in self._threads:
             thread.start()
 
@@ -199,15 +199,16 @@ class ResidentEngine:
         self.absence = replace(absence, starts_at=None)
         try:
             engine = self._load()
-        except LlorchError as error:
-            reason = error.death.reason if isinstance(error, EngineDied) else error.message
+        except Exception as error:
+            reason = _reason_of(error)
             with self._changed:
                 self._died_in_a_row += 1
                 self.deaths["load"] += 1
                 self._note_reason(reason)
                 self._be_away(f"the engine does not start: {reason}")
             if not self._closing.is_set():
-                logger.error("%s", self.absence)
+                known = isinstance(error, LlorchError)
+                logger.error("%s", self.absence, exc_info=None if known else error)
             return
         if self._closing.is_set():
             engine.close()
@@ -230,3 +231,10 @@ class ResidentEngine:
                 self._closing.wait(SECOND_LOOK_S)
                 if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
                     engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
+
+
+def _reason_of(error: Exception) -> str:
+    """Why an engine did not start, in a few words."""
+    if isinstance(error, EngineDied):
+        return error.death.reason
+    return error.message if isinstance(error, LlorchError) else f"{type(error).__name__}: {error}"

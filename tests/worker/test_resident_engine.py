@@ -1,0 +1,73 @@
+"""A worker's engine, and after its death the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.worker.resident_engine import ResidentEngine
+from tests.waiting import wait_until
+
+
+def load() -> EngineProcess:
+    return EngineProcess.load(
+        STORY_MODEL,
+        model_name="toy",
+        engine_class="tests.toy_engine:ToyEngine",
+        device="toy",
+        max_sequences=2,
+    )
+
+
+def test_another_engine_starts_even_if_the_system_refuses_a_process_at_first() -> None:
+    refusals = [OSError("no room for a process")]
+    changes: list[bool] = []
+
+    def load_again() -> EngineProcess:
+        if refusals:
+            raise refusals.pop()
+        return load()
+
+    first = load()
+    resident = ResidentEngine(
+        first,
+        load_again,
+        watchdog_s=60,
+        on_death=lambda death: death.suspects,
+        on_change=lambda: changes.append(resident.healthy),
+    )
+    resident.start()
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: "OSError: no room for a process" in (resident.away or ""))
+        assert not resident.healthy
+        assert resident.stats().running == 0
+        wait_until(lambda: resident.healthy)
+        assert resident.pid != first.pid
+        assert resident.deaths == {"killed": 1, "load": 1}
+        wait_until(lambda: changes[-1:] == [True])
+    finally:
+        resident.close()
+
+
+def test_an_engine_that_died_before_its_worker_looked_is_replaced_too() -> None:
+    first = load()
+    os.kill(first.pid, signal.SIGSEGV)
+    wait_until(lambda: not first.healthy)
+    seen: list[str] = []
+    resident = ResidentEngine(
+        first,
+        load,
+        watchdog_s=60,
+        on_death=lambda death: seen.append(death.label) or (),
+        on_change=lambda: None,
+    )
+    resident.start()
+    try:
+        wait_until(lambda: resident.healthy)
+        assert seen == ["segfault"]
+        assert resident.last_death == "signal SIGSEGV"
+    finally:
+        resident.close()
