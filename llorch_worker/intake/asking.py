@@ -50,6 +50,8 @@ class Bounds:
         match -code:
             case signal.SIGPROF:
                 return f"takes more than {self.cpu_s_of(request_bytes):.3g} s of processor time"
+            case signal.SIGALRM:
+                return "got too little processor time for minutes"
             case signal.SIGKILL | signal.SIGABRT:
                 # Libraries in Rust and C++ abort where they get no memory.
                 return (

@@ -50,8 +50,8 @@ MOST_FORKS: Final = 4
 LONG_S: Final = 0.1
 """A request that takes longer gives way to the engine and to other requests."""
 _NICE: Final = 10
-_MOST_WALL_S: Final = 120.0
-"""For a fork that does not compute."""
+_MOST_WALL_S: Final = 600.0
+"""For a fork that gets no processor."""
 _QUESTIONS: TypeAdapter[TokenQuestion] = TypeAdapter(TokenQuestion)
 
 
@@ -162,6 +162,9 @@ def _begin(parent: int, others: list[int]) -> None:
         os._exit(0)
     for descriptor in others:
         os.close(descriptor)
+    with suppress(OSError):
+        # The first to be killed where memory is short: it costs one request.
+        Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -286,9 +289,12 @@ class _Desk:
     def _bury(self, fork: _Fork) -> None:
         self._selector.unregister(fork.socket)
         self._forks.remove(fork)
+        overdue = fork.busy_s() > _MOST_WALL_S
         code, job = fork.ended(), fork.job
         if job is None:
             return
+        if overdue:
+            code = -signal.SIGALRM
         job.tries += 1
         if code == -signal.SIGKILL and job.tries == 1:
             # Perhaps for the memory that others take.
