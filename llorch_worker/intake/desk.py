@@ -128,6 +128,8 @@ class _Fork:
         self.job: _Job | None = None
         self.since_s = 0.0
         self.gives_way = False
+        self.is_last = False
+        """Whether no other request is for it."""
 
     def receive(self) -> bytes | None:
         """None once it has ended."""
@@ -140,7 +142,8 @@ class _Fork:
         return 0.0 if self.job is None else time.monotonic() - self.since_s
 
     def give_way(self) -> None:
-        self.gives_way = True
+        # Which it cannot take back.
+        self.gives_way = self.is_last = True
         # Each fork is a group of its own, so that this is for all its threads.
         os.setpriority(os.PRIO_PGRP, self.pid, _NICE)
 
@@ -233,7 +236,6 @@ class _Desk:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._intakes: dict[Limits, Intake] = {}
-        """In a fork."""
 
     def run(self) -> NoReturn:
         self._fork()
@@ -268,9 +270,25 @@ class _Desk:
                     fork.kill()
                     fork.ended()
                 os._exit(0)
-            self._waiting.append(_Job(header_of(request)["number"], request))
+            header = header_of(request)
+            if header.get("has_grammar"):
+                self._prepare_grammars(Limits(*header["limits"]))
+            self._waiting.append(_Job(header["number"], request))
             if not self._keeper.has_frame:
                 return
+
+    def _prepare_grammars(self, limits: Limits) -> None:
+        """Builds what all grammars share, once for all forks from now on: in each it would take as
+        long again."""
+        if limits in self._intakes:
+            return
+        self._intakes[limits] = intake = self._intake(limits)
+        intake.compiler.prepare()
+        for fork in [*self._forks]:
+            fork.is_last = True
+            if fork.job is None:
+                fork.kill()
+                self._bury(fork)
 
     def _hear(self, fork: _Fork) -> None:
         reply = fork.receive()
@@ -281,8 +299,7 @@ class _Desk:
         if "log" in header_of(reply):
             return
         fork.job = None
-        if fork.gives_way or sum(each.job is None for each in self._forks) > 1:
-            # One that has given way cannot take that back.
+        if fork.is_last or sum(each.job is None for each in self._forks) > 1:
             fork.kill()
             self._bury(fork)
 
@@ -312,6 +329,10 @@ class _Desk:
             fork.job, fork.since_s = self._waiting.popleft(), time.monotonic()
             with suppress(OSError):  # it has ended, which its socket says next
                 fork.frames.send(fork.job.frame)
+
+    def _intake(self, limits: Limits) -> Intake:
+        # The kernel's limit is the one that ends a compilation.
+        return Intake(self._tokenizer, limits, patience_s=None)
 
     def _fork(self) -> _Fork:
         others = [self._connection, self._selector.fileno()]
@@ -349,11 +370,9 @@ class _Desk:
             return json.dumps(answer(self._tokenizer, question)).encode()
         request = GenerationRequest.model_validate_json(body)
         limits = Limits(*header["limits"])
-        intake = self._intakes.setdefault(
-            # The kernel's limit is the one that ends a compilation.
-            limits,
-            Intake(self._tokenizer, limits, patience_s=None),
-        )
+        if limits not in self._intakes:
+            self._intakes[limits] = self._intake(limits)
+        intake = self._intakes[limits]
 
         def doing(done: Phase) -> None:
             phase[0] = done

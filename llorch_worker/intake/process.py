@@ -89,7 +89,12 @@ class IntakeProcess:
         self, request: GenerationRequest, limits: Limits, generated: int = 0
     ) -> bytes:
         """:meth:`.PreparedRequest.document` as JSON, for an engine in another process."""
-        header = {"ask": "prepare", "limits": astuple(limits), "generated": generated}
+        header = {
+            "ask": "prepare",
+            "limits": astuple(limits),
+            "generated": generated,
+            "has_grammar": asked_for(request) is not None,
+        }
         body = request.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         try:
             return self._ask(header, body)

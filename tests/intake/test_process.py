@@ -150,6 +150,19 @@ def test_only_the_request_that_a_template_computes_for_fails(
     assert intake.prepare(chat("Hi"), limits).prompt_ids
 
 
+def test_forks_share_what_all_grammars_need(patient: IntakeProcess, limits: Limits) -> None:
+    """In a large vocabulary it takes a second, and no fork that took so long gets another job."""
+    request = GenerationRequest(prompt="a", structured_outputs={"regex": "[a-z]+"})
+    patient.prepare(request, limits)
+    # The fork that was there before lacks it.
+    assert len(forks(patient)) == 1
+    (fork,) = forks(patient)
+    patient.prepare(request, limits)
+    assert forks(patient) == [fork]
+    # So the process has one thread still, and may fork.
+    assert psutil.Process(patient.pid).num_threads() == 1
+
+
 def test_a_grammar_that_takes_too_long_is_refused_by_its_field(
     intake: IntakeProcess, limits: Limits
 ) -> None:
