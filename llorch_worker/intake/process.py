@@ -67,7 +67,7 @@ class IntakeProcess:
         self._changing = threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
-        self._closed = False
+        self._closed = self._was_loaded = False
         self._frames: Frames | None = None
         self._start()
 
@@ -174,6 +174,7 @@ class IntakeProcess:
                     name, severity, line = header["log"]
                     logging.getLogger(name).log(severity, "%s", line)
                 elif "around" in header:
+                    self._was_loaded = True
                     loaded.set_result(AroundTurns(**header["around"]))
                 elif "number" in header:
                     self._hear(header, heard)
@@ -202,6 +203,9 @@ class IntakeProcess:
             elif error is None:
                 logger.warning("the intake %s; it starts again", _how(code))
                 again = self._start()
+            elif self._was_loaded:
+                # Not the request's fault, nor the model's: another worker may serve it.
+                error = InternalError(f"the intake cannot start again: {error}")
             for number, asked in [*self._asked.items()]:
                 asked.tries += 1
                 if error is not None or asked.tries == _MOST_TRIES:

@@ -13,7 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from llorch_worker.contract import GenerationRequest, InvalidRequest, ModelLoadFailed
+from llorch_worker.contract import (
+    GenerationRequest,
+    InternalError,
+    InvalidRequest,
+    ModelLoadFailed,
+)
 from llorch_worker.contract.token_questions import (
     DescribeTokenizer,
     Detokenize,
@@ -203,6 +208,21 @@ def test_what_an_intake_had_in_hand_is_prepared_by_the_next_one(
     assert patient.pid != killed
     psutil.wait_procs(left, 10)
     assert not any(fork.is_running() for fork in left)
+
+
+def test_an_intake_that_cannot_start_again_says_so_until_it_can(
+    folder: Path, limits: Limits, tmp_path: Path
+) -> None:
+    moved, away = shutil.copytree(folder, tmp_path / "model"), tmp_path / "away"
+    with IntakeProcess(moved) as intake:
+        intake.around()
+        (moved / "tokenizer.json").rename(away)
+        os.kill(intake.pid, signal.SIGKILL)
+        with pytest.raises(InternalError, match="cannot start again") as caught:
+            intake.prepare(chat("Hi"), limits)
+        assert caught.value.retriable
+        away.rename(moved / "tokenizer.json")
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
 
 
 def test_a_template_that_computes_for_every_chat_stops_no_prompt(
