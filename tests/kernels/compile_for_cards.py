@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from llorch_worker.kernels.triton import (
     attention_work,
     gate_and_mul,
     paged_attention,
+    quantised_linear,
     rms_norm,
     rope_and_write,
     sample,
@@ -48,7 +50,8 @@ TYPES: dict[str, str] = {
     **dict.fromkeys(("logits", "temperatures", "log_min_p"), "*fp32"),
     **dict.fromkeys(("tables", "contexts", "slots", "chosen", "rows"), "*i64"),
     **dict.fromkeys(("top_k", "seeds", "positions"), "*i64"),
-    **dict.fromkeys(("work", "joins"), "*i32"),
+    **dict.fromkeys(("work", "joins", "codes", "high"), "*i32"),
+    **dict.fromkeys(("scales", "offsets"), "*fp16"),
     **{"top_p": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
 }
 """By parameter name; others are 32-bit integers."""
@@ -61,6 +64,7 @@ ALIGNED_NUMBERS = (
     "residual_stride",
     "out_stride",
     "stride",
+    "columns",
 )
 """A model's widths: launches specialise on them being multiples of 16."""
 
@@ -106,6 +110,7 @@ def compile_kernel(
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run("cuobjdump", "-sass", file.name)
     ptx = compiled.asm["ptx"]
     return {
         "stack_bytes": max(int(size) for size in re.findall(r"STACK:(\d+)", usage)),
@@ -113,7 +118,29 @@ def compile_kernel(
         "fits": compiled.metadata.shared <= SHARED_BYTES[capability],
         "registers": max(int(count) for count in re.findall(r"REG:(\d+)", usage)),
         "tensor_cores": "wgmma" in ptx or "mma.sync" in ptx,
+        "loop": _longest_loop(code),
     }
+
+
+def _longest_loop(code: str) -> dict[str, int]:
+    """Of the machine code's loops that multiply: what the longest of them does."""
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.MULTILINE)
+    found = {"instructions": 0, "products": 0, "barriers": 0, "exchanges": 0}
+    for place, line in lines:
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", line)
+        if target is None or int(target[1], 16) >= int(place, 16):
+            continue
+        begin, end = int(target[1], 16), int(place, 16)
+        body = [text for at, text in lines if begin <= int(at, 16) <= end]
+        products = sum("MMA" in text for text in body)
+        if products and len(body) > found["instructions"]:
+            found = {
+                "instructions": len(body),
+                "products": products,
+                "barriers": sum("BAR." in text for text in body),
+                "exchanges": sum(re.search(r"SHFL|LDS|STS", text) is not None for text in body),
+            }
+    return found
 
 
 def _run(tool: str, *arguments: str) -> str:
@@ -160,6 +187,56 @@ def compile_attention(
     )
 
 
+@dataclass(frozen=True)
+class CodeForm:
+    """How a type of blocks keeps weights; see ``QuantisedMatrix``."""
+
+    bits: int
+    group: int
+    zero: int
+    offsets: bool
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {
+            "HIGH": self.bits - 4,
+            "GROUPS": 32 // self.group,
+            "ZERO": self.zero,
+            "OFFSETS": self.offsets,
+        }
+
+
+NUMBERS = {"rows": "i32"}
+FORMS = {
+    "Q4_0": CodeForm(4, 32, 8, offsets=False),
+    "Q4_K": CodeForm(4, 32, 0, offsets=True),
+    "Q5_K": CodeForm(5, 32, 0, offsets=True),
+    "Q6_K": CodeForm(6, 16, 32, offsets=False),
+    "Q8_0": CodeForm(8, 32, 128, offsets=False),
+    "Q2_K": CodeForm(4, 16, 0, offsets=True),
+}
+
+
+def compile_product(capability: int, form: CodeForm, tokens: int, tiles: int) -> dict[str, Any]:
+    """With ``per_32_weights``: the instructions of a thread in the loop for as many weights."""
+    parts = quantised_linear._PARTS
+    constants = {"TOKENS": tokens, "TILES": tiles, "PARTS": parts} | form.constants
+    found = compile_kernel(
+        capability,
+        quantised_linear._multiply,
+        constants,
+        NUMBERS,
+        num_warps=parts,
+        num_stages=1,
+        maxnreg=MAX_REGISTERS,
+    )
+    planes = 2 if form.bits == 8 else 1
+    # A thread multiplies 32 weights of a tile by 8 tokens, and their sums, in 4 products each.
+    each = tokens // 8 * 4 * (tiles * planes + 1)
+    passes = found["loop"]["products"] / each
+    return found | {"per_32_weights": found["loop"]["instructions"] / passes / tiles}
+
+
 def kernels_beside_attention(capability: int) -> dict[str, dict[str, Any]]:
     join = {"KV_HEADS": 8, "GROUP": GROUP, "BLOCK_GROUP": 4, "DIM": 128, "BLOCK_DIM": 64}
     work = {"SEQUENCES": 256, "TOKENS": 4, "PIECE": 512, "MOST_PIECES": 128, "WINDOW": 4096}
@@ -177,6 +254,9 @@ def kernels_beside_attention(capability: int) -> dict[str, dict[str, Any]]:
         "rope_and_write int8": compiled(rope, ROPE | {"KV_DTYPE": "int8"}, CELLS["int8"]),
         "silu_and_mul": compiled(gate, {"GELU": False, "BLOCK": 1024}),
         "gelu_and_mul": compiled(gate, {"GELU": True, "BLOCK": 1024}),
+        "dequantise": compiled(
+            quantised_linear._dequantise, {"PARTS": 4} | FORMS["Q6_K"].constants, NUMBERS
+        ),
         "sample": compiled(sample._sample, {"BLOCK": sample._BLOCK}, num_warps=16),
     }
 
@@ -188,6 +268,8 @@ def compile_each() -> Iterator[tuple[str, dict[str, Any]]]:
             for longest in (1, 64):
                 name = f"attention of {longest} with heads of {head_dim} on sm_{capability}"
                 yield name, compile_attention(capability, head_dim, longest)
+    for tokens in (8, 16):
+        yield f"product of Q4_K with {tokens}", compile_product(89, FORMS["Q4_K"], tokens, 2)
     for name, kernel in kernels_beside_attention(89).items():
         yield name, kernel
 
@@ -203,6 +285,10 @@ def compile_others() -> Iterator[tuple[str, dict[str, Any]]]:
         "float32 int8": {"wide": True, "kv": "int8"},
     }
     for capability in SHARED_BYTES:
+        for block_type, code_form in FORMS.items():
+            for tokens, tiles in ((8, 1), (8, 2), (16, 2), (32, 1)):
+                name = f"product of {block_type} with {tokens}, {tiles} on sm_{capability}"
+                yield name, compile_product(capability, code_form, tokens, tiles)
         for head_dim in HEAD_DIMS:
             for longest in (8, 16):
                 name = f"attention of {longest} with heads of {head_dim} on sm_{capability}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,14 @@ def test_every_kernel_fits_every_card_and_spills_no_register(tmp_path: Path) -> 
         assert kernel["stack_bytes"] == 0, name
         assert kernel["fits"], name
         assert kernel["tensor_cores"] == name.startswith(MULTIPLIES), name
+        if name.startswith("product"):
+            assert kernel["loop"]["barriers"] == kernel["loop"]["exchanges"] == 0, name
+            few = most_instructions(name)
+            assert 0 < kernel["per_32_weights"] <= few, (name, kernel["per_32_weights"])
+
+
+def most_instructions(name: str) -> int:
+    """For 32 weights, in a product with up to 8, 16 or 32 tokens; more bits take more."""
+    tokens = int(re.search(r"with (\d+)", name)[1])  # type: ignore[index]
+    wide = not name.startswith("product of Q4")
+    return {8: 120, 16: 200, 32: 280}[tokens] + wide * {8: 55, 16: 10, 32: 100}[tokens]

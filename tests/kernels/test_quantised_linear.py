@@ -43,14 +43,13 @@ def test_packing_keeps_every_weight_in_the_predicted_bytes(bits, group, zero, of
     )
 
 
-@pytest.mark.parametrize("tokens", sized(usual=[3, 20], full=[1, 3, 20]))
+@pytest.mark.parametrize("tokens", sized(usual=[3, 70], full=[1, 3, 16, 20, 70]))
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_products_equal_those_of_the_dequantised_matrix(bits, group, zero, offsets, tokens):
     codes, scales, shifts = randoms(37, 608, bits, group, offsets)
     matrix = QuantisedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
     x = torch.randn(tokens, 608, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     for dtype, out_dtype, rtol in (
-        (torch.float32, torch.float32, 1e-5),
         (torch.bfloat16, torch.bfloat16, 2e-2),
         (torch.float16, torch.float32, 2e-3),
     ):
@@ -63,31 +62,40 @@ def test_products_equal_those_of_the_dequantised_matrix(bits, group, zero, offse
         assert not bool(out[:, :7].any() or out[:, 44:].any())
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rows", "tiles"),
-    [(2, 4096, (16, 16)), (17, 4096, (64, 16)), (64, 32000, (64, 64)), (512, 12288, (128, 128))],
-)
-def test_tiles_are_the_largest_that_give_each_processor_two(tokens, rows, tiles):
-    chosen = quantised_linear.MatmulTiles.of(tokens, rows, processors=132)
-    assert (chosen.tokens, chosen.rows) == tiles
-
-
-def test_tiles_change_only_at_powers_of_two():
-    for rows in (64, 4096, 11008, 128256):
-        for power in range(1, 12):
-            low, high = 2 ** (power - 1) + 1, 2**power
-            of = quantised_linear.MatmulTiles.of
-            assert len({of(tokens, rows, 132) for tokens in range(low, high + 1)}) == 1
-
-
-@pytest.mark.parametrize("processors", [1, 2, 3, 100])
-@pytest.mark.parametrize("tokens", [20, 70, 130])
+@pytest.mark.parametrize("tokens", sized(usual=[33], full=[1, 8, 9, 17, 33, 64]))
+@pytest.mark.parametrize("processors", [1, 100])
 def test_products_do_not_depend_on_the_tiles(tokens, processors, monkeypatch):
     monkeypatch.setattr(quantised_linear, "_processors", lambda _: processors)
-    codes, scales, _ = randoms(150, 96, 6, 16, offsets=False)
+    codes, scales, _ = randoms(70, 96, 6, 16, offsets=False)
     matrix = QuantisedMatrix.pack(codes, scales, None, bits=6, zero=32, factor=2.0**-8)
-    x = torch.randn(tokens, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    out, expected = torch.zeros(2, tokens, 150, device=DEVICE)
+    x = torch.randn(tokens, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE).half()
+    out, alone = torch.zeros(2, tokens, 70, device=DEVICE)
+    quantised_linear.quantised_linear(x, matrix, out, 0)
+    for token in (0, tokens - 1):
+        quantised_linear.quantised_linear(x[token : token + 1], matrix, alone[token:], 0)
+        assert torch.equal(out[token], alone[token])
+
+
+@pytest.mark.parametrize("rows", [[16, 32, 5], [8, 24, 16]])
+def test_stacked_matrices_have_the_rows_of_their_parts(rows):
+    """Where a part ends inside a tile, the parts are packed anew."""
+    parts = []
+    for count in rows:
+        codes, scales, shifts = randoms(count, 96, 5, 32, offsets=True)
+        parts.append(QuantisedMatrix.pack(codes, scales, shifts, bits=5, zero=0, factor=2.0**-8))
+    stacked = QuantisedMatrix.stack(parts)
+    assert torch.equal(stacked.dequantise(), torch.cat([part.dequantise() for part in parts]))
+    assert stacked.nbytes == QuantisedMatrix.bytes_of(
+        sum(rows), 96, bits=5, group=32, has_offsets=True
+    )
+
+
+def test_large_products_dequantise_a_slice_of_the_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(quantised_linear, "_SLICE_BYTES", 1)
+    codes, scales, _ = randoms(41, 96, 4, 32, offsets=False)
+    matrix = QuantisedMatrix.pack(codes, scales, None, bits=4, zero=8, factor=2.0**-8)
+    x = torch.randn(65, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE).bfloat16()
+    out, expected = torch.zeros(2, 65, 41, device=DEVICE)
     quantised_matrix.quantised_linear(x, matrix, expected, 0)
     quantised_linear.quantised_linear(x, matrix, out, 0)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))

@@ -25,13 +25,13 @@ def weight(**rows: int) -> FusedWeight:
 def test_every_type_multiplies_like_its_dequantised_matrix_in_the_predicted_bytes(
     type_, weight_file
 ):
-    raw = random_rows(type_, 24)
+    raw = random_rows(type_, 32)
     file = weight_file(w=(raw, type_))
-    linear = LINEARS.load(file, weight(w=24))
-    assert linear.weight_bytes == LINEARS.weight_bytes(file, weight(w=24))
+    linear = LINEARS.load(file, weight(w=32))
+    assert linear.weight_bytes == LINEARS.weight_bytes(file, weight(w=32))
     block, block_bytes = GGML_QUANT_SIZES[type_]
     if type_.name not in ("Q2_K", "Q3_K"):  # whose codes are kept in four bits
-        assert linear.weight_bytes <= 1.12 * (24 * 512 // block * block_bytes)
+        assert linear.weight_bytes <= 1.12 * (32 * 512 // block * block_bytes)
 
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = x.double() @ torch.from_numpy(dequantize(raw, type_)).double().T

@@ -1,7 +1,12 @@
-"""Products with quantised matrices, dequantised on the fly.
+"""Products with quantised matrices.
 
-For one token: a matrix-vector product in float32, with scales applied to the sums of groups. For
-more: tiles are dequantised into the activations' dtype and multiplied by tensor cores.
+For up to 64 tokens, codes become numbers of the activations' dtype by placing their bits in the
+mantissa of a constant, and tensor cores multiply them. The constant and the type's zero are
+subtracted from the sums of groups, and scales are applied there, in float32. The warps of a program
+divide the columns; each loads what its own lanes multiply, so that nothing crosses lanes or waits
+for another warp until the end. No sum depends on how many tokens there are.
+
+For more tokens, rows are dequantised once into the activations' dtype, and the library multiplies.
 """
 
 from __future__ import annotations
@@ -14,43 +19,31 @@ import torch
 import triton
 import triton.language as tl
 
-from llorch_worker.kernels.quantised_matrix import BLOCK_COLUMNS, QuantisedMatrix
+from llorch_worker.kernels.quantised_matrix import TILE_ROWS, QuantisedMatrix
+from llorch_worker.kernels.triton.attention_tiles import MAX_REGISTERS
+
+_PARTS = 8
+MOST_TOKENS = 64
+"""Of a product with codes; beyond, dequantising costs less than it saves."""
+_SLICE_BYTES = 64 * 2**20
+"""Of dequantised rows at once."""
+_CODE_BITS = 4
+_DEQUANTISED_CHUNKS = 4
 
 
 @dataclass(frozen=True)
-class MatmulTiles:
-    """The part of a product that one program computes, and its column blocks per iteration."""
+class ProductTiles:
+    """The part of a product that one program computes. No result depends on it."""
 
     tokens: int
-    rows: int
-    blocks: int = 2  # 4 would spill registers
-    num_warps: int = 4
+    tiles: int
+    """Of 16 rows."""
 
     @classmethod
-    def of(cls, tokens: int, rows: int, processors: int) -> MatmulTiles:
-        """The largest tiles that give each of the card's processors two; else the smallest.
-
-        ``tokens`` is rounded up to a power of two, so that few variants are compiled.
-        """
-        tokens = triton.next_power_of_2(tokens)
-        choices = WIDE if tokens > 64 else MIDDLE if tokens > 16 else NARROW
-        for choice in choices:
-            programs = triton.cdiv(rows, choice.rows) * triton.cdiv(tokens, choice.tokens)
-            if programs >= 2 * processors:
-                return choice
-        return choices[-1]
-
-
-WIDE = (
-    MatmulTiles(128, 128, num_warps=8),
-    MatmulTiles(128, 64, num_warps=8),
-    MatmulTiles(64, 64),
-    MatmulTiles(64, 32),
-)
-MIDDLE = (MatmulTiles(64, 64), MatmulTiles(64, 32), MatmulTiles(64, 16))
-NARROW = (MatmulTiles(16, 16, blocks=8),)
-FIXED = MatmulTiles(64, 32)
-"""For any number of tokens, so that a token's result does not depend on it."""
+    def of(cls, tokens: int, rows: int, processors: int) -> ProductTiles:
+        """Two tiles share what they load of the activations, if each processor has a program."""
+        wanted = min(32, max(8, triton.next_power_of_2(tokens)))
+        return cls(wanted, 2 if wanted < 32 and rows >= 2 * TILE_ROWS * processors else 1)
 
 
 def quantised_linear(
@@ -61,49 +54,75 @@ def quantised_linear(
     *,
     batch_invariant: bool = False,
 ) -> None:
-    """See ``kernels.quantised_matrix.quantised_linear``, its twin.
+    """See ``kernels.quantised_matrix.quantised_linear``, its twin; ``x`` has 16 bits a number.
 
-    With ``batch_invariant`` the tiles, and so a token's rounding, are the same in every batch.
+    With ``batch_invariant`` a token's rounding is the same in every batch.
     """
     tokens = len(x)
-    tables: list[Any] = [
-        matrix.codes,
-        matrix.codes if matrix.high is None else matrix.high,
-        matrix.scales,
-        matrix.scales if matrix.offsets is None else matrix.offsets,
-    ]
-    form = {
-        "BITS": matrix.bits,
-        "GROUP": matrix.group,
-        "ZERO": matrix.zero,
-        "OFFSETS": matrix.offsets is not None,
-    }
-    blocks = matrix.columns // BLOCK_COLUMNS
-    target = out[:, column:]
-    if tokens == 1 and not batch_invariant:
-        rows = 8
-        _matvec[(triton.cdiv(matrix.rows, rows),)](
-            x, *tables, target, matrix.factor, matrix.rows, blocks, ROWS=rows, BLOCKS=16, **form
-        )
+    if tokens > MOST_TOKENS and not batch_invariant:
+        rows = max(TILE_ROWS, _SLICE_BYTES // (x.itemsize * matrix.columns) // 256 * 256)
+        for first in range(0, matrix.rows, rows):
+            weight = dequantise(matrix, x.dtype, first, min(first + rows, matrix.rows))
+            part = out[:, column + first : column + first + len(weight)]
+            part.copy_(x @ weight.t())
         return
-    tiles = FIXED if batch_invariant else MatmulTiles.of(tokens, matrix.rows, _processors(x.device))
-    grid = (triton.cdiv(matrix.rows, tiles.rows), triton.cdiv(tokens, tiles.tokens))
-    _matmul[grid](
+    tiles = ProductTiles.of(tokens, matrix.rows, _processors(x.device))
+    grid = (
+        triton.cdiv(len(matrix.codes), tiles.tiles),
+        triton.cdiv(tokens, tiles.tokens),
+    )
+    _multiply[grid](
         x,
-        *tables,
-        target,
+        *_tables(matrix),
+        out[:, column:],
         matrix.factor,
         tokens,
         matrix.rows,
-        blocks,
+        matrix.columns,
         x.stride(0),
         out.stride(0),
         TOKENS=tiles.tokens,
-        ROWS=tiles.rows,
-        BLOCKS=tiles.blocks,
-        **form,
-        num_warps=tiles.num_warps,
+        TILES=tiles.tiles,
+        PARTS=_PARTS,
+        **_form(matrix),
+        num_warps=_PARTS,
+        num_stages=1,
+        maxnreg=MAX_REGISTERS,
     )
+
+
+def dequantise(matrix: QuantisedMatrix, dtype: torch.dtype, first: int, end: int) -> torch.Tensor:
+    """Rows ``first`` (of a tile's 16 the first) to ``end``: [end - first, columns]."""
+    out = torch.empty(end - first, matrix.columns, dtype=dtype, device=matrix.codes.device)
+    chunks = matrix.codes.shape[1]
+    grid = (triton.cdiv(len(out), TILE_ROWS), triton.cdiv(chunks, _DEQUANTISED_CHUNKS))
+    tables = [table[first // TILE_ROWS :] for table in _tables(matrix)]
+    _dequantise[grid](
+        *tables,
+        out,
+        matrix.factor,
+        len(out),
+        matrix.columns,
+        PARTS=_DEQUANTISED_CHUNKS,
+        **_form(matrix),
+        num_warps=_DEQUANTISED_CHUNKS,
+    )
+    return out
+
+
+def _tables(matrix: QuantisedMatrix) -> list[torch.Tensor]:
+    high = matrix.codes if matrix.high is None else matrix.high
+    offsets = matrix.scales if matrix.offsets is None else matrix.offsets
+    return [matrix.codes, high, matrix.scales, offsets]
+
+
+def _form(matrix: QuantisedMatrix) -> dict[str, Any]:
+    return {
+        "HIGH": matrix.bits - _CODE_BITS,
+        "GROUPS": 32 // matrix.group,
+        "ZERO": matrix.zero,
+        "OFFSETS": matrix.offsets is not None,
+    }
 
 
 @lru_cache
@@ -114,51 +133,9 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@triton.jit
-def _matvec(
-    x,
-    codes,
-    high,
-    scales,
-    offsets,
-    out,
-    factor,
-    rows,
-    blocks,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    OFFSETS: tl.constexpr,
-):
-    """A few rows, times one vector."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    place = tl.arange(0, 16)
-    total = tl.zeros([ROWS], tl.float32)
-    for first in range(0, blocks, BLOCKS):
-        block = first + tl.arange(0, BLOCKS)
-        inside = (row < rows)[:, None] & (block < blocks)[None, :]
-        column = block[:, None] * 32 + place[None, :]
-        known = (block < blocks)[:, None]
-        x_low = tl.load(x + column, mask=known, other=0.0).to(tl.float32)  # [blocks, 16]
-        x_high = tl.load(x + column + 16, mask=known, other=0.0).to(tl.float32)
-        low, upper = _codes(codes, high, row, block, blocks, inside, BITS)
-        low_sum = tl.sum((low - ZERO) * x_low[None, :, :], axis=2)  # [rows, blocks]
-        high_sum = tl.sum((upper - ZERO) * x_high[None, :, :], axis=2)
-        low_scale, high_scale = _of_groups(scales, row, block, blocks, inside, GROUP)
-        parts = low_sum * low_scale + high_sum * high_scale
-        if OFFSETS:
-            low_offset, high_offset = _of_groups(offsets, row, block, blocks, inside, GROUP)
-            parts += low_offset * tl.sum(x_low, axis=1)[None, :]
-            parts += high_offset * tl.sum(x_high, axis=1)[None, :]
-        total += tl.sum(parts, axis=1)
-    tl.store(out + row, (total * factor).to(out.dtype.element_ty), mask=row < rows)
-
-
 # The number of tokens must not create variants: steps would wait for compilation.
 @triton.jit(do_not_specialize=["tokens"])
-def _matmul(
+def _multiply(
     x,
     codes,
     high,
@@ -168,84 +145,268 @@ def _matmul(
     factor,
     tokens,
     rows,
-    blocks,
+    columns,
     x_stride,
     out_stride,
     TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    PARTS: tl.constexpr,
+    HIGH: tl.constexpr,
+    GROUPS: tl.constexpr,
     ZERO: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):
-    """A tile of rows, times a tile of tokens."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    place = tl.arange(0, BLOCKS * 16)
-    total = tl.zeros([TOKENS, ROWS], tl.float32)
-    for first in range(0, blocks, BLOCKS):
-        block = first + tl.arange(0, BLOCKS)
-        inside = (row < rows)[:, None] & (block < blocks)[None, :]
-        column = (first + place // 16) * 32 + place % 16
-        known = (token < tokens)[:, None] & (column < blocks * 32)[None, :]
-        here = x + token[:, None] * x_stride + column[None, :]
-        x_low = tl.load(here, mask=known, other=0.0)  # [tokens, blocks * 16]
-        x_high = tl.load(here + 16, mask=known, other=0.0)
-        low, upper = _codes(codes, high, row, block, blocks, inside, BITS)
-        low_scale, high_scale = _of_groups(scales, row, block, blocks, inside, GROUP)
-        low = (low - ZERO) * low_scale[:, :, None]
-        upper = (upper - ZERO) * high_scale[:, :, None]
+    """Some tiles of 16 rows and some tokens; each part, a warp's, takes every PARTS-th chunk.
+
+    GROUPS: of 32 columns. In the shapes below, T is TILES, P is PARTS and N is TOKENS.
+    """
+    ROWS: tl.constexpr = 16 * TILES
+    BATCH: tl.constexpr = 2 * GROUPS * PARTS
+    IN_GROUP: tl.constexpr = 32 // GROUPS
+    EACH: tl.constexpr = 8 // GROUPS
+    EIGHTS: tl.constexpr = TOKENS // 8
+    dtype = x.dtype.element_ty
+    chunks = tl.cdiv(columns, 64)
+    part = tl.arange(0, PARTS)
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    real = (tile * 16 < rows)[:, None]
+    lane, of_g = _lanes()
+    at = tile.to(tl.int64)[:, None] * chunks + part[None, :]  # [T, P]
+    codes += _places(at, lane, 32, 4)
+    scales += _places(at, of_g, 8, 4 * GROUPS)
+    offsets += _places(at, of_g, 8, 4 * GROUPS)
+    if HIGH:
+        high += _places(at, lane, 32, HIGH)
+
+    block = tl.arange(0, 2 * GROUPS * EIGHTS)  # eight tokens, then a part of a chunk
+    token = (block // (2 * GROUPS) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    token += tl.program_id(1) * TOKENS
+    column = (block % (2 * GROUPS) * IN_GROUP)[:, None] + part[None, :] * 64
+    x += token.to(tl.int64)[:, None, :, None] * x_stride
+    x += column[:, :, None, None] + tl.arange(0, 4) * EACH
+    x = x[:, :, :, :, None] + tl.arange(0, EACH)
+    is_token = (token < tokens)[:, None, :, None, None]
+
+    total = tl.zeros([BATCH, ROWS, TOKENS], tl.float32)
+    # Twice, so that the second pass's loads are in flight while the first multiplies.
+    UNROLLED: tl.constexpr = 2 if TOKENS < 32 else 1
+    for first in tl.range(0, chunks, PARTS, loop_unroll_factor=UNROLLED):
+        known = (real & (first + part < chunks)[None, :])[:, :, None, None, None]
+        low = tl.load(codes, mask=known, other=0)
+        weights = _numbers(low, dtype)  # [T, P, 8, 4, half r, e q h]
+        if HIGH == 4:
+            above = _numbers(tl.load(high, mask=known, other=0), dtype)
+        elif HIGH:
+            # Without the hint, a lane would load what its neighbours multiply.
+            words = tl.load(tl.max_contiguous(high, [1, 1, 1, 1, HIGH]), mask=known, other=0)
+            words = _each_high(words, TILES, PARTS, HIGH)
+            weights = _numbers_with_high(low, words, HIGH, dtype)
+        inside = is_token & (column + first * 64 < columns)[:, :, None, None, None]
+        here = tl.load(x, mask=inside, other=0.0)  # [N / 8 * 2 * GROUPS, P, 8, 4 (t), 8 / GROUPS]
+        if GROUPS == 1:
+            here = tl.reshape(here, [EIGHTS, 2, PARTS, 8, 4, 2, 2, 2])  # n half P n t h q e
+            here = tl.permute(here, (1, 2, 5, 6, 4, 7, 0, 3))  # half P, h q t e, n n
+        else:
+            here = tl.reshape(here, [EIGHTS, 2, 2, PARTS, 8, 4, 2, 2])  # n half h P n t q e
+            here = tl.permute(here, (1, 2, 3, 6, 5, 7, 0, 4))  # half h P, q t e, n n
+        here = tl.reshape(here, [BATCH, IN_GROUP, TOKENS])
+        # The sums of all columns, in every row, for the constants that are in each code.
+        ones = tl.full([BATCH, 16, IN_GROUP], 1.0, dtype)
+        sums = tl.reshape(tl.dot(ones, here), [BATCH, 1, 16, TOKENS])
+        sums = tl.broadcast_to(sums, [BATCH, TILES, 16, TOKENS])
+        sums = tl.reshape(sums, [BATCH, ROWS, TOKENS])
+
+        scale = tl.load(scales, mask=known, other=0.0).to(tl.float32)
+        bias = -(_constant(dtype, HIGH == 4) + ZERO) * scale
         if OFFSETS:
-            low_offset, high_offset = _of_groups(offsets, row, block, blocks, inside, GROUP)
-            low += low_offset[:, :, None]
-            upper += high_offset[:, :, None]
-        low = tl.reshape(low.to(x_low.dtype), [ROWS, BLOCKS * 16])
-        upper = tl.reshape(upper.to(x_low.dtype), [ROWS, BLOCKS * 16])
-        total = tl.dot(x_low, tl.trans(low), total, input_precision="ieee")
-        total = tl.dot(x_high, tl.trans(upper), total, input_precision="ieee")
+            bias += tl.load(offsets, mask=known, other=0.0).to(tl.float32)
+        products = tl.dot(_operand(weights, TILES, PARTS, GROUPS), here)
+        if HIGH == 4:
+            products += 16.0 * tl.dot(_operand(above, TILES, PARTS, GROUPS), here)
+        total += products * _of_groups(scale, TILES, PARTS, GROUPS, TOKENS)
+        total += sums * _of_groups(bias, TILES, PARTS, GROUPS, TOKENS)
+        codes += PARTS * 128
+        scales += PARTS * 32 * GROUPS
+        offsets += PARTS * 32 * GROUPS
+        if HIGH:
+            high += PARTS * 32 * HIGH
+        x += PARTS * 64
+
+    summed = tl.sum(total, axis=0) * factor  # [ROWS, N]
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token_of = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     tl.store(
-        out + token[:, None] * out_stride + row[None, :],
-        (total * factor).to(out.dtype.element_ty),
-        mask=(token < tokens)[:, None] & (row < rows)[None, :],
+        out + token_of.to(tl.int64)[None, :] * out_stride + row[:, None],
+        summed.to(out.dtype.element_ty),
+        mask=(row < rows)[:, None] & (token_of < tokens)[None, :],
     )
 
 
 @triton.jit
-def _codes(codes, high, row, block, blocks, inside, BITS: tl.constexpr):
-    """Two [rows, blocks, 16] float32: columns 0 to 15 and 16 to 31 of each block."""
-    place = tl.arange(0, 16)
-    at = row.to(tl.int64)[:, None] * blocks + block[None, :]
-    mask = inside[:, :, None]
-    if BITS == 8:
-        here = codes + at[:, :, None] * 32 + place[None, None, :]
-        low = tl.load(here, mask=mask, other=0).to(tl.int32)
-        upper = tl.load(here + 16, mask=mask, other=0).to(tl.int32)
+def _dequantise(
+    codes,
+    high,
+    scales,
+    offsets,
+    out,
+    factor,
+    rows,
+    columns,
+    PARTS: tl.constexpr,
+    HIGH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZERO: tl.constexpr,
+    OFFSETS: tl.constexpr,
+):
+    """A tile of 16 rows and PARTS chunks."""
+    chunks = tl.cdiv(columns, 64)
+    part = tl.program_id(1) * PARTS + tl.arange(0, PARTS)
+    at = (tl.program_id(0).to(tl.int64) * chunks + part)[None, :]
+    known = (part < chunks)[None, :, None, None, None]
+    lane, of_g = _lanes()
+    low = tl.load(codes + _places(at, lane, 32, 4), mask=known, other=0)
+    weights = _numbers(low, tl.bfloat16).to(tl.float32)
+    if HIGH == 4:
+        above = tl.load(high + _places(at, lane, 32, HIGH), mask=known, other=0)
+        weights += 16.0 * _numbers(above, tl.bfloat16).to(tl.float32)
+    elif HIGH:
+        words = tl.load(high + _places(at, lane, 32, HIGH), mask=known, other=0)
+        words = _each_high(words, 1, PARTS, HIGH)
+        weights = _numbers_with_high(low, words, HIGH, tl.bfloat16).to(tl.float32)
+    weights -= _constant(tl.bfloat16, HIGH == 4) + ZERO
+    groups = _places(at, of_g, 8, 4 * GROUPS)
+    scale = tl.load(scales + groups, mask=known, other=0.0).to(tl.float32)
+    weights *= _of_weights(scale, PARTS, GROUPS)
+    if OFFSETS:
+        offset = tl.load(offsets + groups, mask=known, other=0.0).to(tl.float32)
+        weights += _of_weights(offset, PARTS, GROUPS)
+    weights = tl.reshape(weights, [PARTS, 8, 4, 2, 2, 2, 2, 2])  # P g t half r e q h
+    if GROUPS == 1:
+        weights = tl.permute(weights, (4, 1, 0, 3, 2, 7, 6, 5))  # r g, P half t h q e
     else:
-        both = tl.load(codes + at[:, :, None] * 16 + place[None, None, :], mask=mask, other=0)
-        both = both.to(tl.int32)
-        low = both & 15
-        upper = both >> 4
-        if BITS == 5:
-            word = tl.load(high + at, mask=inside, other=0)[:, :, None]
-            low |= ((word >> place[None, None, :]) & 1) << 4
-            upper |= ((word >> (place[None, None, :] + 16)) & 1) << 4
-        if BITS == 6:
-            word = tl.load(high + at * 2, mask=inside, other=0)[:, :, None]
-            next_word = tl.load(high + at * 2 + 1, mask=inside, other=0)[:, :, None]
-            low |= ((word >> (place[None, None, :] * 2)) & 3) << 4
-            upper |= ((next_word >> (place[None, None, :] * 2)) & 3) << 4
-    return low.to(tl.float32), upper.to(tl.float32)
+        weights = tl.permute(weights, (4, 1, 0, 3, 7, 2, 6, 5))  # r g, P half h t q e
+    weights = tl.reshape(weights * factor, [16, PARTS * 64])
+    row = tl.program_id(0) * 16 + tl.arange(0, 16)
+    column = tl.program_id(1) * PARTS * 64 + tl.arange(0, PARTS * 64)
+    tl.store(
+        out + row.to(tl.int64)[:, None] * columns + column[None, :],
+        weights.to(out.dtype.element_ty),
+        mask=(row < rows)[:, None] & (column < columns)[None, :],
+    )
 
 
 @triton.jit
-def _of_groups(table, row, block, blocks, inside, GROUP: tl.constexpr):
-    """Two [rows, blocks] float32: a table's values for both halves of each block."""
-    at = row.to(tl.int64)[:, None] * blocks + block[None, :]
-    if GROUP == 32:
-        low = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
-        upper = low
+def _lanes():
+    """[8, 4]: the lane of a warp by g and t; and its g, which all four t read."""
+    g = tl.arange(0, 8)[:, None]
+    t = tl.arange(0, 4)[None, :]
+    return g * 4 + t, g + 0 * t
+
+
+@triton.jit
+def _places(at, lane, LANES: tl.constexpr, EACH: tl.constexpr):
+    """[T, P, 8, 4, EACH]: where each lane's numbers are in a table, of tiles and chunks ``at``."""
+    first = at[:, :, None, None] * LANES + lane[None, None, :, :]
+    return first[:, :, :, :, None] * EACH + tl.arange(0, EACH)
+
+
+@triton.jit
+def _each_high(words, TILES: tl.constexpr, PARTS: tl.constexpr, HIGH: tl.constexpr):
+    """[T, P, 8, 4, HIGH] to the high bits of each word of codes, lowest first: [T, P, 8, 4, 4]."""
+    words = tl.reshape(words, [TILES, PARTS, 8, 4, HIGH, 1])
+    words = tl.broadcast_to(words, [TILES, PARTS, 8, 4, HIGH, 4 // HIGH])
+    words = tl.reshape(words, [TILES, PARTS, 8, 4, 4])
+    return words >> (tl.arange(0, 4) % (4 // HIGH) * (4 * HIGH))
+
+
+@triton.jit
+def _constant(dtype, TWICE: tl.constexpr):
+    """What ``_numbers`` adds to a code of up to 7 bits; of 8 bits, to both halves."""
+    constant = 128.0 if dtype == tl.bfloat16 else 1024.0
+    return constant * 17.0 if TWICE else constant
+
+
+@triton.jit
+def _numbers(words, dtype: tl.constexpr):
+    """Eight codes of each word as numbers plus a constant: [..., 2 (e), 2, 2]."""
+    return _eight(
+        words & 0x000F000F,
+        (words >> 4) & 0x000F000F,
+        (words >> 8) & 0x000F000F,
+        (words >> 12) & 0x000F000F,
+        dtype,
+    )
+
+
+@triton.jit
+def _numbers_with_high(words, high, WIDTH: tl.constexpr, dtype: tl.constexpr):
+    """As ``_numbers``, with ``WIDTH`` more bits of each code."""
+    mask: tl.constexpr = 0x00100010 if WIDTH == 1 else 0x00300030
+    return _eight(
+        (words & 0x000F000F) | ((high << 4) & mask),
+        ((words >> 4) & 0x000F000F) | ((high << (4 - WIDTH)) & mask),
+        ((words >> 8) & 0x000F000F) | ((high << (4 - 2 * WIDTH)) & mask),
+        ((words >> 12) & 0x000F000F) | (((high << 1) if WIDTH == 1 else (high >> 2)) & mask),
+        dtype,
+    )
+
+
+@triton.jit
+def _eight(first, second, third, fourth, dtype: tl.constexpr):
+    return tl.join(
+        tl.join(_two(first, dtype), _two(second, dtype)),
+        tl.join(_two(third, dtype), _two(fourth, dtype)),
+    )
+
+
+@triton.jit
+def _two(pair, dtype: tl.constexpr):
+    """The halves of a word, each the low bits of a mantissa."""
+    exponents: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
+    pair = pair | exponents
+    low = (pair & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+    high = ((pair >> 16) & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
+def _operand(weights, TILES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr):
+    """[T, P, 8, 4, 4, 2, 2, 2] as the left operand of a product for each group: [BATCH, ROWS, K].
+
+    All of it lies in the registers where tensor cores want it.
+    """
+    weights = tl.reshape(weights, [TILES, PARTS, 8, 4, 2, 2, 2, 2, 2])  # T P g t half r e q h
+    if GROUPS == 1:
+        weights = tl.permute(weights, (4, 1, 0, 5, 2, 8, 7, 3, 6))  # half P, T r g, h q t e
     else:
-        low = tl.load(table + at * 2, mask=inside, other=0.0).to(tl.float32)
-        upper = tl.load(table + at * 2 + 1, mask=inside, other=0.0).to(tl.float32)
-    return low, upper
+        weights = tl.permute(weights, (4, 8, 1, 0, 5, 2, 7, 3, 6))  # half h P, T r g, q t e
+    return tl.reshape(weights, [2 * GROUPS * PARTS, 16 * TILES, 32 // GROUPS])
+
+
+@triton.jit
+def _of_groups(
+    values, TILES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr
+):
+    """[T, P, 8, 4, 4 * GROUPS], the same for all t, as a factor of products: [BATCH, ROWS, N]."""
+    values = tl.join(values, values)
+    if TOKENS > 8:
+        values = tl.join(values, values)
+    if TOKENS > 16:
+        values = tl.join(values, values)
+    # T P g t half h r e n to half h P, T r g, n t e
+    values = tl.reshape(values, [TILES, PARTS, 8, 4, 2, GROUPS, 2, 2, TOKENS // 8])
+    values = tl.permute(values, (4, 5, 1, 0, 6, 2, 8, 3, 7))
+    return tl.reshape(values, [2 * GROUPS * PARTS, 16 * TILES, TOKENS])
+
+
+@triton.jit
+def _of_weights(values, PARTS: tl.constexpr, GROUPS: tl.constexpr):
+    """[1, P, 8, 4, 4 * GROUPS] as a factor of weights: [1, P, 8, 4, 4, 2, 2, 2]."""
+    values = tl.reshape(values, [1, PARTS, 8, 4, 2, GROUPS, 2])
+    values = tl.permute(values, (0, 1, 2, 3, 4, 6, 5))  # half r h
+    if GROUPS == 1:
+        values = tl.join(values, values)
+    else:
+        values = tl.reshape(values, [1, PARTS, 8, 4, 2, 2, 1, 2])
+    values = tl.reshape(values, [1, PARTS, 8, 4, 4, 1, 1, 2])
+    return tl.broadcast_to(values, [1, PARTS, 8, 4, 4, 2, 2, 2])
