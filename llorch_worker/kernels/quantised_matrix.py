@@ -164,7 +164,7 @@ def _nibbles(blocks: torch.Tensor) -> torch.Tensor:
 
 def _from_nibbles(words: torch.Tensor) -> torch.Tensor:
     shifts = torch.tensor([[4 * pair, 4 * pair + 16] for pair in range(4)], device=words.device)
-    numbers = (words.unflatten(-1, (2, 2))[..., None, None] >> shifts) & 15
+    numbers: torch.Tensor = (words.unflatten(-1, (2, 2))[..., None, None] >> shifts) & 15
     return numbers.to(torch.uint8)
 
 
@@ -193,8 +193,8 @@ def _from_high(words: torch.Tensor) -> torch.Tensor:
         for part in range(4 // width)
     ]
     numbers = words[..., None, None, None] >> torch.tensor(places, device=words.device)
-    numbers = (numbers & ((1 << width) - 1)).to(torch.uint8)
-    return numbers.flatten(4, 5).unflatten(4, (2, 2))
+    numbers = (numbers & ((1 << width) - 1)).to(torch.uint8).flatten(4, 5)
+    return numbers.view(*numbers.shape[:4], 2, 2, 4, 2)
 
 
 def _by_tile(table: torch.Tensor, group: int) -> torch.Tensor:
