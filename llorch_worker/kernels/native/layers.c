@@ -1,8 +1,8 @@
 // The layers of a forward pass in one parallel region. model/block.py says what a layer computes; this is the same,
 // operation by operation, with the same roundings. The structures have the fields of layers.py.
 //
-// Threads meet at barriers, where one needs what others have computed. Work of a row or two is too little to be
-// worth a barrier: with so few rows each thread prepares the inputs of its products by itself, in its own memory.
+// Threads meet at barriers, where one needs what others have computed. To prepare a single row takes less time than a
+// barrier. So each thread prepares it for itself, in its own memory.
 #include "shares.h"
 
 #include <omp.h>
@@ -63,15 +63,19 @@ typedef struct {
     int64_t sequence_count;
 } Step;
 
-// What all threads share.
+// What all threads share. Parts of the memory that each thread has to itself begin `..._size` numbers apart.
 typedef struct {
     const Layers *model;
     const Step *step;
-    bf16 *qkv, *attended, *gate_up; // gate_up takes the memory of the others
-    float **partials;     // of each of the step's sequences
-    struct plan *plans;   // [views][sequences]
-    int alone;            // whether each thread prepares all rows for itself
     int threads;
+    int alone;                      // whether each thread prepares all rows for itself
+    bf16 *qkv, *attended, *gate_up; // gate_up takes the memory of the others
+    bf16 *inputs, *residuals;       // for products, and unless the step's own serves all
+    uint8_t *rounded;
+    int64_t inputs_size, residuals_size, rounded_size;
+    float *partials; // of each of the step's sequences
+    int64_t partials_size;
+    struct plan *plans; // [views][sequences]
 } Pass;
 
 typedef struct {
@@ -81,6 +85,8 @@ typedef struct {
     bf16 *residual, *input;
     uint8_t *rounded;
 } Thread;
+
+static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void add_row(bf16 *to, const bf16 *from, int64_t width) {
     for (int64_t i = 0; i < width; i += LANES) {
@@ -196,10 +202,9 @@ static void finish_qkv(const Pass *pass, const Layer *layer, const Cells *cells,
         }
     }
     if (step->query_growth) {
-        floats growth = load_some_bf16(step->query_growth + row, 1);
-        float by[LANES];
-        store(by, growth);
-        scale_row(here, here, by[0], heads * dim);
+        float growth;
+        store_some(&growth, load_some_bf16(step->query_growth + row, 1), 1);
+        scale_row(here, here, growth, heads * dim);
     }
     const int64_t at = row * dim / 2;
     const float *const *angles = step->angles + 2 * layer->rope;
@@ -227,7 +232,7 @@ static struct problem problem_of(const Pass *pass, int64_t s) {
         .kv_heads = model->kv_heads,
         .head_dim = model->head_dim,
         .group = model->heads / model->kv_heads,
-        .partials = pass->partials[s],
+        .partials = pass->partials + s * pass->partials_size,
     };
 }
 
@@ -260,8 +265,6 @@ static void run_layer(const Thread *t, int64_t l) {
     multiply(t, &layer->down, t->input, pass->step->added);
 }
 
-static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // The most that the pieces of any matrix take.
 static int64_t most_rounded_bytes(const Layers *model, int64_t rows, int threads) {
     int64_t most = 0;
@@ -291,76 +294,81 @@ static int plan_all(const Pass *pass) {
     return 1;
 }
 
-// Parts of one allocation: the first call, from NULL, tells their bytes.
 static void *taken(uint8_t **next, int64_t bytes) {
     uint8_t *part = *next;
     *next += whole_lines(bytes);
     return part;
 }
 
-// Runs all layers. Returns -1 if there is no memory for it.
-int KERNEL(run_layers)(const Layers *model, const Step *step, int threads) {
-    const int64_t rows = step->rows, attended = model->heads * model->head_dim;
-    const int64_t qkv = attended + 2 * model->kv_heads * model->head_dim;
-    const int64_t widest = larger_of(model->hidden, model->inter);
-    const int alone = rows <= ROWS_ALONE, owners = alone ? threads : 1;
-    const int64_t rounded = most_rounded_bytes(model, rows, threads);
-    Pass pass = {.model = model, .step = step, .alone = alone, .threads = threads};
-    bf16 *residuals, *inputs;
-    uint8_t *work, *memory = NULL;
-    for (int twice = 0; twice < 2; twice++) {
-        uint8_t *next = memory;
-        uint8_t *either = next;
-        pass.qkv = taken(&next, rows * qkv * sizeof(bf16));
-        pass.attended = taken(&next, rows * attended * sizeof(bf16));
-        pass.gate_up = taken(&either, rows * 2 * model->inter * sizeof(bf16));
-        if (either > next) next = either;
-        inputs = taken(&next, owners * rows * widest * sizeof(bf16));
-        residuals = taken(&next, alone ? owners * rows * model->hidden * sizeof(bf16) : 0);
-        work = taken(&next, owners * rounded);
-        pass.partials = taken(&next, step->sequence_count * sizeof(float *));
-        for (int64_t s = 0; s < step->sequence_count; s++) {
-            const int64_t count = KERNEL(paged_attention_partials)(
-                step->sequences[s].lengths, step->sequences[s].count);
-            const int64_t floats = count * model->heads * (model->head_dim + 2);
-            float *part = taken(&next, floats * sizeof(float));
-            if (twice) pass.partials[s] = part;
-        }
-        const int64_t plans = step->view_count * step->sequence_count * sizeof(struct plan);
-        pass.plans = taken(&next, plans);
-        if (twice) {
-            memset(pass.plans, 0, plans);
-            break;
-        }
-        memory = aligned_alloc(CACHE_LINE_BYTES, (size_t)next);
-        if (memory == NULL) return -1;
+// Divides the memory of a pass, and returns its end. From NULL, that is the bytes it needs.
+static uint8_t *lay_out(Pass *pass, uint8_t *next) {
+    const Layers *model = pass->model;
+    const Step *step = pass->step;
+    const int64_t rows = step->rows, row = rows * sizeof(bf16), dim = model->head_dim;
+    const int64_t owners = pass->alone ? pass->threads : 1;
+    uint8_t *same = next;
+    pass->qkv = taken(&next, row * (model->heads + 2 * model->kv_heads) * dim);
+    pass->attended = taken(&next, row * model->heads * dim);
+    pass->gate_up = taken(&same, row * 2 * model->inter);
+    if (same > next) next = same;
+    pass->inputs_size = rows * larger_of(model->hidden, model->inter);
+    pass->inputs = taken(&next, owners * pass->inputs_size * sizeof(bf16));
+    pass->residuals_size = pass->alone ? rows * model->hidden : 0;
+    pass->residuals = taken(&next, owners * pass->residuals_size * sizeof(bf16));
+    pass->rounded_size = most_rounded_bytes(model, rows, pass->threads);
+    pass->rounded = taken(&next, owners * pass->rounded_size);
+    pass->partials_size = 0;
+    for (int64_t s = 0; s < step->sequence_count; s++) {
+        const Sequences *sequences = &step->sequences[s];
+        const int64_t count = KERNEL(paged_attention_partials)(sequences->lengths, sequences->count);
+        pass->partials_size = larger_of(pass->partials_size, count * model->heads * (dim + 2));
     }
-    const int planned = plan_all(&pass);
-#pragma omp parallel num_threads(threads) if (planned)
-    if (planned) {
-        const int number = omp_get_thread_num(), count = omp_get_num_threads();
-        const int own = alone ? number : 0;
-        Thread t = {
-            .pass = &pass,
-            .number = number,
-            .threads = count,
-            .first = alone ? 0 : rows * number / count,
-            .end = alone ? rows : rows * (number + 1) / count,
-            .residual = alone ? residuals + own * rows * model->hidden : step->residual,
-            .input = inputs + own * rows * widest,
-            .rounded = work + own * rounded,
-        };
-        if (alone) memcpy(t.residual, step->residual, rows * model->hidden * sizeof(bf16));
-        for (int64_t l = 0; l < model->count; l++) run_layer(&t, l);
-        const bf16 *after = model->layers[model->count - 1].after_mlp;
+    pass->partials = taken(&next, step->sequence_count * pass->partials_size * sizeof(float));
+    pass->plans = taken(&next, step->view_count * step->sequence_count * sizeof(struct plan));
+    return next;
+}
+
+// The calling thread's part of a pass.
+static void run_share(const Pass *pass) {
+    const Layers *model = pass->model;
+    const Step *step = pass->step;
+    const int number = omp_get_thread_num(), threads = omp_get_num_threads(), alone = pass->alone;
+    const int64_t rows = step->rows, owner = alone ? number : 0, row_bytes = model->hidden * sizeof(bf16);
+    const Thread t = {
+        .pass = pass,
+        .number = number,
+        .threads = threads,
+        .first = alone ? 0 : rows * number / threads,
+        .end = alone ? rows : rows * (number + 1) / threads,
+        .residual = alone ? pass->residuals + owner * pass->residuals_size : step->residual,
+        .input = pass->inputs + owner * pass->inputs_size,
+        .rounded = pass->rounded + owner * pass->rounded_size,
+    };
+    if (alone) memcpy(t.residual, step->residual, rows * row_bytes);
+    for (int64_t l = 0; l < model->count; l++) run_layer(&t, l);
+    const bf16 *after = model->layers[model->count - 1].after_mlp;
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t at = row * model->hidden;
-            leave(model, step->added + at, after, step->added + at);
-            if (alone) memcpy(step->residual + at, t.residual + at, model->hidden * sizeof(bf16));
-        }
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = row * model->hidden;
+        leave(model, step->added + at, after, step->added + at);
+        if (alone) memcpy(step->residual + at, t.residual + at, row_bytes);
     }
-    for (int64_t i = 0; i < step->view_count * step->sequence_count; i++) free(pass.plans[i].units);
+}
+
+// Returns -1 if there is no memory for it.
+int KERNEL(run_layers)(const Layers *model, const Step *step, int threads) {
+    Pass pass = {.model = model, .step = step, .threads = threads, .alone = step->rows <= ROWS_ALONE};
+    uint8_t *memory = aligned_alloc(CACHE_LINE_BYTES, (size_t)lay_out(&pass, NULL));
+    if (memory == NULL) return -1;
+    lay_out(&pass, memory);
+    const int64_t plans = step->view_count * step->sequence_count;
+    memset(pass.plans, 0, plans * sizeof(struct plan));
+    const int planned = plan_all(&pass);
+    if (planned) {
+#pragma omp parallel num_threads(threads)
+        run_share(&pass);
+    }
+    for (int64_t i = 0; i < plans; i++) free(pass.plans[i].units);
     free(memory);
     return planned ? 0 : -1;
 }
