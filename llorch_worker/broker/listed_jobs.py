@@ -19,7 +19,7 @@ from llorch_worker.broker.queues import (
     watched,
     worker_lists,
 )
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import as_bytes, run_script
 from llorch_worker.broker.waiting import position
 from llorch_worker.contract import Priority
 
@@ -95,7 +95,9 @@ def listed_jobs(
         "ids": None if ids is None else list(ids),
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    found = json.loads(run_script(client, "list_jobs", [json.dumps(given)], lists))
+    reply = as_bytes(run_script(client, "list_jobs", [json.dumps(given)], lists))
+    # A stock producer's id may hold any bytes.
+    found = json.loads(reply.decode(errors="replace"))
     return Listing(
         running=found["running"],
         waiting=found["waiting"],

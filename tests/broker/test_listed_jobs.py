@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from llorch_worker.broker import journal, scripts
+from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.listed_jobs import Listing, listed_jobs
 from llorch_worker.broker.waiting import position
 from llorch_worker.client import Client
@@ -70,9 +70,18 @@ def test_a_stock_producers_jobs_and_strange_messages_are_listed_as_far_as_they_s
     announce(store)
     push(store, "stock", 'evil"}\x1b')
     store.lpush("llorch.toy", b"\xff no message", "[]")
-    store.set("llorch:job:stock:events", "no stream")
+    store.execute_command("LPUSH", "llorch.toy", b'{"headers": {"id": "a\xff\x01b"}}')
+    for job_id, event in {
+        "odd": "no json",
+        "odder": "[]",
+        "oddest": '{"index": "x", "ids": {}}',
+    }.items():
+        store.hset(keys.job(job_id), "state", "claimed")
+        store.zadd(keys.LEASES, {job_id: 1})
+        store.xadd(keys.events(job_id), {"event": event})
     found = listed_jobs(store, 9)
-    assert found.waiting == 4
+    assert found.waiting == 5
+    assert [job.tokens for job in found.jobs if job.id.startswith("odd")] == [0, 0, 0]
     assert "stock" in ids(found)
     (job,) = (each for each in found.jobs if each.id == "stock")
     assert (job.model, job.priority, job.tenant, job.place) == ("toy", "normal", "", None)

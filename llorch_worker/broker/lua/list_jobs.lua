@@ -33,11 +33,12 @@ local function read(id)
   }
 end
 
--- How many tokens the last journalled event of a job makes.
+-- How many tokens the last journalled event of a job makes. Somebody may have written a stream of his own.
 local function tokens_of(id)
   local entries = redis.pcall('XREVRANGE', events_key(id), '+', '-', 'COUNT', 1)
-  local event = not entries.err and entries[1] and cjson.decode(entries[1][2][2])
-  return event and event.ids and event.index + #event.ids or 0
+  local is_json, event = pcall(cjson.decode, not entries.err and entries[1] and entries[1][2][2] or '')
+  local has_tokens = is_json and type(event) == 'table' and type(event.ids) == 'table' and type(event.index) == 'number'
+  return has_tokens and event.index + #event.ids or 0
 end
 
 local jobs = {}
