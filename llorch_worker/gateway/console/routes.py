@@ -42,7 +42,7 @@ LISTED_WORKERS = 50
 LISTED_LETTERS = 100
 MOST_LISTED = 500
 FRESH_S = 2.0
-"""How long pages get the same figures: so often each asks."""
+"""How long pages get the same figures; each asks every 3 s."""
 
 Reading = TypeVar("Reading")
 Outcome = dead_letters.Retried | Literal["malformed", "dropped"]

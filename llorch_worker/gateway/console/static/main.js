@@ -12,9 +12,9 @@ import { Jobs } from "./jobs.js";
 import { Polling } from "./polling.js";
 import { route, whenRouted } from "./route.js";
 
-const LOOK_MS = 2000;
+const LOOK_MS = 3000;
 const OLD_MS = 3 * LOOK_MS;
-const PULSE_MS = 5000;
+const PULSE_MS = 10000;
 const HISTORY_MS = 15000;
 const MODELS_MS = 30000;
 const REFUSED = "llorch-refused";
