@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.triton.gate_and_mul import gelu_and_mul, silu_and_mul
@@ -46,10 +45,13 @@ class TritonOps:
     @classmethod
     def of_card(cls, device: torch.device, *, batch_invariant: bool) -> TritonOps:
         """For a CUDA ``device`` that torch sees."""
-        utils = triton.runtime.driver.active.utils
-        shared_bytes = utils.get_device_properties(device.index or 0)["max_shared_mem"]
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return cls(processors, shared_bytes=shared_bytes, batch_invariant=batch_invariant)
+        # Triton's own driver knows it too, but compiles C for that, also where a plan is all.
+        card = torch.cuda.get_device_properties(device)
+        return cls(
+            card.multi_processor_count,
+            shared_bytes=card.shared_memory_per_block_optin,  # type: ignore[attr-defined] # it has
+            batch_invariant=batch_invariant,
+        )
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
         return self._attention(sequences, decodes=True)

@@ -24,7 +24,9 @@ def _after_torch(torch):
     torch.cuda.device_count = lambda: len(cards)
     torch.cuda.mem_get_info = lambda device=0: (cards[0]["free"], cards[0]["total"])
     torch.cuda.get_device_properties = lambda device=0: SimpleNamespace(
-        uuid=(cards[0]["uuid"] or "").removeprefix("GPU-"), multi_processor_count=132
+        uuid=(cards[0]["uuid"] or "").removeprefix("GPU-"),
+        multi_processor_count=132,
+        shared_memory_per_block_optin=227 * 1024,
     )
     torch.cuda.get_device_capability = lambda device=0: (9, 0)
 
