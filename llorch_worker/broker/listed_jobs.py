@@ -20,7 +20,7 @@ from llorch_worker.broker.queues import (
     worker_lists,
 )
 from llorch_worker.broker.scripts import as_bytes, run_script
-from llorch_worker.broker.waiting import position
+from llorch_worker.broker.waiting import Position, positions
 from llorch_worker.contract import Priority
 
 MOST_LOOKED = 2_000
@@ -98,11 +98,14 @@ def listed_jobs(
     reply = as_bytes(run_script(client, "list_jobs", [json.dumps(given)], lists))
     # A stock producer's id may hold any bytes.
     found = json.loads(reply.decode(errors="replace"))
+    jobs = found.get("jobs", ())
+    waiting = [job["id"] for job in jobs if job["state"] not in _STATES]
+    places = positions(client, waiting)
     return Listing(
         running=found["running"],
         waiting=found["waiting"],
         scheduled=found["scheduled"],
-        jobs=[_listed(client, job, found["now_ms"]) for job in found.get("jobs", ())],
+        jobs=[_listed(job, places.get(job["id"]), found["now_ms"]) for job in jobs],
         whole=found["looked"] < MOST_LOOKED,
     )
 
@@ -113,9 +116,8 @@ _STATES: dict[str, Literal["running", "scheduled"]] = {
 }
 
 
-def _listed(client: Redis, job: dict[str, Any], now_ms: float) -> ListedJob:
+def _listed(job: dict[str, Any], found: Position | None, now_ms: float) -> ListedJob:
     state = _STATES.get(job["state"], "waiting")
-    found = position(client, job["id"]) if state == "waiting" else None
     sent_s, begun_ms = job.get("sent"), job.get("begun_ms")
     return ListedJob(
         id=job["id"],

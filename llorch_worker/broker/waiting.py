@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from redis import Redis
 from redis.client import NEVER_DECODE
@@ -18,7 +19,7 @@ from llorch_worker.broker.queues import (
     normal_queue_of,
     queue_of,
 )
-from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.scripts import queue_script, run_script, text
 
 CELERY_QUEUE = "celery"
 """Celery's default, where a job goes whose producer names no queue."""
@@ -49,11 +50,33 @@ class Position:
 def position(client: Redis, job_id: str) -> Position | None:
     """None if it is not known: the job waits in no list, another producer sent it, or it was
     retried. Raises ``RedisError``."""
-    found = run_script(client, "position", [job_id])
-    if not found:
-        return None
-    ahead, queue = found
-    free, per_min = registry.pace(client, model_of(text(queue)))
+    return positions(client, [job_id]).get(job_id)
+
+
+def positions(client: Redis, job_ids: Sequence[str]) -> dict[str, Position]:
+    """Those of ``job_ids`` whose place is known; the workers of a model are read once. Raises
+    ``RedisError``."""
+    if not job_ids:
+        return {}
+    # The first call gives the script to a server that does not know it.
+    found = {job_ids[0]: run_script(client, "position", [job_ids[0]])}
+    with client.pipeline(transaction=False) as pipe:
+        for job_id in job_ids[1:]:
+            queue_script(pipe, "position", [job_id])
+        found |= dict(zip(job_ids[1:], pipe.execute(), strict=True))
+    places = {job_id: (ahead, text(queue)) for job_id, (ahead, queue) in _known(found)}
+    paces = {
+        queue: registry.pace(client, model_of(queue))
+        for queue in {queue for _, queue in places.values()}
+    }
+    return {job_id: _position(ahead, *paces[queue]) for job_id, (ahead, queue) in places.items()}
+
+
+def _known(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((job_id, reply) for job_id, reply in found.items() if reply)
+
+
+def _position(ahead: int, free: float, per_min: float) -> Position:
     if (must_end := ahead + 1 - free) <= 0:
         return Position(ahead + 1, 0.0)
     return Position(ahead + 1, must_end * 60 / per_min if per_min else None)
