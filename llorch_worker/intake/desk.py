@@ -291,13 +291,17 @@ class _Desk:
                 self._bury(fork)
 
     def _hear(self, fork: _Fork) -> None:
-        reply = fork.receive()
-        if reply is None:
-            self._bury(fork)
-            return
-        self._keeper.send(reply)
-        if "log" in header_of(reply):
-            return
+        while True:
+            reply = fork.receive()
+            if reply is None:
+                self._bury(fork)
+                return
+            self._keeper.send(reply)
+            if "log" not in header_of(reply):
+                break
+            # The answer may have come with what was logged, and its socket then says nothing more.
+            if not fork.frames.has_frame:
+                return
         fork.job = None
         if fork.is_last or sum(each.job is None for each in self._forks) > 1:
             fork.kill()

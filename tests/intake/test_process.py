@@ -197,6 +197,32 @@ def test_no_request_waits_for_one_that_takes_long(
         computes.result(30)
 
 
+def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
+    patient: IntakeProcess, limits: Limits, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient.prepare(chat("Hi"), limits)
+    (fork,) = forks(patient)
+    desk = psutil.Process(patient.pid)
+    fork.suspend()
+    with ThreadPoolExecutor() as threads:
+        # Limits that are none: a defect, of which the fork logs the place.
+        asked = {"ask": "prepare", "limits": [], "generated": 0}
+        body = chat("Hi").model_dump_json(exclude_defaults=True).encode()
+        answer = threads.submit(patient._ask, asked, body)
+        wait_until(lambda: giving_way(patient))
+        desk.suspend()
+        fork.resume()
+        wait_until(lambda: fork.status() == psutil.STATUS_SLEEPING)
+        desk.resume()
+        try:
+            with pytest.raises(InternalError, match="a defect of the intake: TypeError"):
+                answer.result(30)
+        finally:
+            if not answer.done():
+                desk.kill()
+    assert "a request could not be prepared" in caplog.text
+
+
 def test_what_an_intake_had_in_hand_is_prepared_by_the_next_one(
     patient: IntakeProcess, begin: Callable[[str], Future[PreparedRequest]]
 ) -> None:
