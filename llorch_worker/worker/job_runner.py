@@ -304,7 +304,9 @@ class JobRunner:
 
     def _blame(self, claim: Claim, death: Death) -> None:
         """Hands back a job that is blamed, as a suspect."""
-        blamed = next(blamed for known, blamed in reversed(self._blamed) if known is death)
+        # A job may come to an engine that has died and is not judged yet, which never had it.
+        judged = tuple(self._blamed)
+        blamed = next((blamed for known, blamed in judged if known is death), ())
         if claim.job_id not in blamed:
             return
         alone = len(blamed) == 1

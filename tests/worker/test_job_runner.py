@@ -13,6 +13,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled, Tokens, encode_event
 from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
@@ -105,3 +106,14 @@ def test_a_job_of_another_model_that_is_handed_back_keeps_its_tokens(
         with pytest.raises(HandedBack):
             residency.job_runner.run(delivery)
         assert len(store.xrange(keys.events(JOB_ID))) == 1
+
+
+def test_a_job_that_comes_to_an_engine_of_whose_death_nobody_knows_yet_is_handed_back(
+    residency: Residency, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*_: object, **__: object) -> None:
+        raise EngineDied(Death("killed", "signal SIGKILL"))
+
+    monkeypatch.setattr(residency._engine, "submit", submit)
+    with pytest.raises(HandedBack):
+        residency.job_runner.run(delivery)
