@@ -111,7 +111,8 @@ class ResidentEngine:
     def note_end(self, job: EndedJob) -> None:
         """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
         if job.error is None:
-            self._died_in_a_row = 0
+            with self._changed:  # a death that is being noted counts itself
+                self._died_in_a_row = 0
 
     # The engine's interface --------------------------------------------------------------------
 
