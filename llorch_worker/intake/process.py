@@ -143,8 +143,8 @@ class IntakeProcess:
         with self._changing:
             if self._closed:
                 raise InternalError("the intake is closed")
-            self._asked[number] = asked
             frames = self._frames or self._start()
+            self._asked[number] = asked
         # If it has ended, what starts it again asks again.
         with suppress(OSError):
             frames.send(asked.frame)
@@ -202,7 +202,11 @@ class IntakeProcess:
                 error = InternalError("the intake is closed")
             elif error is None:
                 logger.warning("the intake %s; it starts again", _how(code))
-                again = self._start()
+                try:
+                    again = self._start()
+                except Exception as refused:  # noqa: BLE001 - whoever asked must hear of any
+                    self._frames = None
+                    error = InternalError(f"the intake cannot start again: {refused}")
             elif self._was_loaded:
                 # Not the request's fault, nor the model's: another worker may serve it.
                 error = InternalError(f"the intake cannot start again: {error}")

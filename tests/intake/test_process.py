@@ -251,6 +251,26 @@ def test_an_intake_that_cannot_start_again_says_so_until_it_can(
         assert intake.prepare(chat("Hi"), limits).prompt_ids
 
 
+def test_an_intake_for_which_there_is_no_process_says_so_until_there_is(
+    folder: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no room for a process")
+
+    with IntakeProcess(folder) as intake, ThreadPoolExecutor() as threads:
+        intake.around()
+        desk = psutil.Process(intake.pid)
+        desk.suspend()
+        asked = threads.submit(intake.prepare, chat("Hi"), limits)
+        wait_until(lambda: intake._asked)
+        with monkeypatch.context() as patch:
+            patch.setattr("llorch_worker.intake.process.spawn", refuse)
+            desk.kill()
+            with pytest.raises(InternalError, match="cannot start again: no room for a process"):
+                asked.result(30)
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
+
+
 def test_a_template_that_computes_for_every_chat_stops_no_prompt(
     folder: Path, limits: Limits, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
