@@ -123,6 +123,9 @@ class _Fork:
                 # Its message may quote a text.
                 print(f"the intake failed with {type(error).__name__}", file=sys.stderr)
                 os._exit(os.EX_SOFTWARE)
+        with suppress(OSError):
+            # As the fork does, which may get no processor before it has to give way.
+            os.setpgid(self.pid, self.pid)
         theirs.close()
         self.frames = Frames(self.socket)
         self.job: _Job | None = None
