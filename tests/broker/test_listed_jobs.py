@@ -16,6 +16,15 @@ def ids(found: Listing) -> list[str]:
     return [job.id for job in found.jobs]
 
 
+def test_a_filter_finds_a_job_behind_more_of_others_than_are_listed(producer: Client) -> None:
+    for _ in range(3):
+        producer.submit(prompt="x")
+    own = producer.submit(prompt="x", owner="key").id
+    found = listed_jobs(producer.redis, 2, owner="key")
+    assert ids(found) == [own]
+    assert found.whole
+
+
 def test_those_that_run_come_first_and_then_those_whose_turn_comes_first(producer: Client) -> None:
     store = producer.redis
     runs = producer.submit(prompt="secret", tenant="acme").id

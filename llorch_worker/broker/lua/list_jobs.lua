@@ -68,9 +68,11 @@ end
 
 -- Those that wait. Lists of one priority take turns, so the first of each come before the second of any.
 local found, waiting, scheduled = {}, 0, 0
+-- A job that matches a filter may be behind many that do not.
+local most_each = (asked.owner or asked.tenant or asked.worker) and asked.most or asked.limit
 local function look_into(list, rank, tenant)
   local jobs_there = length_alone(list)
-  for i = 0, math.min(jobs_there, asked.limit, math.max(0, asked.most - looked)) - 1 do
+  for i = 0, math.min(jobs_there, most_each, math.max(0, asked.most - looked)) - 1 do
     local sent, id = read_head(list, -1 - i)
     local job = id and read(id)
     if job then
@@ -96,7 +98,7 @@ for first = 1, #KEYS, CHUNK do
       local later = redis.pcall('ZCARD', list)
       scheduled = scheduled + (type(later) == 'number' and later or 0)
       if asked.waiting and type(later) == 'number' and not asked.ids then
-        for place, id in ipairs(redis.call('ZRANGE', list, 0, asked.limit - 1)) do
+        for place, id in ipairs(redis.call('ZRANGE', list, 0, most_each - 1)) do
           local job = read(id)
           if job and matches(job) then
             job.rank, job.turn = #KEYS + i, place
