@@ -189,7 +189,7 @@ class ResidentEngine:
                 self._changed.wait_for(lambda: self.absence is not None or self._closing.is_set())
             if self._closing.is_set():
                 return
-            self._on_change()
+            self._tell_change()
             self._start_another()
 
     def _start_another(self) -> None:
@@ -220,7 +220,13 @@ class ResidentEngine:
         logger.info("the engine serves again after %.1f s", time.time() - absence.since)
         # If it is dead already, this is called at once.
         engine.on_death(self._note_death)
-        self._on_change()
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        try:
+            self._on_change()
+        except Exception:  # such as no room for a thread; without this one no engine starts again
+            logger.exception("the change of the engine was not told")
 
     # The watchdog ------------------------------------------------------------------------------
 

@@ -52,17 +52,23 @@ def test_another_engine_starts_even_if_the_system_refuses_a_process_at_first() -
         resident.close()
 
 
-def test_an_engine_that_died_before_its_worker_looked_is_replaced_too() -> None:
+def test_an_engine_that_died_before_its_worker_looked_is_replaced_though_nobody_can_be_told() -> (
+    None
+):
     first = load()
     os.kill(first.pid, signal.SIGSEGV)
     wait_until(lambda: not first.healthy)
     seen: list[str] = []
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
     resident = ResidentEngine(
         first,
         load,
         watchdog_s=60,
         on_death=lambda death: seen.append(death.label) or (),
-        on_change=lambda: None,
+        on_change=refuse,
     )
     resident.start()
     try:
