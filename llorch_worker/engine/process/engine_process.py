@@ -469,10 +469,11 @@ class EngineProcess:
                 callback(death)
             except Exception:
                 logger.exception("a callback of the engine's death failed")
-        for future in waiting:
-            future.set_exception(error)
+        # First those that are told, while whoever waits for their acceptance still listens.
         for generation in generations.values():
             generation.fail(error)
+        for future in waiting:
+            future.set_exception(error)
 
     def _autopsy(self) -> Death:
         """How the process ended; it has closed its connection."""
