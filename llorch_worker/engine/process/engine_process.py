@@ -367,7 +367,7 @@ class EngineProcess:
                 if self._intake is not None:
                     around = self._intake.around()
                     self._frames.send(encode(Around(around.before, around.after)))
-            while not isinstance(message := self._receive(), Loaded):
+            while not isinstance(message := self._receive_while_loading(), Loaded):
                 match message:
                     case Progress(done, total):
                         if progress is not None:
@@ -394,6 +394,12 @@ class EngineProcess:
     def _receive(self) -> ToKeeper | None:
         frame = self._frames.receive()
         return None if frame is None else decode_to_keeper(frame)
+
+    def _receive_while_loading(self) -> ToKeeper | None:
+        # A process that dies before it has read all resets the connection, or ends it amid a frame.
+        with suppress(OSError, NoFrame):
+            return self._receive()
+        return None
 
     def _read(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import stat
 import threading
@@ -23,6 +24,26 @@ class FaultyEngine:
     @staticmethod
     def load(*arguments: Any, **options: Any) -> Engine:
         return Engine.load(*arguments, **options, around_model=FaultyModel)
+
+
+class DyingEngine:
+    """It is killed while it loads, with something unread in its connection."""
+
+    @staticmethod
+    def load(*_: Any, **__: Any) -> Engine:
+        select.select([_connection()], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def _connection() -> int:
+    return next(each for each in range(3, 100) if _is_socket(each))
+
+
+def _is_socket(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    return False
 
 
 class FaultyModel:

@@ -31,6 +31,7 @@ from llorch_worker.contract import (
 from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.intake.process import IntakeProcess
 from tests.engine.process import faulty_engine as faults
 from tests.engine.structured import AS_RECORD, asking
 from tests.waiting import wait_until
@@ -239,6 +240,12 @@ def test_a_model_that_cannot_be_loaded_is_refused_as_in_this_process(tmp_path: P
         EngineProcess.load(tmp_path / "none.gguf")
     assert theirs.value.args == ours.value.args
     assert type(theirs.value) is type(ours.value)
+
+
+def test_a_death_while_loading_is_explained_whatever_was_unread(path: Path) -> None:
+    dying = "tests.engine.process.faulty_engine:DyingEngine"
+    with IntakeProcess(path) as intake, pytest.raises(EngineDied, match="signal SIGKILL"):
+        EngineProcess.load(path, engine_class=dying, intake=intake, **SIZES)
 
 
 def prompt_of(fault: int) -> GenerationRequest:
