@@ -56,7 +56,7 @@ CONVERSATION_FIELDS = {
     name: option
     for name, option in _OPTIONS.items()
     if name not in ("n", "logprobs", "prompt_logprobs", "chat", "system")
-} | {"max_tokens": _option(int, "--max-tokens", help="Tokens of an answer [as many as fit].")}
+} | {"max_tokens": _option(int, "--max-tokens", help="Tokens of an answer [4096, or what fits].")}
 """The fields of requests for one answer after the other."""
 
 
