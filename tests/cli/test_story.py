@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.cli.terminal.story import StoryPrinter
+from llorch_worker.cli.terminal.story import StoryPrinter, outcome
 from llorch_worker.contract import Restarted, Tokens
+from llorch_worker.contract.result import Choice, GenerationResult, Timings, Usage
 
 
 def test_a_text_that_begins_again_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +63,24 @@ def test_a_pipe_gets_the_answer_without_its_thought(capsys: pytest.CaptureFixtur
         story.show(event)
     story.end()
     assert capsys.readouterr().out == "Yes!\n"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "said"),
+    [
+        (1, "30 tokens, 30/s, first after 500 ms, length"),
+        (3, "30 tokens, 3 attempts, length"),
+    ],
+)
+def test_the_last_attempts_times_are_not_said_to_be_the_jobs(attempts: int, said: str) -> None:
+    result = GenerationResult(
+        id="j",
+        model="m",
+        choices=[Choice(index=0, text="t", token_ids=[], finish_reason="length")],
+        usage=Usage(prompt=1, cached=0, completion=30),
+        seed=1,
+        timings=Timings(queue_ms=400, prefill_ms=100, first_token_ms=500, decode_ms=900),
+        worker="w",
+        attempts=attempts,
+    )
+    assert outcome(result) == said

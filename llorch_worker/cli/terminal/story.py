@@ -51,9 +51,11 @@ def show_outcome(screen: Screen, result: GenerationResult) -> None:
 def outcome(result: GenerationResult) -> str:
     """How many tokens there are, how fast they came, and why the texts ended."""
     timings, tokens = result.timings, result.usage.completion
+    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
+    if result.attempts > 1:  # The times are of the last attempt, the tokens of all.
+        return f"{counted(tokens, 'token')}, {result.attempts} attempts, {reasons}"
     total_ms = timings.prefill_ms + timings.decode_ms
     speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
-    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
     first = f"first after {timings.first_token_ms:.0f} ms"
     return f"{counted(tokens, 'token')}, {speed}, {first}, {reasons}"
 
