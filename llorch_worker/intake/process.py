@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from llorch_worker.contract import (
+    Cancelled,
     Fault,
     GenerationRequest,
     InternalError,
@@ -35,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 3
 """How often a request is asked again because the intake's process, not its fork, has ended."""
+_MOST_STARTS: Final = 5
+"""How often in a row a process that is killed while it loads starts again. No request is to blame:
+it has read none."""
+_EXIT_S: Final = 2.0
+"""How long a process that has nothing more to do may take to end."""
 
 
 @dataclass
@@ -50,6 +57,15 @@ class _ForkEnded(Exception):
     def __init__(self, code: int, phase: int) -> None:
         self.code = code
         self.phase = phase
+
+
+class Preparation:
+    """A request that is being prepared."""
+
+    def __init__(self, withdraw: Callable[[], None]) -> None:
+        self.cancel = withdraw
+        """Has the one who waits for it get Cancelled, at once. Any thread may call it, also amid a
+        signal's handler; does nothing once there is an answer."""
 
 
 class IntakeProcess:
@@ -68,6 +84,7 @@ class IntakeProcess:
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._closed = self._was_loaded = False
+        self._failed_starts = 0
         self._frames: Frames | None = None
         self._start()
 
@@ -76,7 +93,11 @@ class IntakeProcess:
 
         Waits until the vocabulary is loaded. Raises ModelLoadFailed if it cannot be used.
         """
-        return self._loaded.result()
+        with self._changing:
+            if self._frames is None and not self._closed:
+                self._start()
+            loaded = self._loaded
+        return loaded.result()
 
     def prepare(
         self, request: GenerationRequest, limits: Limits, generated: int = 0
@@ -86,9 +107,15 @@ class IntakeProcess:
         return PreparedRequest.from_document(json.loads(document))
 
     def prepare_document(
-        self, request: GenerationRequest, limits: Limits, generated: int = 0
+        self,
+        request: GenerationRequest,
+        limits: Limits,
+        generated: int = 0,
+        *,
+        on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> bytes:
-        """:meth:`.PreparedRequest.document` as JSON, for an engine in another process."""
+        """:meth:`.PreparedRequest.document` as JSON, for an engine in another process. ``on_asked``
+        gets what withdraws the request, which then raises Cancelled."""
         header = {
             "ask": "prepare",
             "limits": astuple(limits),
@@ -97,7 +124,7 @@ class IntakeProcess:
         }
         body = request.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         try:
-            return self._ask(header, body)
+            return self._ask(header, body, on_asked)
         except _ForkEnded as ended:
             broken = self._bounds.broken(ended.code, len(body))
             if ended.phase == Phase.COMPILES and (asked := asked_for(request)) is not None:
@@ -129,7 +156,11 @@ class IntakeProcess:
             self._closed = True
             if self._frames is not None:
                 self._frames.close()
-        self._process.wait()
+        try:
+            self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -137,18 +168,40 @@ class IntakeProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, header: dict[str, Any], body: bytes) -> bytes:
+    def _ask(
+        self,
+        header: dict[str, Any],
+        body: bytes,
+        on_asked: Callable[[Preparation], None] = lambda _: None,
+    ) -> bytes:
         number = next(self._numbers)
         asked = _Asked(frame({"number": number, **header}, body))
         with self._changing:
             if self._closed:
                 raise InternalError("the intake is closed")
-            frames = self._frames or self._start()
+            try:
+                frames = self._frames or self._start()
+            except OSError as error:
+                raise _cannot_start(error) from None
             self._asked[number] = asked
+
+        def withdraw() -> None:
+            self._end(number, Cancelled("the job was cancelled while it was prepared"))
+
+        on_asked(Preparation(withdraw))
         # If it has ended, what starts it again asks again.
         with suppress(OSError):
             frames.send(asked.frame)
         return asked.answer.result()
+
+    def _end(self, number: int, end: bytes | BaseException) -> None:
+        """Answers a request, unless it has an answer."""
+        if (asked := self._asked.pop(number, None)) is None:
+            return
+        if isinstance(end, bytes):
+            asked.answer.set_result(end)
+        else:
+            asked.answer.set_exception(end)
 
     def _start(self) -> Frames:
         ours, theirs = socket.socketpair()
@@ -174,7 +227,7 @@ class IntakeProcess:
                     name, severity, line = header["log"]
                     logging.getLogger(name).log(severity, "%s", line)
                 elif "around" in header:
-                    self._was_loaded = True
+                    self._was_loaded, self._failed_starts = True, 0
                     loaded.set_result(AroundTurns(**header["around"]))
                 elif "number" in header:
                     self._hear(header, heard)
@@ -187,39 +240,47 @@ class IntakeProcess:
         self._has_ended(code, loaded.exception())
 
     def _hear(self, header: dict[str, Any], heard: bytes) -> None:
-        answer = self._asked.pop(header["number"]).answer
+        number = header["number"]
         if "code" in header:
-            answer.set_exception(_ForkEnded(header["code"], header["phase"]))
+            self._end(number, _ForkEnded(header["code"], header["phase"]))
         elif "error" in header:
-            answer.set_exception(error_of(header["error"]))
+            self._end(number, error_of(header["error"]))
         else:
-            answer.set_result(body_of(heard))
+            self._end(number, body_of(heard))
 
     def _has_ended(self, code: int, error: BaseException | None) -> None:
         with self._changing:
-            self._frames = None
+            self._frames, again = None, None
+            loaded = error is None
             if self._closed:
                 error = InternalError("the intake is closed")
-            elif error is None:
+            elif loaded or self._may_start_again(code):
                 logger.warning("the intake %s; it starts again", _how(code))
                 try:
-                    again = self._start()
+                    again, error = self._start(), None
                 except Exception as refused:  # noqa: BLE001 - whoever asked must hear of any
-                    self._frames = None
-                    error = InternalError(f"the intake cannot start again: {refused}")
+                    error = _cannot_start(refused)
             elif self._was_loaded:
-                # Not the request's fault, nor the model's: another worker may serve it.
-                error = InternalError(f"the intake cannot start again: {error}")
+                error = _cannot_start(error)
             for number, asked in [*self._asked.items()]:
-                asked.tries += 1
+                asked.tries += loaded
                 if error is not None or asked.tries == _MOST_TRIES:
-                    del self._asked[number]
-                    asked.answer.set_exception(error or InternalError(f"the intake {_how(code)}"))
-            left = [asked.frame for asked in self._asked.values()]
-        if error is None:
+                    self._end(number, error or InternalError(f"the intake {_how(code)}"))
+            left = [asked.frame for asked in [*self._asked.values()]]
+        if again is not None:
             with suppress(OSError):
                 for request in left:
                     again.send(request)
+
+    def _may_start_again(self, code: int) -> bool:
+        """Whether one that was killed while it loaded has loaded before, and not failed often."""
+        self._failed_starts += 1
+        return self._was_loaded and code < 0 and self._failed_starts < _MOST_STARTS
+
+
+def _cannot_start(error: BaseException | None) -> InternalError:
+    # Not the request's fault, nor the model's: another worker may serve it.
+    return InternalError(f"the intake cannot start again: {error}")
 
 
 def _how(code: int) -> str:

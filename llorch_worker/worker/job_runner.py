@@ -123,7 +123,7 @@ class JobRunner:
         self._publisher.open(claim, max(page.next_entry, claim.fence))
         try:
             self._check_wanted(job, claim)
-            generation = self._submit(delivery, page.journal)
+            generation = self._submit(job, delivery, page.journal)
             job.attach(generation)
             try:
                 result = generation.result()
@@ -202,7 +202,7 @@ class JobRunner:
             logger.warning("cannot ask whether job %s was cancelled: %s", claim.job_id, error)
             return False
 
-    def _submit(self, delivery: Delivery, journal: Journal) -> RunningGeneration:
+    def _submit(self, job: ActiveJob, delivery: Delivery, journal: Journal) -> RunningGeneration:
         claim = delivery.claim
         try:
             request = _request_of(delivery)
@@ -223,6 +223,7 @@ class JobRunner:
                 journal=journal,
                 suspect=claim.suspect,
                 on_event=partial(self._publish, claim),
+                on_asked=job.attach,
             )
         except ContextLengthExceeded:
             if self._goes_to_larger_context(claim, journal):

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from llorch_worker.contract import (
+    Cancelled,
     GenerationRequest,
     InternalError,
     InvalidRequest,
@@ -25,10 +27,11 @@ from llorch_worker.contract.token_questions import (
     TokenizeChat,
     TokenizeText,
 )
+from llorch_worker.intake import process
 from llorch_worker.intake.asking import Bounds
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits, PreparedRequest
-from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.text.questions import answer
@@ -234,6 +237,75 @@ def test_what_an_intake_had_in_hand_is_prepared_by_the_next_one(
     assert patient.pid != killed
     psutil.wait_procs(left, 10)
     assert not any(fork.is_running() for fork in left)
+
+
+def test_one_that_is_killed_while_it_loads_again_costs_no_request(
+    patient: IntakeProcess, begin: Callable[[str], Future[PreparedRequest]]
+) -> None:
+    patient.around()
+    for _ in range(3):
+        killed = patient.pid
+        os.kill(killed, signal.SIGKILL)
+        wait_until(partial(lambda before: patient.pid != before, killed))
+    asked = begin("Hi")
+    killed = patient.pid
+    os.kill(killed, signal.SIGKILL)
+    assert asked.result(60).prompt_ids
+
+
+def test_one_that_was_killed_too_often_starts_for_the_next_engine(
+    patient: IntakeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient.around()
+    monkeypatch.setattr(process, "_MOST_STARTS", 1)
+    os.kill(patient.pid, signal.SIGKILL)
+    loading = patient.pid
+    wait_until(lambda: patient.pid != loading)
+    os.kill(patient.pid, signal.SIGKILL)
+    with pytest.raises(InternalError, match="while it loaded"):
+        patient.around()
+    wait_until(lambda: patient._frames is None)
+    assert isinstance(patient.around(), AroundTurns)
+
+
+def test_no_request_hangs_where_the_system_starts_no_process(
+    patient: IntakeProcess,
+    begin: Callable[[str], Future[PreparedRequest]],
+    limits: Limits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = begin("wait")
+    wait_until(lambda: giving_way(patient))
+
+    def refuse(*_: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "spawn", refuse)
+        os.kill(patient.pid, signal.SIGKILL)
+        with pytest.raises(InternalError, match="cannot start again: Resource"):
+            waits.result(30)
+        with pytest.raises(InternalError, match="cannot start again: Resource"):
+            patient.prepare(chat("Hi"), limits)
+    assert patient.prepare(chat("Hi"), limits).prompt_ids
+
+
+def test_a_request_is_withdrawn_at_once_also_from_a_process_that_hangs(
+    folder: Path, limits: Limits
+) -> None:
+    with IntakeProcess(folder) as intake, ThreadPoolExecutor() as threads:
+        intake.around()
+        os.kill(intake.pid, signal.SIGSTOP)
+        preparing: Future[Preparation] = Future()
+        waits = threads.submit(
+            intake.prepare_document, chat("Hi"), limits, on_asked=preparing.set_result
+        )
+        preparing.result(10).cancel()
+        with pytest.raises(Cancelled):
+            waits.result(10)
+        os.kill(intake.pid, signal.SIGCONT)
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
+        os.kill(intake.pid, signal.SIGSTOP)
 
 
 def test_an_intake_that_cannot_start_again_says_so_until_it_can(

@@ -71,7 +71,7 @@ from llorch_worker.engine.process.messages import (
     result_of,
 )
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
@@ -219,15 +219,18 @@ class EngineProcess:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> RemoteGeneration:
-        """As :meth:`.Engine.submit`; raises ``EngineDied`` too."""
+        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_asked``: see
+        :meth:`.IntakeProcess.prepare_document`."""
         with self._lock:
             self._require_open()
         prepared = None
         if self._intake is not None:
             check_model(request, self.facts.model_name)
             generated = 0 if journal is None else journal.most_tokens
-            prepared = self._intake.prepare_document(request, self.facts.limits, generated)
+            limits = self.facts.limits
+            prepared = self._intake.prepare_document(request, limits, generated, on_asked=on_asked)
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
