@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
+from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.redis_outage import RedisOutage
+
+logger = get_logger(__name__)
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
@@ -20,7 +24,7 @@ class Repeater:
     """A daemon thread that waits ``every_s`` and calls ``act``, again and again until it is closed.
 
     If Redis fails, it tries again sooner, and then less and less often up to once a second.
-    It logs that once, and once that Redis serves again.
+    It logs that once, and once that Redis serves again. After a defect it goes on likewise.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Repeater:
         :meth:`served` when Redis has answered.
         """
         self.closing = threading.Event()
+        self._what = what
         self._act = act
         self._every_s = every_s
         self._retry_s = 0.0
@@ -51,9 +56,16 @@ class Repeater:
         """Calls ``act`` once."""
         try:
             self._act()
-        except (RedisError, OperationalError) as error:
+        except Exception as error:  # noqa: BLE001 - a thread that ended would be missed by nobody
             self._retry_s = min(max(2 * self._retry_s, FIRST_RETRY_S), LONGEST_RETRY_S)
-            self._outage.failed(error)
+            if isinstance(error, RedisError | OperationalError):
+                self._outage.failed(error)
+            else:
+                # The message may quote a text.
+                place = "".join(traceback.format_tb(error.__traceback__))
+                logger.error(
+                    "cannot %s, will retry: %s at\n%s", self._what, type(error).__name__, place
+                )
             forget_frames(error)
         else:
             self.served()

@@ -32,6 +32,26 @@ def test_an_outage_is_logged_once_and_ends_by_itself(caplog: pytest.LogCaptureFi
     assert caplog.messages == ["Redis is away, will retry: refused", "Redis serves again"]
 
 
+def test_a_defect_is_logged_with_its_place_and_ends_no_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left = [ValueError("a secret")] * 2
+    served = threading.Event()
+
+    def act() -> None:
+        if left:
+            raise left.pop()
+        served.set()
+
+    thread = Repeater("test", "act", act, 0.001)
+    thread.start()
+    assert served.wait(60)
+    thread.close()
+    assert "cannot act, will retry: ValueError at" in caplog.messages[0]
+    assert "in act" in caplog.messages[0]
+    assert "secret" not in caplog.text
+
+
 def test_a_call_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeater, "CLOSE_TIMEOUT_S", 0.01)
     began, go_on = threading.Event(), threading.Event()
