@@ -145,7 +145,7 @@ class _Fork:
         return 0.0 if self.job is None else time.monotonic() - self.since_s
 
     def give_way(self) -> None:
-        # Which it cannot take back.
+        # For good: a process may not raise its own priority again.
         self.gives_way = self.is_last = True
         # Each fork is a group of its own, so that this is for all its threads.
         os.setpriority(os.PRIO_PGRP, self.pid, _NICE)
@@ -250,7 +250,7 @@ class _Desk:
             for key, _ in self._selector.select(self._patience_s()):
                 if key.data is None:
                     self._hear_keeper()
-                else:
+                elif key.data in self._forks:  # it may have been buried just now
                     self._hear(key.data)
             for fork in self._forks:
                 if fork.busy_s() > _MOST_WALL_S:
@@ -332,7 +332,12 @@ class _Desk:
             if fork is None:
                 if len(self._forks) == MOST_FORKS:
                     return
-                fork = self._fork()
+                try:
+                    fork = self._fork()
+                except OSError:
+                    if not self._forks:
+                        raise
+                    return  # the system refuses one more; those that there are go on
             fork.job, fork.since_s = self._waiting.popleft(), time.monotonic()
             with suppress(OSError):  # it has ended, which its socket says next
                 fork.frames.send(fork.job.frame)

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from llorch_worker.contract import (
     Cancelled,
+    DeadlineExceeded,
     Fault,
     GenerationRequest,
     InternalError,
@@ -112,10 +113,12 @@ class IntakeProcess:
         limits: Limits,
         generated: int = 0,
         *,
+        within_s: float | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> bytes:
         """:meth:`.PreparedRequest.document` as JSON, for an engine in another process. ``on_asked``
-        gets what withdraws the request, which then raises Cancelled."""
+        gets what withdraws the request, which then raises Cancelled. After ``within_s``, the time
+        to its deadline, it raises DeadlineExceeded."""
         header = {
             "ask": "prepare",
             "limits": astuple(limits),
@@ -124,7 +127,7 @@ class IntakeProcess:
         }
         body = request.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         try:
-            return self._ask(header, body, on_asked)
+            return self._ask(header, body, within_s, on_asked)
         except _ForkEnded as ended:
             broken = self._bounds.broken(ended.code, len(body))
             if ended.phase == Phase.COMPILES and (asked := asked_for(request)) is not None:
@@ -172,6 +175,7 @@ class IntakeProcess:
         self,
         header: dict[str, Any],
         body: bytes,
+        within_s: float | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> bytes:
         number = next(self._numbers)
@@ -192,7 +196,12 @@ class IntakeProcess:
         # If it has ended, what starts it again asks again.
         with suppress(OSError):
             frames.send(asked.frame)
-        return asked.answer.result()
+        try:
+            return asked.answer.result(within_s)
+        except TimeoutError:
+            late = DeadlineExceeded("the deadline passed while the request was prepared")
+            self._end(number, late)
+            return asked.answer.result()
 
     def _end(self, number: int, end: bytes | BaseException) -> None:
         """Answers a request, unless it has an answer."""

@@ -16,6 +16,7 @@ import pytest
 
 from llorch_worker.contract import (
     Cancelled,
+    DeadlineExceeded,
     GenerationRequest,
     InternalError,
     InvalidRequest,
@@ -303,6 +304,8 @@ def test_a_request_is_withdrawn_at_once_also_from_a_process_that_hangs(
         preparing.result(10).cancel()
         with pytest.raises(Cancelled):
             waits.result(10)
+        with pytest.raises(DeadlineExceeded):
+            intake.prepare_document(chat("Hi"), limits, within_s=0.01)
         os.kill(intake.pid, signal.SIGCONT)
         assert intake.prepare(chat("Hi"), limits).prompt_ids
         os.kill(intake.pid, signal.SIGSTOP)

@@ -92,6 +92,8 @@ CLOSE_S: Final = 10.0
 """How long a close waits until the engine has cancelled its generations."""
 MOST_TRACE_BYTES: Final = 2**16
 EXIT_S: Final = 5.0
+SOON_S: Final = 1.0
+"""A job is prepared for so long at least, however late it is."""
 """How long a process that has closed its connection may take to end."""
 _SIGNALS: Final[dict[int, DeathLabel]] = {
     signal.SIGSEGV: "segfault",
@@ -230,7 +232,14 @@ class EngineProcess:
             check_model(request, self.facts.model_name)
             generated = 0 if journal is None else journal.most_tokens
             limits = self.facts.limits
-            prepared = self._intake.prepare_document(request, limits, generated, on_asked=on_asked)
+            within_s = None
+            if request.deadline_s is not None and not journal:
+                # A late job that is prepared soon ends in the engine, as one that has tokens does.
+                now = time.time()
+                within_s = max(SOON_S, (queued_at or now) + request.deadline_s - now)
+            prepared = self._intake.prepare_document(
+                request, limits, generated, within_s=within_s, on_asked=on_asked
+            )
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
