@@ -80,9 +80,8 @@ class Publisher(Repeater):
     is the one that kills, the journal soon shows no more progress. Other tokens are collected for
     ``flush_interval_ms`` while a client reads the stream, else for 200 ms. While Redis is away all
     events are kept; when it is back they are written once and in order. Entry ids are
-    ``<number>-0``, with consecutive numbers within a claim. The last event and any events still
-    unwritten are written with the
-    result.
+    ``<number>-0``, with consecutive numbers within a claim. The last event and those that are still
+    unwritten then go with the result.
     """
 
     def __init__(

@@ -168,7 +168,7 @@ class ResidentEngine:
             self._note_reason(death.reason)
             self._changed.notify_all()
         logger.critical(
-            "the engine died: %s; its %d jobs go on, %d of them as suspects",
+            "the engine died: %s; jobs that go on: %d, of these suspects: %d",
             death.reason,
             len(HELD_CLAIMS.running()),
             len(blamed),
