@@ -43,7 +43,7 @@ def test_jobs_of_a_killed_engine_go_on_in_another_worker(
     for job in jobs:
         assert witness.runs(job) == ["w1@test", "w2@test"]
         assert job.result(0).attempts == 2
-    assert f"the engine died: signal {name}; its 3 jobs go on, 3 of them as susp" in first.text()
+    assert f"the engine died: signal {name}; jobs that go on: 3, of these susp" in first.text()
     assert first.process.poll() is None
     card = first.card()
     assert card is not None
