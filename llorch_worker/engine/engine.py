@@ -39,7 +39,7 @@ from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
-from llorch_worker.engine.stats import Counters
+from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.thread import EngineThread, Outlet
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
@@ -250,6 +250,8 @@ class Engine:
         run_first_requests(self.submit, self._device, self.max_context, *self._sizes)
         return_freed_memory()
         self._measured_bytes = measured_bytes(self._loaded.parts(), self._device)
+        # No job's steps were among them.
+        self._core.steps = StepCounts()
 
     def submit(
         self,
@@ -411,7 +413,7 @@ class Engine:
         )
 
     def step_figures(self) -> StepFigures:
-        """What the steps did since the load."""
+        """What the steps did since the load, or since it warmed up."""
         return self._core.steps.read()
 
     @property

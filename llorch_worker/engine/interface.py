@@ -222,7 +222,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What the steps did since the load."""
+    """What the steps did since the load, or since :meth:`EngineInterface.warm_up`."""
 
     step_tokens: Tally = Tally((0,) * (len(STEP_TOKENS) + 1))
     """Tokens that each step computed, of prompts and of texts; by :data:`STEP_TOKENS`."""

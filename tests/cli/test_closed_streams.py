@@ -159,7 +159,9 @@ def test_a_narrow_encoding_escapes_what_it_lacks(evil_redis: RedisServer, encodi
 def test_a_narrow_encoding_gets_other_marks(evil_redis: RedisServer) -> None:
     narrow = {"fresh": True, "PYTHONIOENCODING": "ascii", "LLORCH_REDIS_URL": evil_redis.url}
     table = run("status", **narrow)  # type: ignore[arg-type]
-    assert (table.code, table.err) == (0, "")
+    # On a busy machine the worker of the names was announced too long ago.
+    assert table.code == 0
+    assert table.err in ("", f"This is {evil_redis.url}.\n")
     assert r"\u4e16" in table.out
     assert run("doctor", **narrow).out.startswith("+ ")  # type: ignore[arg-type]
 

@@ -96,7 +96,7 @@ def test_a_killed_redis_ends_it_with_one_sentence(up: Started) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's prctl")
 def test_nothing_survives_when_it_is_killed(up: Started) -> None:
     family = up.family()
-    assert len(family) == 2, "Redis and the worker"
+    assert len(family) >= 4, "Redis, the worker, its engine and its intake"
     psutil.Process(up.pid).kill()
     wait_until(lambda: not {pid for pid in family if alive(pid)})
     with pytest.raises(BrokerUnavailable), connect_to(redis_url(up)):
@@ -131,9 +131,11 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
         with flower_of(command.wait_for("Flower  ")) as flower, Client(redis_url) as client:
             names = [card.hostname for card in client.workers() if card.model == "twins"]
             assert len(names) == 2
-            bound = [set(psutil.Process(pid).cpu_affinity() or ()) for pid in command.family()]
+            bound = {
+                frozenset(psutil.Process(pid).cpu_affinity() or ()) for pid in command.family()
+            }
             if thread_count() >= 2:
-                first, second = (each for each in bound if each != os.sched_getaffinity(0))
+                first, second = bound - {frozenset(os.sched_getaffinity(0))}
                 assert not first & second, "workers on the CPU have cores of their own"
             wait_until(lambda: all(name in flower.get("/workers?json=1").text for name in names))
             job = client.submit(prompt="x", model="twins", max_tokens=400, ignore_eos=True, n=16)

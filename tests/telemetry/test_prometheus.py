@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +203,7 @@ def test_faults_show(stage: Stage) -> None:
         scrape(frozen)("llorch_fenced_writes_total") and scrape(other)("llorch_job_resumes_total")
     ):
         _freeze_with_jobs(stage, stage.workers[0], frozen)
+    os.kill(stage.workers[0].engine_pid(), signal.SIGKILL)
     for metric, least in {
         "llorch_fenced_writes_total": 1,
         "llorch_job_redeliveries_total": 1,
@@ -208,6 +211,7 @@ def test_faults_show(stage: Stage) -> None:
         'llorch_jobs_ended_total{outcome="failed"}': 1,
         'llorch_jobs_ended_total{outcome="cancelled"}': 1,
         'llorch_job_errors_total{code="INVALID_REQUEST"}': 1,
+        'llorch_engine_deaths_total{reason="killed"}': 1,
     }.items():
         wait_until(lambda m=metric, n=least: prometheus.value(f"sum({m})") >= n, what=metric)
 
