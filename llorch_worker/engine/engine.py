@@ -255,7 +255,7 @@ class Engine:
 
     def submit(
         self,
-        request: GenerationRequest,
+        request: GenerationRequest | PreparedRequest,
         *,
         job_id: str | None = None,
         worker: str = "local",
@@ -274,6 +274,8 @@ class Engine:
         result.
 
         Args:
+            request: also what an intake with this engine's ``limits`` has made of one; then the
+                model that it names was checked before.
             queued_at: unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms``
                 and ``first_token_ms`` count from it, or from now.
             retried_at: unix time in s at which an ended job was enqueued once more; ``queue_ms``
@@ -295,43 +297,9 @@ class Engine:
                 of the text does not compile.
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
-        check_model(request, self.model_name)
-        generated = 0 if journal is None else journal.most_tokens
-        if self._intake_process is None:
-            prepared = self._intake.prepare(request, generated)
-        else:
-            prepared = self._intake_process.prepare(request, self.limits, generated)
-        return self.submit_prepared(
-            prepared,
-            job_id=job_id,
-            worker=worker,
-            attempt=attempt,
-            queued_at=queued_at,
-            retried_at=retried_at,
-            journal=journal,
-            suspect=suspect,
-            on_event=on_event,
-            handle=handle,
+        prepared = (
+            request if isinstance(request, PreparedRequest) else self._prepare(request, journal)
         )
-
-    def submit_prepared(
-        self,
-        prepared: PreparedRequest,
-        *,
-        job_id: str | None = None,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
-        journal: Journal | None = None,
-        suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
-        handle: int = 0,
-    ) -> Generation:
-        """Queues a request that an intake with this engine's ``limits`` has prepared.
-
-        As :meth:`submit`, which checks the model too.
-        """
         job_id = job_id or str(uuid.uuid4())
         generation = Generation(
             job_id,
@@ -352,6 +320,13 @@ class Engine:
         )
         self._thread.add(generation)
         return generation
+
+    def _prepare(self, request: GenerationRequest, journal: Journal | None) -> PreparedRequest:
+        check_model(request, self.model_name)
+        generated = 0 if journal is None else journal.most_tokens
+        if self._intake_process is None:
+            return self._intake.prepare(request, generated)
+        return self._intake_process.prepare(request, self.limits, generated)
 
     def logits(self, token_ids: Ids[int]) -> torch.Tensor:
         """The model's logits after each of ``token_ids``: [tokens, vocab] float32.

@@ -59,7 +59,7 @@ def test_an_engine_answers_a_prepared_request_as_the_request_itself(
         prepared = Intake(loaded.tokenizer, engine.limits).prepare(request)
         # Compiled there, so that the engine has the grammar's document alone.
         prepared = type(prepared).from_document(prepared.document())
-        answered = engine.submit_prepared(prepared, job_id="a").result(60)
+        answered = engine.submit(prepared, job_id="a").result(60)
         assert answered.choices == engine.submit(request, job_id="a").result(60).choices
 
 

@@ -92,9 +92,9 @@ CLOSE_S: Final = 10.0
 """How long a close waits until the engine has cancelled its generations."""
 MOST_TRACE_BYTES: Final = 2**16
 EXIT_S: Final = 5.0
+"""How long a process that has closed its connection may take to end."""
 SOON_S: Final = 1.0
 """A job is prepared for so long at least, however late it is."""
-"""How long a process that has closed its connection may take to end."""
 _SIGNALS: Final[dict[int, DeathLabel]] = {
     signal.SIGSEGV: "segfault",
     signal.SIGBUS: "segfault",

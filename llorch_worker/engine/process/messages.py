@@ -136,15 +136,15 @@ class Submit(_Message):
         return cls(handle, request=document, is_prepared=is_prepared, journal=read, **others)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of ``Engine.submit``, or of ``submit_prepared``."""
+        """Those of ``Engine.submit``."""
         names = ("job_id", "worker", "attempt", "queued_at", "retried_at", "suspect")
         journal = None if self.journal is None else _JOURNAL.validate_json(self.journal)
         document = json.loads(self.request)
         return {
-            **(
-                {"prepared": PreparedRequest.from_document(document)}
+            "request": (
+                PreparedRequest.from_document(document)
                 if self.is_prepared
-                else {"request": GenerationRequest(**document)}
+                else GenerationRequest(**document)
             ),
             "journal": journal,
             **{name: getattr(self, name) for name in names},

@@ -179,8 +179,7 @@ class Server:
     def _take_in(self, asked: Submit) -> None:
         handle = asked.handle
         try:
-            submit = self._engine.submit_prepared if asked.is_prepared else self._engine.submit
-            generation = submit(
+            generation = self._engine.submit(
                 **asked.arguments(), on_event=partial(self._tell, handle), handle=handle
             )
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
