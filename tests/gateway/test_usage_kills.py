@@ -60,16 +60,16 @@ class Fleet:
         return self._stack.enter_context(running_gateway(self._url, folder, keys=self._file))
 
     def strike(self) -> None:
-        """Kills one of them and starts another: two workers, then a gateway."""
+        """Kills a worker, and every second time a gateway as well; then starts others."""
         place = random.randrange(2)
-        if self.kills.total() % 3 < 2:
-            self._workers[place].process.kill()
-            self._workers[place] = self._worker()
-            self.kills["workers"] += 1
-        else:
+        with_gateway = self.kills["workers"] % 2 == 0
+        self._workers[place].process.kill()
+        self.kills["workers"] += 1
+        if with_gateway:
             self._gateways[place].kill()
-            self._gateways[place] = self._gateway()
             self.kills["gateways"] += 1
+            self._gateways[place] = self._gateway()
+        self._workers[place] = self._worker()
 
     def run(self, number: int) -> tuple[str, dict[str, Any]]:
         """Sends job ``number``, again with the same idempotency key if its gateway dies, until a
