@@ -26,7 +26,7 @@ from llorch_worker.engine.device.warm_up import (
     run_first_requests,
 )
 from llorch_worker.engine.draft_planner import DraftPlanner
-from llorch_worker.engine.drafting.drafter_maker import drafter_maker
+from llorch_worker.engine.drafter import drafter_maker
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import LoadedModel, load_as_planned

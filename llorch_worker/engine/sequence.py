@@ -10,7 +10,7 @@ from typing import Final
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.drafting.drafter import Drafter
+from llorch_worker.engine.drafter import Drafter
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.intake.constraints.matcher import Matcher
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llorch_worker.contract import Journal
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.drafting.drafter_maker import DrafterMaker
+from llorch_worker.engine.drafter import DrafterMaker
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.intake.constraints.compiler import Compiler

@@ -8,9 +8,8 @@ from statistics import geometric_mean
 
 import pytest
 
-from llorch_worker.engine.draft_planner import LEAST_GAIN, DraftPlanner
-from llorch_worker.engine.drafting.drafter import Draft
-from llorch_worker.engine.drafting.step_costs import StepCosts
+from llorch_worker.engine.draft_planner import LEAST_GAIN, DraftPlanner, StepCosts
+from llorch_worker.engine.drafter import Draft
 
 
 def planner(seconds: dict[int, float], most_rows: int = 32) -> DraftPlanner:

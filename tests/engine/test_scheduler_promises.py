@@ -24,9 +24,8 @@ from hypothesis.stateful import (
 
 from llorch_worker.cache import BlockPool, CacheShape, WindowPool
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.draft_planner import DraftPlanner
-from llorch_worker.engine.drafting.drafter import Draft, Drafter
-from llorch_worker.engine.drafting.step_costs import StepCosts
+from llorch_worker.engine.draft_planner import DraftPlanner, StepCosts
+from llorch_worker.engine.drafter import Draft, Drafter
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.step_plan import Chunk, StepPlan

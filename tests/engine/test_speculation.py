@@ -19,9 +19,8 @@ from llorch_worker.cache import BlockPool
 from llorch_worker.contract import GenerationRequest, read_journal
 from llorch_worker.engine import Engine
 from llorch_worker.engine.draft_logits import DraftLogits
-from llorch_worker.engine.draft_planner import DraftPlanner
-from llorch_worker.engine.drafting.drafter import Draft, Drafter
-from llorch_worker.engine.drafting.step_costs import StepCosts
+from llorch_worker.engine.draft_planner import DraftPlanner, StepCosts
+from llorch_worker.engine.drafter import Draft, Drafter
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
