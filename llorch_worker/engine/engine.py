@@ -19,7 +19,6 @@ from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
 from llorch_worker.engine.device.thread_count import ThreadCount
-from llorch_worker.engine.device.visible_cards import visible_cards
 from llorch_worker.engine.device.warm_up import (
     compile_kernels,
     compiles_late,
@@ -29,11 +28,9 @@ from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafter import drafter_maker
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
-from llorch_worker.engine.loading import LoadedModel, load_as_planned
-from llorch_worker.engine.memory.load_errors import part_of_load
+from llorch_worker.engine.loading import LoadedModel, load_as_planned, part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
-from llorch_worker.engine.memory.placement import resolve_device
-from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
+from llorch_worker.engine.memory.placement import resolve_device, visible_cards
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
@@ -249,7 +246,7 @@ class Engine:
             self._thread.call(partial(planner.measure, self._loaded.steps, self.cache, rows))
         run_first_requests(self.submit, self._device, self.max_context, *self._sizes)
         return_freed_memory()
-        self._measured_bytes = measured_bytes(self._loaded.parts(), self._device)
+        self._measured_bytes = self._loaded.measured_bytes()
         # No job's steps were among them.
         self._core.steps = StepCounts()
 
@@ -406,7 +403,7 @@ class Engine:
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of model and cache that are not on the engine's device, such as
         ``blocks.0.mlp.down.weight on cpu``; empty unless something is broken."""
-        return misplaced_tensors(self._loaded.parts(), self._device)
+        return self._loaded.misplaced_tensors()
 
     def check_integrity(self) -> None:
         """Raises unless every KV block is free or held by the sequences that list it."""

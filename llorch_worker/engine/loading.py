@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
+from llorch_worker.engine.device.step_errors import is_out_of_memory
 from llorch_worker.engine.memory.free_memory import free_bytes
-from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.kernels import end_own_threads
 from llorch_worker.model import ForwardModel, Transformer
 
 logger = logging.getLogger(__name__)
+
+_OURS = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,31 @@ class LoadedModel:
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of :meth:`parts`."""
         return {"weights": self.model.weight_bytes, **self.cache.bytes_by_part()}
+
+    def measured_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors of :meth:`parts`; views of the same memory count once. On a card
+        also ``workspace``, the peak of the steps, and ``reserved``, the memory that torch's
+        allocator holds beyond that."""
+        measured = {}
+        for name, part in self.parts().items():
+            storages = (tensor.untyped_storage() for _, tensor in resident_tensors(part))
+            sizes = {(each.device, each.data_ptr()): each.nbytes() for each in storages}
+            measured[name] = sum(sizes.values())
+        device = self.cache.shape.device
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(device)
+            measured["workspace"] = max(0, peak - sum(measured.values()))
+            measured["reserved"] = max(0, torch.cuda.max_memory_reserved(device) - peak)
+        return measured
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        """The tensors of :meth:`parts` that are not on the cache's device: ``rope.cos on cpu``."""
+        return tuple(
+            f"{name} on {tensor.device}"
+            for root, part in self.parts().items()
+            for name, tensor in resident_tensors(part, root)
+            if tensor.device != self.cache.shape.device
+        )
 
 
 def load_as_planned(
@@ -95,3 +127,77 @@ def _recorded(model: Transformer, cache: UnifiedCache) -> ForwardModel:
     if cache.decode is None:
         return model
     return DecodeGraphs(model, cache, CudaRecorder(cache.shape.device))
+
+
+@contextmanager
+def part_of_load(what: str, device: torch.device, planned_bytes: int) -> Iterator[None]:
+    """Runs a part of a load that is planned to take ``planned_bytes`` on ``device``.
+
+    Raises:
+        ModelLoadFailed: memory ran out, or Triton found no compiler.
+    """
+    free = free_bytes(device)
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ModelLoadFailed(
+                f"memory ran out on {device} for {what}: {human_bytes(planned_bytes)} was planned "
+                f"and {human_bytes(free)} was free; lower max_sequences, max_step_tokens or "
+                "max_context, or free memory"
+            ) from error
+        if is_compiler_missing(error):
+            raise ModelLoadFailed(
+                "Triton could not compile the launcher of its kernels; install gcc and Python's "
+                "headers (python3-dev), or set kernels to torch"
+            ) from error
+        raise
+
+
+def is_compiler_missing(error: BaseException) -> bool:
+    """Whether Triton found no C compiler, or the compiler failed, as it does without Python.h."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return "-shared" in error.cmd
+    return isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error)
+
+
+def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors below ``root``, each once, with the attributes that lead to it.
+
+    Walks objects of this package and plain containers. It needs no help from the layers, so it
+    finds the tensors of a new kind of layer too.
+    """
+    seen: set[int] = set()
+
+    def walk(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+        if id(value) in seen:
+            return
+        if isinstance(value, torch.Tensor):
+            seen.add(id(value))
+            yield path, value
+            return
+        # The root may be of any class, such as a wrapper around the model.
+        children = _children(value, any_class=value is root)
+        if children:
+            seen.add(id(value))
+            for key, child in children:
+                yield from walk(child, f"{path}.{key}" if path else key)
+
+    yield from walk(root, name)
+
+
+def _children(value: Any, *, any_class: bool) -> list[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        return [(str(index), child) for index, child in enumerate(value)]
+    if isinstance(value, Mapping):
+        return [(str(key), child) for key, child in value.items()]
+    if not any_class and type(value).__module__.partition(".")[0] != _OURS:
+        return []
+    found = dict(getattr(value, "__dict__", {}))
+    if is_dataclass(value):
+        found |= {field.name: getattr(value, field.name) for field in fields(value)}
+    for cls in type(value).__mro__:
+        for slot in getattr(cls, "__slots__", ()):
+            if hasattr(value, slot):
+                found[slot] = getattr(value, slot)
+    return list(found.items())

@@ -56,6 +56,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def visible_cards(device: torch.device) -> tuple[str, ...]:
+    """The UUIDs of the cards that torch sees beside ``device``; empty unless that is a card."""
+    if device.type != "cuda":
+        return ()
+    count = torch.cuda.device_count()
+    return tuple(str(torch.cuda.get_device_properties(n).uuid) for n in range(count))
+
+
 def check_kernels(kernels: KernelChoice, device: torch.device) -> None:
     """Refuse native kernels that cannot run here.
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.memory.resident_tensors import resident_tensors
+from llorch_worker.engine.loading import resident_tensors
 from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel

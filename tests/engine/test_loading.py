@@ -12,7 +12,7 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine import Engine, loading
-from llorch_worker.engine.memory import load_errors, load_plan
+from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import Transformer
 from tests.engine.conftest import LoadedModel
 
@@ -54,7 +54,7 @@ def sentence(loaded: LoadedModel) -> str:
 def test_memory_that_runs_out_is_told_with_planned_and_free(
     loaded: LoadedModel, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_errors, "free_bytes", lambda _: 5 * 2**30)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: 5 * 2**30)
     monkeypatch.setattr(load_plan, "free_bytes", lambda _: 5 * 2**30)
     fail(NO_MEMORY)
     said = sentence(loaded)
