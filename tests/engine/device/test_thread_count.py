@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -156,6 +157,9 @@ def test_a_prefill_computes_with_all_threads_while_decodes_have_fewer(demo_model
     ) as engine:
         threads = ThreadCount(2, displaced=lambda: 0, idle_s=lambda: 0.0)
         engine._thread.call(lambda: threads._set(1))
+        threads._pause_s = (
+            math.inf
+        )  # A step of a busy machine fills a window, after which more try.
         engine._core._launcher._threads = threads
         engine.submit(GenerationRequest(prompt="Once", max_tokens=4, ignore_eos=True)).result(60)
     assert counts == [2, 1, 1, 1]
