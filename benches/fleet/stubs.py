@@ -22,7 +22,7 @@ from typing import Any
 
 from llorch_worker.broker import claims, keys, queues, registry, watch
 from llorch_worker.broker.claim_channel import JITTER, WAIT_S
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.registry import WorkerCard
@@ -77,15 +77,15 @@ class Stub:
         """Claims; then waits for a ring if there is room."""
         while len(self.held) < self._slots:
             self._leave()
-            taken = claims.claim(
-                self._client,
-                consumed=self._consumed,
-                held=self.held.values(),
+            request = ClaimRequest(
+                models=(MODEL,),
+                queues=self._consumed,
                 limit=self._slots - len(self.held),
                 worker=self.name,
-                terms=TERMS,
+                held=tuple(self.held.values()),
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
             )
+            taken = claims.claim(self._client, request, TERMS)
             for claim in taken.claims:
                 self._begin(claim)
             if len(self.held) < self._slots and taken.look_again_s != 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty
 from typing import Any, ClassVar
 
@@ -27,14 +28,13 @@ from llorch_worker.broker import (
 )
 from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.claim_qos import ClaimQoS
-from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms, Taken
 from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.limits import LimitedConnection, LimitedSSLConnection
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 
 logger = get_logger(__name__)
 
@@ -70,6 +70,8 @@ class ClaimChannel(kombu_redis.Channel):
     # Of the class, because a channel may end with its connection while Redis refuses.
     _claiming: ClassVar = RedisOutage("claim jobs")
     _binding: ClassVar = RedisOutage("keep queues for replies")
+    _unheard: ClassVar[ClaimRequest | None] = None
+    """The last claim, until its reply has come."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
@@ -289,22 +291,25 @@ class ClaimChannel(kombu_redis.Channel):
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
         """None if Redis refuses."""
         try:
-            with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
-                taken = claims.claim(
-                    client,
-                    consumed=consumed,
-                    held=HELD_CLAIMS.running(),
+            with self.conn_or_acquire() as client:
+                request = ClaimChannel._unheard or ClaimRequest(
+                    models=(self._model,),
+                    queues=tuple(consumed),
                     limit=most,
                     worker=self.worker,
-                    terms=self.terms,
+                    held=HELD_CLAIMS.running(),
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
                 )
+                ClaimChannel._unheard = replace(request, sent_before=True)
+                taken = claims.claim(client, request, self.terms)
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
             # Raising the error would end the worker.
+            ClaimChannel._unheard = None
             self._pause(error)
             return None
+        ClaimChannel._unheard = None
         self._claiming.over()
         return taken
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -107,41 +107,66 @@ class Taken(NamedTuple):
     """The ids of messages that were dropped because their jobs had ended; the first few."""
 
 
-def claim(
-    client: Redis,
-    *,
-    consumed: Sequence[str],
-    held: Iterable[Claim],
-    limit: int,
-    worker: str,
-    terms: ClaimTerms,
-    urgent: bool = False,
-    place: str = "",
-) -> Taken:
-    """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
-    one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
+@dataclass(frozen=True)
+class ClaimRequest:
+    """What a worker asks for in one call of :func:`claim`."""
 
-    ``held``: the claims that the caller already has; ``urgent``: whether it has no room and asks
-    for high jobs only; ``place``: the caller's worker queue, if jobs may be placed there, see
-    :mod:`.placement`. New dead letters are logged. Jobs with an ETA are scheduled, and messages
-    that the script cannot read are put back so that it can: then look again at once.
+    models: tuple[str, ...]
+    queues: tuple[str, ...]
+    """Of these models: those that Celery consumes now."""
+    limit: int
+    worker: str
+    """The caller's node name."""
+    held: tuple[Claim, ...] = ()
+    """The claims that the caller already has."""
+    urgent: bool = False
+    """Whether the caller has no room and asks for high jobs only."""
+    place: str = ""
+    """The caller's worker queue, if jobs may be placed there: see :mod:`.placement`."""
+    call: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The id of this call."""
+    sent_before: bool = False
+    """Whether this call was sent before, and its reply was lost: it then gives the same jobs."""
+
+
+def claim(client: Redis, request: ClaimRequest, terms: ClaimTerms) -> Taken:
+    """Claims up to ``request.limit`` jobs: suspects if that is safe, then from the queues, the most
+    urgent first. Of many jobs for all workers it takes this worker's share.
+
+    New dead letters are logged. Jobs with an ETA are scheduled, and messages that the script cannot
+    read are put back so that it can: then look again at once.
+
+    A ``client`` that itself sends a command again would claim twice: call it again instead.
     """
-    held = tuple(held)
-    model = queues.model_of(consumed[0])
+    taken, again_s, repeated = [], [], []
+    for model in request.models:
+        limit = request.limit - len(taken)
+        consumed = [name for name in request.queues if queues.model_of(name) == model]
+        if consumed and limit > 0:
+            found = _claim_of(client, model, replace(request, limit=limit), consumed, terms)
+            taken += found.claims
+            again_s += [] if found.look_again_s is None else [found.look_again_s]
+            repeated += found.repeated
+    return Taken(taken, min(again_s, default=None), repeated)
+
+
+def _claim_of(
+    client: Redis, model: str, request: ClaimRequest, consumed: Sequence[str], terms: ClaimTerms
+) -> Taken:
     exhausted = _exhausted(terms)
     documents = {
-        "started": started_document(_ID, worker, os.getpid()),
+        "started": started_document(_ID, request.worker, os.getpid()),
         "failure": failure_document(_ID, exhausted),
         "end_event": encode_event(Failed(error=exhausted.document())),
         "cancel_event": encode_event(CancelledEvent()),
     }
     asked = {
-        "worker": worker,
-        "place": place,
-        "limit": limit,
-        "jobs": len(held),
-        "suspects_held": [claim.job_id for claim in held if claim.suspect],
-        "urgent": urgent,
+        "worker": request.worker,
+        "place": request.place,
+        "limit": request.limit,
+        "jobs": len(request.held),
+        "suspects_held": [claim.job_id for claim in request.held if claim.suspect],
+        "urgent": request.urgent,
         "gone_ms": registry.GONE_AFTER_S * 1000,
         "lease_ms": terms.lease_ms,
         "max_attempts": terms.max_attempts,
@@ -153,6 +178,9 @@ def claim(
         "most_letters": MOST_DEAD_LETTERS,
         "low_waits_ms": terms.low_waits_at_most_ms,
         "weights": terms.tenant_weights,
+        "call": request.call,
+        "call_key": keys.call(queues.worker_queue(model, request.worker)),
+        "sent_before": request.sent_before,
     }
     again_ms, taken, *values = run_script(
         client,

@@ -38,6 +38,9 @@ SWEPT = f"{PREFIX}swept"
 
 LEASES = f"{PREFIX}leases"
 """Sorted set: claimed job -> when its lease ends."""
+call = Key("call:{}")
+"""By worker queue. JSON of what its worker's last call claimed: the call's id, then of each job its
+id and its fence. Expires with their leases."""
 gone = Key("gone:{}")
 """By queue of a model. Set: jobs that have ended while their messages waited in its lists."""
 DEADLINES = f"{PREFIX}deadlines"

@@ -18,7 +18,7 @@ from celery.app.trace import trace_task
 from fakeredis import TcpFakeServer
 
 from llorch_worker.broker import claims, queues, registry, watch
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_task
@@ -176,14 +176,14 @@ class Stub:
             if not self._redis.exists(*waiting):
                 continue
             watch.ring_for_all(self._redis, self.model)
-            taken = claims.claim(
-                self._redis,
-                consumed=consumed,
-                held=HELD_CLAIMS.running(),
+            request = ClaimRequest(
+                models=(self.model,),
+                queues=consumed,
                 limit=MAX_SEQUENCES,
                 worker=HOSTNAME,
-                terms=TERMS,
+                held=HELD_CLAIMS.running(),
             )
+            taken = claims.claim(self._redis, request, TERMS)
             for claim in taken.claims:
                 HELD_CLAIMS.add(claim)
                 self._active_jobs.expect(claim.job_id)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import redis
 
 from llorch_worker.broker import claims, keys, queues
-from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms, Taken
 from llorch_worker.broker.fleet import ModelLoad, read_fleet
 from llorch_worker.broker.registry import ModelCard
 from tests.messages import GOOD_BODY, QUEUE, envelope
@@ -67,14 +67,8 @@ def look(
     held: Sequence[Claim] = (),
     worker: str = "w@h",
 ) -> Taken:
-    return claims.claim(
-        store,
-        consumed=queues.queues("toy"),
-        held=held,
-        limit=limit,
-        worker=worker,
-        terms=terms,
-    )
+    request = ClaimRequest(("toy",), queues.queues("toy"), limit, worker, tuple(held))
+    return claims.claim(store, request, terms)
 
 
 def sweep(store: redis.Redis) -> list[str]:

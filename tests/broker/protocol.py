@@ -12,9 +12,8 @@ from typing import Any
 import redis
 
 from llorch_worker.broker import keys, queues
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.held_claims import HeldClaims
-from llorch_worker.broker.unheard_claims import UnheardClaims
 from llorch_worker.client.lost import GRACE_S, Trace
 from llorch_worker.contract import JobLost
 
@@ -105,7 +104,8 @@ class Process:
     model: str = "a"
     """The fingerprint of what it serves, and the text of each of its tokens."""
     held: HeldClaims = field(default_factory=HeldClaims)
-    unheard: UnheardClaims = field(default_factory=UnheardClaims)
+    unheard: tuple[ClaimRequest, list[Claim]] | None = None
+    """Its last call and what it claimed, if the reply was lost."""
     runs: list[Run] = field(default_factory=list)
     following: list[tuple[str, str, int]] = field(default_factory=list)
     """Ends whose follow-ups it has done and not yet noted."""

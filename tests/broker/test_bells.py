@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, queues, watch
+from llorch_worker.broker.claims import ClaimRequest
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.client import Client
 from tests.broker.jobs import TERMS, look, note_seen, push, take
@@ -109,11 +110,7 @@ def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
     push(store, *(f"job{number}" for number in range(9)))
     store.rename(QUEUE, OWN_QUEUE)
     push(store, "a", "b")
-    taken = claims.claim(
-        store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=20, worker="gpu0@host",
-        terms=TERMS,
-    ).claims  # fmt: skip
-    assert [claim.job_id for claim in taken] == [*(f"job{number}" for number in range(9)), "a"]
+    assert own_claim(store, limit=20) == [*(f"job{number}" for number in range(9)), "a"]
 
 
 def test_a_claim_does_not_ring_for_a_suspect_that_may_not_run_here(store: redis.Redis) -> None:
@@ -176,10 +173,8 @@ def test_a_claim_that_settles_many_bytes_of_no_job_goes_on_at_once(store: redis.
 
 
 def own_claim(store: redis.Redis, *, limit: int) -> list[str]:
-    taken = claims.claim(
-        store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=limit,
-        worker="gpu0@host", terms=TERMS,
-    )  # fmt: skip
+    consumed = queues.queues("toy", "gpu0@host")
+    taken = claims.claim(store, ClaimRequest(("toy",), consumed, limit, "gpu0@host"), TERMS)
     return [claim.job_id for claim in taken.claims]
 
 
@@ -252,11 +247,9 @@ def high_jobs(store: redis.Redis, *job_ids: str) -> None:
 
 def urgent(store: redis.Redis, limit: int = 4) -> list[str]:
     """What a worker without room claims."""
-    taken = claims.claim(
-        store, consumed=[f"{OWN_QUEUE}:high", f"{QUEUE}:high"], held=(), limit=limit,
-        worker="gpu0@host", terms=TERMS, urgent=True,
-    )  # fmt: skip
-    return [claim.job_id for claim in taken.claims]
+    high = (f"{OWN_QUEUE}:high", f"{QUEUE}:high")
+    request = ClaimRequest(("toy",), high, limit, "gpu0@host", urgent=True)
+    return [claim.job_id for claim in claims.claim(store, request, TERMS).claims]
 
 
 def test_workers_without_room_are_rung_for_high_jobs_only(producer: Client) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
 
 from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, watch
 from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.claims import Claim, ClaimRequest
 from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import as_bytes, run_script
@@ -117,6 +119,7 @@ def test_a_queue_of_junk_is_logged_in_few_lines(
     assert {line.partition(";")[0] for line in caplog.messages} == {
         "refused 100 entries of 900 bytes without a job id"
     }
+    store.delete(keys.call(queues.worker_queue("toy", "w@h")))  # expires soon
     left = {keys.DEAD, keys.LETTERS, keys.LETTERS_HELD}
     assert set(store.scan_iter("*")) == left, "nothing else is left of them"
 
@@ -321,11 +324,8 @@ def test_a_message_that_lua_cannot_read_is_read_by_python_at_no_cost_of_attempts
     store: redis.Redis, message: str, job_id: str
 ) -> None:
     store.lpush(OWN_QUEUE, message)
-    consumed = queues.queues("toy", "w@h")
-    first, second = (
-        claims.claim(store, consumed=consumed, held=(), limit=5, worker="w@h", terms=TERMS)
-        for _ in range(2)
-    )
+    request = ClaimRequest(("toy",), queues.queues("toy", "w@h"), limit=5, worker="w@h")
+    first, second = (claims.claim(store, request, TERMS) for _ in range(2))
     assert (first.claims, first.look_again_s) == ([], 0)
     (claim,) = second.claims
     assert (claim.job_id, claim.attempt, claim.first, claim.list_key) == (job_id, 1, True, QUEUE)
@@ -385,3 +385,87 @@ def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
     (letter,) = dead_letters.letters(store)
     assert (letter.id, letter.body(2**20)) == ("a", GOOD_BODY)
     assert dead_letters.retry(store, letter) == "retried"
+
+
+def call_of(worker: str = "w@h", limit: int = 10) -> ClaimRequest:
+    return ClaimRequest(("toy",), queues.queues("toy", worker), limit, worker)
+
+
+def lose_reply(store: redis.Redis, request: ClaimRequest) -> ClaimRequest:
+    """Redis runs the claim, and its caller hears nothing; the call to send again."""
+    real = claims.run_script
+
+    def run(client: redis.Redis, name: str, *args: Any) -> Any:
+        real(client, name, *args)
+        raise redis.ConnectionError
+
+    with patch.object(claims, "run_script", run), pytest.raises(redis.ConnectionError):
+        claims.claim(store, request, TERMS)
+    return replace(request, sent_before=True)
+
+
+def test_a_claim_whose_reply_was_lost_gives_the_same_jobs_again(store: redis.Redis) -> None:
+    push(store, *(f"job{number}" for number in range(3)))
+    call = lose_reply(store, call_of(limit=2))
+    state = {job_id: store.hgetall(keys.job(job_id)) for job_id in ("job0", "job1")}
+    for _ in range(2):  # that reply may be lost, too
+        found = claims.claim(store, call, TERMS)
+        assert [claim.job_id for claim in found.claims] == ["job0", "job1"]
+        assert [str(claim.fence) for claim in found.claims] == [
+            each["fence"] for each in state.values()
+        ]
+        assert found.look_again_s == 0
+    assert all(claim.first and claim.attempt == 1 for claim in found.claims)
+    assert {job_id: store.hgetall(keys.job(job_id)) for job_id in state} == state
+    assert [claim.job_id for claim in take(store)] == ["job2"]
+    assert claims.end(store, found.claims[0], TERMS)
+
+
+def test_what_happened_to_a_job_since_its_claims_reply_was_lost_is_seen(store: redis.Redis) -> None:
+    push(store, "swept", "cancelled", "again")
+    for claim in reversed(take(store)):
+        claims.hand_back(store, claim)
+    call = lose_reply(store, call_of())
+    store.zadd(keys.LEASES, {"swept": 0})
+    assert sweep(store) == ["swept"]
+    assert cancel(store, "cancelled")
+    found = {claim.job_id: claim for claim in claims.claim(store, call, TERMS).claims}
+    assert {job_id: claim.cancelled for job_id, claim in found.items()} == {
+        "cancelled": True,
+        "again": False,
+    }
+    assert not any(claim.first for claim in found.values())
+    assert [claim.job_id for claim in take(store)] == ["swept"]
+
+
+@pytest.mark.parametrize("message", ["eta", "raw"])
+def test_a_job_that_must_go_back_does_so_when_its_call_is_sent_again(
+    store: redis.Redis, message: str
+) -> None:
+    if message == "eta":
+        push(store, "a", eta=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+    else:
+        store.lpush(QUEUE, BODY_ONLY)
+    call = lose_reply(store, call_of())
+    assert claims.claim(store, call, TERMS).claims == []
+    assert not store.zcard(keys.LEASES)
+    assert store.zcard(queues.scheduled("toy")) + store.llen(QUEUE) == 1
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_call_that_never_arrived_claims_when_it_is_sent_again(
+    store: redis.Redis, others: int
+) -> None:
+    push(store, "a", "b")
+    earlier = claims.claim(store, call_of(limit=others), TERMS).claims if others else []
+    found = claims.claim(store, replace(call_of(), sent_before=True), TERMS).claims
+    assert [claim.job_id for claim in [*earlier, *found]] == ["a", "b"]
+    assert store.pttl(keys.call(queues.worker_queue("toy", "w@h"))) > 0
+
+
+def test_a_new_process_under_a_workers_name_gets_no_claims_of_the_old_one(
+    store: redis.Redis,
+) -> None:
+    push(store, "a")
+    lose_reply(store, call_of())
+    assert claims.claim(store, replace(call_of(), sent_before=True), TERMS).claims == []

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, placement, watch
-from llorch_worker.broker.claims import Claim, Taken
+from llorch_worker.broker.claims import Claim, ClaimRequest, Taken
 from llorch_worker.broker.placement import Placement, prefix_key
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
@@ -47,10 +47,9 @@ def place_of(message: str) -> str | None:
 def look(store: redis.Redis, place: str, *, limit: int = 10, held: Sequence[Claim] = ()) -> Taken:
     """A look of the worker with this place, which leaves no jobs to others."""
     store.delete(keys.live("toy"))
-    return claims.claim(
-        store, consumed=[*filter(None, [place]), QUEUE], held=held, limit=limit, worker="w@h",
-        terms=TERMS, place=place,
-    )  # fmt: skip
+    consumed = (*filter(None, [place]), QUEUE)
+    request = ClaimRequest(("toy",), consumed, limit, "w@h", tuple(held), place=place)
+    return claims.claim(store, request, TERMS)
 
 
 def chat(*contents: str, role: str = "system") -> GenerationRequest:

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker.claims import ClaimRequest
 from llorch_worker.broker.queues import route
 from tests.broker.jobs import TERMS, push, take
 from tests.messages import QUEUE
@@ -83,14 +84,11 @@ def test_jobs_of_a_list_that_was_empty_or_first_have_not_been_passed_since_befor
 def urgent(store: redis.Redis, low_waits_ms: int) -> list[str]:
     """The job that a worker without room gets, when none with room has taken the ring."""
     store.lpush(keys.bell(f"{QUEUE}{queues.HIGH_SUFFIX}"), 1)
+    high = (f"{QUEUE}{queues.HIGH_SUFFIX}",)
     found = claims.claim(
         store,
-        consumed=[f"{QUEUE}{queues.HIGH_SUFFIX}"],
-        held=(),
-        limit=1,
-        worker="w@h",
-        terms=replace(TERMS, low_waits_at_most_ms=low_waits_ms),
-        urgent=True,
+        ClaimRequest(("toy",), high, limit=1, worker="w@h", urgent=True),
+        replace(TERMS, low_waits_at_most_ms=low_waits_ms),
     )
     return [claim.job_id for claim in found.claims]
 

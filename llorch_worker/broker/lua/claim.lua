@@ -11,6 +11,8 @@
 -- claims from, the most urgent first. kombu pushes left, so the head is right.
 -- ARGV: the caller's terms as JSON: see claims.py.
 --
+-- A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
+--
 -- Returns when to look again, in ms from now, or -1; the number of claims; the values of each, see `begin`; then
 -- of each dead letter, and of each message whose job had ended, its id, and 'buried' or 'repeated'. All in one
 -- array: Redis would send each that lies in another in a packet of its own.
@@ -59,12 +61,31 @@ local function take_next(line)
   return true
 end
 
+local function reply(again_ms)
+  local values = {again_ms, #claims}
+  for _, parts in ipairs({claims, dropped}) do
+    for _, part in ipairs(parts) do
+      for _, value in ipairs(part) do
+        values[#values + 1] = value
+      end
+    end
+  end
+  return values
+end
+
 -- Take up to `most` jobs of a line; returns how many.
 local function take_from(line, most)
   local before = #claims
   most = math.min(limit, before + most)
   while waiting_in(line) > 0 and #claims < most and bytes < MOST_BYTES and take_next(line) do end
   return #claims - before
+end
+
+if terms.sent_before then
+  claims = begun_by(terms.call, terms.call_key, terms) or claims
+  if #claims > 0 then
+    return reply(0)
+  end
 end
 
 -- Suspects.
@@ -133,12 +154,11 @@ end
 if bytes >= MOST_BYTES and #claims < limit then
   again_ms = 0
 end
-local reply = {again_ms, #claims}
-for _, parts in ipairs({claims, dropped}) do
-  for _, part in ipairs(parts) do
-    for _, value in ipairs(part) do
-      reply[#reply + 1] = value
-    end
+if #claims > 0 then
+  local noted = {terms.call}
+  for _, found in ipairs(claims) do
+    noted[#noted + 1], noted[#noted + 2] = found[1], found[4]
   end
+  redis.call('SET', terms.call_key, cjson.encode(noted), 'PX', math.max(1, terms.lease_ms))
 end
-return reply
+return reply(again_ms)

@@ -104,6 +104,31 @@ local function read_job(message)
   }
 end
 
+-- The claims of this `call`, if it was the caller's last that took jobs, as `begin` returned them; nil if it was
+-- another. Its reply was lost, so nobody has seen them yet.
+local function begun_by(call, call_key, terms)
+  local noted = redis.pcall('GET', call_key)
+  local known = type(noted) == 'string' and cjson.decode(noted)
+  if not known or known[1] ~= call then
+    return nil
+  end
+  local again = {}
+  for place = 2, #known, 2 do
+    local id, fence = known[place], known[place + 1]
+    local fields = redis.call('HMGET', job_key(id), 'state', 'fence', 'message')
+    if fields[1] == 'claimed' and fields[2] == fence then
+      local found = read_job(fields[3])
+      local record = found.record
+      redis.call('ZADD', LEASES, string.format('%d', now_ms() + terms.lease_ms), id)
+      again[#again + 1] = {id, fields[3], string.format('%d', record.attempts), fence, record.list,
+        record.first_claim_ms, string.format('%d', now_ms()), record.history:find('\n') == #record.history and 1 or 0,
+        redis.call('EXISTS', cancel_key(id)), is_suspect(record, terms) and 1 or 0,
+        tonumber(record.eta_ms or nil) or found.eta, record.retried_ms, found.is_unread and 1 or 0}
+    end
+  end
+  return again
+end
+
 -- What follows the end of a job that was cancelled while its message waited.
 local function follow_cancel(id, message, list, record)
   redis.call('HDEL', job_key(id), 'follow')
