@@ -52,7 +52,7 @@ class Bounds:
                 return f"takes more than {self.cpu_s_of(request_bytes):.3g} s of processor time"
             case signal.SIGALRM:
                 return "got too little processor time for minutes"
-            case signal.SIGKILL | signal.SIGABRT:
+            case signal.SIGABRT:
                 # Libraries in Rust and C++ abort where they get no memory.
                 return (
                     f"takes more than {human_bytes(self.memory_bytes_of(request_bytes))} of memory"

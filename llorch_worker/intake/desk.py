@@ -36,6 +36,7 @@ from llorch_worker.intake.asking import Bounds, Phase, body_of, frame, header_of
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits
 from llorch_worker.processes.frames import Frames, NoFrame
+from llorch_worker.processes.oom import oom_kills
 from llorch_worker.processes.started import PR_SET_PDEATHSIG
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.chat_templates import ChatTemplates
@@ -100,6 +101,8 @@ class _Job:
     number: int
     frame: bytes
     tries: int = 0
+    oom_kills: int = 0
+    """When the last try began."""
 
 
 class _Fork:
@@ -274,11 +277,23 @@ class _Desk:
                     fork.ended()
                 os._exit(0)
             header = header_of(request)
-            if header.get("has_grammar"):
-                self._prepare_grammars(Limits(*header["limits"]))
-            self._waiting.append(_Job(header["number"], request))
+            if header["ask"] == "withdraw":
+                self._withdraw(header["number"])
+            else:
+                if header.get("has_grammar"):
+                    self._prepare_grammars(Limits(*header["limits"]))
+                self._waiting.append(_Job(header["number"], request))
             if not self._keeper.has_frame:
                 return
+
+    def _withdraw(self, number: int) -> None:
+        """Ends what nobody waits for any more: others get its place."""
+        self._waiting = deque(job for job in self._waiting if job.number != number)
+        for fork in [*self._forks]:
+            if fork.job is not None and fork.job.number == number:
+                fork.job = None
+                fork.kill()
+                self._bury(fork)
 
     def _prepare_grammars(self, limits: Limits) -> None:
         """Builds what all grammars share, once for all forks from now on: in each it would take as
@@ -324,7 +339,9 @@ class _Desk:
             # Perhaps for the memory that others take.
             self._waiting.appendleft(job)
         else:
-            self._keeper.send(frame({"number": job.number, "code": code, "phase": fork.phase[0]}))
+            end = {"number": job.number, "code": code, "phase": fork.phase[0]}
+            end["out_of_memory"] = oom_kills() > job.oom_kills
+            self._keeper.send(frame(end))
 
     def _hand_out(self) -> None:
         while self._waiting:
@@ -339,6 +356,8 @@ class _Desk:
                         raise
                     return  # the system refuses one more; those that there are go on
             fork.job, fork.since_s = self._waiting.popleft(), time.monotonic()
+            if fork.job.tries:
+                fork.job.oom_kills = oom_kills()
             with suppress(OSError):  # it has ended, which its socket says next
                 fork.frames.send(fork.job.frame)
 

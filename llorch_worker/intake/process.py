@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,6 +25,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     InternalError,
     InvalidRequest,
+    OutOfMemory,
     describe,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
@@ -30,8 +33,10 @@ from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, error_of, frame, header_of
 from llorch_worker.intake.constraints.grammar import asked_for
 from llorch_worker.intake.prepared import Limits, PreparedRequest
-from llorch_worker.processes.frames import Frames, NoFrame
+from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
+from llorch_worker.processes.outbox import Outbox
 from llorch_worker.processes.spawn import spawn
+from llorch_worker.processes.standstill import LOOK_S, Standstill
 from llorch_worker.text.control_tokens import AroundTurns
 
 logger = logging.getLogger(__name__)
@@ -41,6 +46,12 @@ _MOST_TRIES: Final = 3
 _MOST_STARTS: Final = 5
 """How often in a row a process that is killed while it loads starts again. No request is to blame:
 it has read none."""
+_IDLE_S: Final = 30.0
+"""A process that is asked something and does nothing for so long, also because it gets no
+processor, is killed and starts again."""
+_SILENT_S: Final = 900.0
+"""And one that answers nobody for so long, whatever it does. It ends a request that gets too little
+processor time before."""
 _EXIT_S: Final = 2.0
 """How long a process that has nothing more to do may take to end."""
 
@@ -53,11 +64,21 @@ class _Asked:
 
 
 class _ForkEnded(Exception):
-    """What prepared the request has ended."""
+    """What prepared the request has ended for the request's own fault."""
 
     def __init__(self, code: int, phase: int) -> None:
         self.code = code
         self.phase = phase
+
+
+def _end_of(code: int, phase: int, *, out_of_memory: bool) -> Exception:
+    """What a request ends with whose fork has ended twice, or by its limits."""
+    if code != -signal.SIGKILL:
+        return _ForkEnded(code, phase)
+    # None of the limits does that.
+    if out_of_memory:
+        return OutOfMemory("the machine had no memory left for preparing the request")
+    return InternalError("what prepared the request was killed twice")
 
 
 class Preparation:
@@ -77,28 +98,46 @@ class IntakeProcess:
     is asked again.
     """
 
-    def __init__(self, path: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 it is frozen
-        """Starts the process, which loads the vocabulary at ``path``."""
+    def __init__(
+        self,
+        path: Path,
+        bounds: Bounds = Bounds(),  # noqa: B008 it is frozen
+        *,
+        idle_s: float = _IDLE_S,
+    ) -> None:
+        """Starts the process, which loads the vocabulary at ``path``. ``idle_s``: one that is asked
+        something, and does nothing for so long, is killed and starts again."""
         self._path = path
         self._bounds = bounds
+        self._idle_s = idle_s
         self._changing = threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._closed = self._was_loaded = False
         self._failed_starts = 0
         self._frames: Frames | None = None
-        self._start()
+        self._given_up: str | None = None
+        """Why the process that runs now was killed, if it was."""
+        self._next_look_s = 0.0
+        with self._changing:
+            self._start()
 
-    def around(self) -> AroundTurns:
+    def around(self, meanwhile: Callable[[], None] = lambda: None) -> AroundTurns:
         """What the chat template writes around turns, for :func:`.load_tokenizer`.
 
-        Waits until the vocabulary is loaded. Raises ModelLoadFailed if it cannot be used.
+        Waits until the vocabulary is loaded, and calls ``meanwhile`` about once a second. Raises
+        ModelLoadFailed if it cannot be used.
         """
         with self._changing:
             if self._frames is None and not self._closed:
                 self._start()
             loaded = self._loaded
-        return loaded.result()
+        while True:
+            try:
+                return loaded.result(LOOK_S)
+            except TimeoutError:
+                meanwhile()
+                self._look()
 
     def prepare(
         self, request: GenerationRequest, limits: Limits, generated: int = 0
@@ -118,7 +157,7 @@ class IntakeProcess:
     ) -> bytes:
         """:meth:`.PreparedRequest.document` as JSON, for an engine in another process. ``on_asked``
         gets what withdraws the request, which then raises Cancelled. After ``within_s``, the time
-        to its deadline, it raises DeadlineExceeded."""
+        to its deadline, it raises DeadlineExceeded; where memory is short, OutOfMemory."""
         header = {
             "ask": "prepare",
             "limits": astuple(limits),
@@ -132,7 +171,8 @@ class IntakeProcess:
             broken = self._bounds.broken(ended.code, len(body))
             if ended.phase == Phase.COMPILES and (asked := asked_for(request)) is not None:
                 field, source = asked
-                raise _refusal(field, f"must compile: its compiler {broken}", source) from None
+                rule = f"must compile: its compiler {broken}"
+                raise _refusal(field, rule, describe(source)) from None
             field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
             raise _prompt_refusal(field, broken, getattr(request, field)) from None
 
@@ -183,54 +223,98 @@ class IntakeProcess:
         with self._changing:
             if self._closed:
                 raise InternalError("the intake is closed")
-            try:
-                frames = self._frames or self._start()
-            except OSError as error:
-                raise _cannot_start(error) from None
+            if self._frames is None:
+                try:
+                    self._start()
+                except Exception as error:  # noqa: BLE001 - no room for a process, or a thread
+                    raise _cannot_start(error) from None
+            if not self._asked:
+                self._standstill.heard()
             self._asked[number] = asked
+            try:
+                # If it ends before, what starts it again asks again.
+                self._outbox.send(asked.frame)
+            except FrameTooLarge as error:
+                del self._asked[number]
+                rule = "must fit into a message to the intake"
+                raise _refusal("request", rule, str(error)) from None
 
         def withdraw() -> None:
-            self._end(number, Cancelled("the job was cancelled while it was prepared"))
+            self._withdraw(number, Cancelled("the job was cancelled while it was prepared"))
 
         on_asked(Preparation(withdraw))
-        # If it has ended, what starts it again asks again.
-        with suppress(OSError):
-            frames.send(asked.frame)
-        try:
-            return asked.answer.result(within_s)
-        except TimeoutError:
-            late = DeadlineExceeded("the deadline passed while the request was prepared")
-            self._end(number, late)
-            return asked.answer.result()
+        give_up_s = math.inf if within_s is None else time.monotonic() + within_s
+        while True:
+            try:
+                return asked.answer.result(min(LOOK_S, max(0.0, give_up_s - time.monotonic())))
+            except TimeoutError:
+                self._look()
+            if time.monotonic() >= give_up_s:
+                late = DeadlineExceeded("the deadline passed while the request was prepared")
+                self._withdraw(number, late)
 
-    def _end(self, number: int, end: bytes | BaseException) -> None:
-        """Answers a request, unless it has an answer."""
+    def _look(self) -> None:
+        """Kills a process that does not get on; those that wait for it look. What starts it again
+        asks again."""
+        with self._changing:
+            if self._frames is None or (now_s := time.monotonic()) < self._next_look_s:
+                return
+            self._next_look_s = now_s + LOOK_S
+            if (reason := self._standstill.reason()) is not None:
+                self._given_up = f"was killed: {reason}"
+                self._process.kill()
+
+    def _withdraw(self, number: int, end: BaseException) -> None:
+        """Ends a request at once, and what prepares it. Amid a signal's handler, too: no lock."""
+        if self._end(number, end):
+            self._outbox.send(frame({"ask": "withdraw", "number": number}))
+
+    def _end(self, number: int, end: bytes | BaseException) -> bool:
+        """Answers a request, unless it has an answer. Returns whether it had none."""
         if (asked := self._asked.pop(number, None)) is None:
-            return
+            return False
         if isinstance(end, bytes):
             asked.answer.set_result(end)
         else:
             asked.answer.set_exception(end)
+        return True
 
-    def _start(self) -> Frames:
+    def _start(self) -> None:
+        """Starts a process, in the place of one that has ended."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = spawn("llorch_worker.intake.serving", [theirs.fileno()])
-        self._loaded: Future[AroundTurns] = Future()
-        frames = self._frames = Frames(ours)
-        level = logging.getLogger("llorch_worker").getEffectiveLevel()
-        first = {"path": str(self._path), "bounds": asdict(self._bounds), "log_level": level}
-        with suppress(OSError):  # it has ended, as the thread will see
-            frames.send(json.dumps(first).encode())
-        of_it = (self._process, frames, self._loaded)
-        threading.Thread(target=self._read, args=of_it, name="llorch-intake", daemon=True).start()
-        return frames
+        frames, loaded = Frames(ours), Future[AroundTurns]()
+        with ExitStack() as undo:
+            undo.callback(frames.close)
+            with theirs:
+                process = spawn("llorch_worker.intake.serving", [theirs.fileno()])
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            outbox = Outbox(frames, "llorch-intake-writer")
+            undo.callback(outbox.close)
+            standstill = Standstill(process.pid, idle_s=self._idle_s, silent_s=_SILENT_S)
+            level = logging.getLogger("llorch_worker").getEffectiveLevel()
+            first = {"path": str(self._path), "bounds": asdict(self._bounds), "log_level": level}
+            outbox.send(json.dumps(first).encode())
+            of_it = (process, frames, outbox, loaded, standstill)
+            reader = threading.Thread(
+                target=self._read, args=of_it, name="llorch-intake", daemon=True
+            )
+            self._process, self._loaded, self._given_up = process, loaded, None
+            reader.start()
+            undo.pop_all()
+        self._frames, self._outbox, self._standstill = frames, outbox, standstill
 
     def _read(
-        self, process: subprocess.Popen[bytes], frames: Frames, loaded: Future[AroundTurns]
+        self,
+        process: subprocess.Popen[bytes],
+        frames: Frames,
+        outbox: Outbox,
+        loaded: Future[AroundTurns],
+        standstill: Standstill,
     ) -> None:
         with suppress(NoFrame, OSError):
             while (heard := frames.receive()) is not None:
+                standstill.heard()
                 header = header_of(heard)
                 if "log" in header:
                     name, severity, line = header["log"]
@@ -242,31 +326,35 @@ class IntakeProcess:
                     self._hear(header, heard)
                 else:
                     loaded.set_exception(error_of(header["error"]))
+        outbox.close()
         frames.close()
         code = process.wait()
+        how = self._given_up or _how(code)
         if not loaded.done():
-            loaded.set_exception(InternalError(f"the intake {_how(code)} while it loaded"))
-        self._has_ended(code, loaded.exception())
+            loaded.set_exception(InternalError(f"the intake {how} while it loaded"))
+        self._has_ended(code, how, loaded.exception())
 
     def _hear(self, header: dict[str, Any], heard: bytes) -> None:
         number = header["number"]
         if "code" in header:
-            self._end(number, _ForkEnded(header["code"], header["phase"]))
+            out_of_memory = header["out_of_memory"]
+            self._end(number, _end_of(header["code"], header["phase"], out_of_memory=out_of_memory))
         elif "error" in header:
             self._end(number, error_of(header["error"]))
         else:
             self._end(number, body_of(heard))
 
-    def _has_ended(self, code: int, error: BaseException | None) -> None:
+    def _has_ended(self, code: int, how: str, error: BaseException | None) -> None:
         with self._changing:
-            self._frames, again = None, None
+            self._frames = None
             loaded = error is None
             if self._closed:
                 error = InternalError("the intake is closed")
             elif loaded or self._may_start_again(code):
-                logger.warning("the intake %s; it starts again", _how(code))
+                logger.warning("the intake %s; it starts again", how)
                 try:
-                    again, error = self._start(), None
+                    self._start()
+                    error = None
                 except Exception as refused:  # noqa: BLE001 - whoever asked must hear of any
                     error = _cannot_start(refused)
             elif self._was_loaded:
@@ -274,12 +362,9 @@ class IntakeProcess:
             for number, asked in [*self._asked.items()]:
                 asked.tries += loaded
                 if error is not None or asked.tries == _MOST_TRIES:
-                    self._end(number, error or InternalError(f"the intake {_how(code)}"))
-            left = [asked.frame for asked in [*self._asked.values()]]
-        if again is not None:
-            with suppress(OSError):
-                for request in left:
-                    again.send(request)
+                    self._end(number, error or InternalError(f"the intake {how}"))
+                else:
+                    self._outbox.send(asked.frame)
 
     def _may_start_again(self, code: int) -> bool:
         """Whether one that was killed while it loaded has loaded before, and not failed often."""
@@ -298,8 +383,8 @@ def _how(code: int) -> str:
 
 def _prompt_refusal(field: str, broken: str, got: Any) -> InvalidRequest:
     what = "chat template or tokenizer" if field == "messages" else "tokenizer"
-    return _refusal(field, f"the model's {what} {broken} for it", got)
+    return _refusal(field, f"the model's {what} {broken} for it", describe(got))
 
 
-def _refusal(field: str, rule: str, got: Any) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(got))])
+def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     InternalError,
     InvalidRequest,
     ModelLoadFailed,
+    OutOfMemory,
 )
 from llorch_worker.contract.token_questions import (
     DescribeTokenizer,
@@ -37,6 +38,7 @@ from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.text.questions import answer
 from llorch_worker.text.vocabulary_file import open_vocabulary
+from tests.memory_groups import memory_group
 from tests.waiting import wait_until
 
 SMALL = Bounds(cpu_s=0.3)
@@ -44,6 +46,7 @@ TEMPLATE = """\
 {% set said = messages[-1].content -%}
 {% if said == 'compute' %}{{ (messages | length + 6) ** (7 ** 9) }}
 {% elif said == 'grow' %}{{ said * 10 ** 10 }}
+{% elif said == 'take' %}{{ (said * 10 ** 8) | length }}
 {% elif said == 'wait' %}{% for a in range(99) %}{% for b in range(2999) %}{% endfor %}{% endfor %}
 {% endif %}{% for m in messages %}<{{ m.role }}> {{ m.content }}
 {% endfor %}<assistant>"""
@@ -197,8 +200,93 @@ def test_no_request_waits_for_one_that_takes_long(
     again = wait_until(lambda: giving_way(patient))
     assert not computes.done()
     again.kill()
-    with pytest.raises(InvalidRequest, match=r"takes more than .* of memory"):
+    # None of a request's limits kills.
+    with pytest.raises(InternalError, match="what prepared the request was killed twice"):
         computes.result(30)
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    with memory_group(60 * 2**20) as folder:
+        yield folder
+
+
+def test_a_request_for_which_memory_is_short_is_not_at_fault(
+    patient: IntakeProcess, limits: Limits, small_group: Path
+) -> None:
+    patient.around()
+    (small_group / "cgroup.procs").write_text(str(patient.pid))
+    for fork in forks(patient):  # the next one is of the group
+        fork.kill()
+    with pytest.raises(OutOfMemory) as caught:
+        patient.prepare(chat("take"), limits)
+    assert caught.value.retriable
+    assert patient.prepare(chat("Hi"), limits).prompt_ids
+
+
+def test_one_that_hangs_is_replaced_and_what_it_was_asked_is_prepared(
+    folder: Path, limits: Limits, caplog: pytest.LogCaptureFixture
+) -> None:
+    with IntakeProcess(folder, idle_s=2) as intake:
+        intake.around()
+        hung = intake.pid
+        os.kill(hung, signal.SIGSTOP)
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
+        assert intake.pid != hung
+        assert "the intake was killed: it did nothing for " in caplog.text
+
+
+def test_one_that_hangs_while_it_loads_keeps_nobody_waiting(folder: Path) -> None:
+    with IntakeProcess(folder, idle_s=2) as intake:
+        os.kill(intake.pid, signal.SIGSTOP)
+        with pytest.raises(InternalError, match=r"killed: it did nothing for .* while it loaded"):
+            intake.around()
+        assert isinstance(intake.around(), AroundTurns)
+
+
+def test_a_request_that_fills_the_socket_of_one_that_hangs_ends_at_its_deadline(
+    folder: Path, limits: Limits
+) -> None:
+    with IntakeProcess(folder) as intake:
+        intake.around()
+        os.kill(intake.pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            intake.prepare_document(chat("a" * 1_000_000), limits, within_s=0.01)
+
+
+def test_a_request_that_is_withdrawn_gives_its_place_to_others(
+    folder: Path, limits: Limits
+) -> None:
+    with (
+        IntakeProcess(folder, Bounds(cpu_s=600)) as intake,
+        ThreadPoolExecutor() as threads,
+    ):
+        withdrawn: list[Preparation] = []
+        waits = [
+            threads.submit(
+                intake.prepare_document, chat("compute"), limits, on_asked=withdrawn.append
+            )
+            # More than are prepared at once.
+            for _ in range(6)
+        ]
+        wait_until(lambda: sum(fork.nice() > 0 for fork in forks(intake)) == 4)
+        for each in withdrawn:
+            each.cancel()
+        for wait in waits:
+            with pytest.raises(Cancelled):
+                wait.result(30)
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
+        wait_until(lambda: len(forks(intake)) == 1)
+
+
+def test_a_request_too_large_for_a_message_is_refused(
+    patient: IntakeProcess, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient.around()
+    monkeypatch.setattr(patient._frames, "_most_bytes", 1000)
+    with pytest.raises(InvalidRequest, match="request: must fit into a message to the intake"):
+        patient.prepare(chat("a" * 1000), limits)
+    assert patient.prepare(chat("Hi"), limits).prompt_ids
 
 
 def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
