@@ -205,7 +205,8 @@ class ToyEngine:
         path = os.environ.get("TOY_MISPLACED")
         return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
 
-    def warm_up(self) -> None: ...
+    def warm_up(self) -> None:
+        _fail_as_asked("warm up and ")
 
     def step_figures(self) -> StepFigures:
         return StepFigures()
@@ -250,11 +251,14 @@ class ToyEngine:
         return True
 
 
-def _fail_as_asked() -> None:
-    """``TOY_FAILS_FROM`` names a file: once it exists, it says how a load fails, ``die`` or the
-    message of a ``ModelLoadFailed``."""
+def _fail_as_asked(when: str = "") -> None:
+    """``TOY_FAILS_FROM`` names a file: once it exists, it says how a load fails, ``die``, ``stop``
+    or the message of a ``ModelLoadFailed``; ``warm up and stop`` is later."""
     path = Path(os.environ.get("TOY_FAILS_FROM", "/nowhere/at/all"))
-    if path.exists():
-        if (said := path.read_text()) == "die":
+    said = path.read_text() if path.exists() else ""
+    if said == f"{when}stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif said and not when and not said.startswith("warm up"):
+        if said == "die":
             os._exit(9)
         raise ModelLoadFailed(said)

@@ -90,6 +90,11 @@ class Board:
 
     # The keeper's side ------------------------------------------------------------------------
 
+    @property
+    def last_beat(self) -> int:
+        """Another number after each sign of life."""
+        return self._words[_HEARTBEAT]
+
     def stalled_for_s(self) -> float:
         """Seconds since the last sign of life; 0.0 at rest."""
         beat_ns = self._words[_HEARTBEAT]
@@ -107,6 +112,11 @@ class Board:
             # After two more writes the bank is another's.
             if words[_WRITES] == writes:
                 return handles
+
+    def close(self) -> None:
+        """Gives the memory back; nothing can be read or written any more."""
+        self._words.release()
+        self._memory.close()
 
     def _bank(self, writes: int) -> int:
         return _BANKS + (writes & 1) * (1 + self._most)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Final
 
@@ -54,12 +56,14 @@ class Frames:
         length: int = _LENGTH.unpack_from(self._begun)[0]
         return len(self._begun) >= _LENGTH.size + length
 
-    def receive(self) -> bytes | None:
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
         """Waits for the next frame; None if the other end has closed.
 
         Raises:
+            TimeoutError: no whole frame came within ``timeout_s``; a later call goes on.
             NoFrame: what comes is none; nothing more can be read.
         """
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         length = None
         while True:
             if length is None and len(self._begun) >= _LENGTH.size:
@@ -71,6 +75,8 @@ class Frames:
                 frame = bytes(memoryview(self._begun)[_LENGTH.size : end])
                 del self._begun[:end]
                 return frame
+            if give_up_s is not None:
+                self._wait(give_up_s)
             # Memory grows with what has come, not with what a length says.
             more = self._socket.recv(_READ_BYTES)
             if not more:
@@ -78,6 +84,12 @@ class Frames:
                     raise NoFrame(f"the connection ended after {len(self._begun)} bytes of a frame")
                 return None
             self._begun += more
+
+    def _wait(self, give_up_s: float) -> None:
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        if not look.poll(max(0.0, give_up_s - time.monotonic()) * 1e3):
+            raise TimeoutError
 
     def close(self) -> None:
         """Ends the connection; a thread that receives gets None, and so does the other end."""

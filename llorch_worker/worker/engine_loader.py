@@ -84,6 +84,8 @@ class EngineLoader:
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,
+            watchdog_s=settings.watchdog_s,
+            meanwhile=state.maybe_shutdown,
         )
         try:
             engine.warm_up()

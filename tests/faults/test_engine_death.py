@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
+import psutil
 import pytest
 
 from llorch_worker.client import Client
@@ -15,6 +15,7 @@ from llorch_worker.contract import AttemptsExhausted
 from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
+from tests.memory_groups import memory_group
 from tests.services import WorkerProcess, wait_until
 from tests.store import held_ids
 
@@ -128,6 +129,20 @@ def test_a_worker_without_an_engine_stops_at_once(
     witness.assert_whole(job)
 
 
+def test_a_worker_whose_engine_hangs_while_it_loads_stops_at_once(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    file = tmp_path / "failure"
+    file.write_text("stop")
+    worker = start_worker("w1", ready=False, TOY_FAILS_FROM=file)
+    hangs = psutil.STATUS_STOPPED
+    wait_until(
+        lambda: hangs in [each.status() for each in psutil.Process(worker.process.pid).children()]
+    )
+    worker.process.terminate()
+    assert worker.wait_exit() == 0
+
+
 def test_an_engine_that_dies_while_its_worker_drains_is_not_replaced(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
@@ -145,17 +160,8 @@ def test_an_engine_that_dies_while_its_worker_drains_is_not_replaced(
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group of this machine whose processes may take 150 MB more than they have."""
-    folder = Path(f"/sys/fs/cgroup/memory/llorch-{uuid4().hex}")
-    try:
-        folder.mkdir()
-    except OSError:
-        pytest.skip("control groups of memory cannot be made here")
-    (folder / "memory.limit_in_bytes").write_text(str(150 * 2**20))
-    yield folder
-    for pid in (folder / "cgroup.procs").read_text().split():
-        (folder.parent / "cgroup.procs").write_text(pid)
-    folder.rmdir()
+    with memory_group(150 * 2**20) as folder:
+        yield folder
 
 
 def test_a_job_that_takes_all_memory_costs_engines_and_no_worker(

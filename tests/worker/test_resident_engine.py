@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
+
+from llorch_worker.contract import GenerationRequest
 from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.engine.interface import EngineDied
+from llorch_worker.engine.process import engine_process
 from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.worker.resident_engine import ResidentEngine
 from tests.waiting import wait_until
 
 
-def load() -> EngineProcess:
-    return EngineProcess.load(
+def load(watchdog_s: float = 60) -> EngineProcess:
+    engine = EngineProcess.load(
         STORY_MODEL,
         model_name="toy",
         engine_class="tests.toy_engine:ToyEngine",
         device="toy",
         max_sequences=2,
+        watchdog_s=watchdog_s,
     )
+    engine.warm_up()
+    return engine
+
+
+@contextmanager
+def resident_of(
+    first: EngineProcess, load: Callable[[], EngineProcess], watchdog_s: float = 60
+) -> Iterator[ResidentEngine]:
+    resident = ResidentEngine(
+        first,
+        load,
+        watchdog_s=watchdog_s,
+        on_death=lambda death: death.suspects,
+        on_change=lambda: None,
+    )
+    resident.start()
+    try:
+        yield resident
+    finally:
+        resident.close()
 
 
 def test_another_engine_starts_even_if_the_system_refuses_a_process_at_first() -> None:
@@ -77,3 +107,29 @@ def test_an_engine_that_died_before_its_worker_looked_is_replaced_though_nobody_
         assert resident.last_death == "signal SIGSEGV"
     finally:
         resident.close()
+
+
+@pytest.mark.parametrize("failure", ["stop", "warm up and stop"])
+def test_an_engine_that_hangs_while_it_loads_is_replaced(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "failure"
+    monkeypatch.setenv("TOY_FAILS_FROM", str(file))
+    monkeypatch.setattr(engine_process, "LOOK_S", 0.05)
+    with resident_of(load(), lambda: load(watchdog_s=0.2)) as resident:
+        file.write_text(failure)
+        os.kill(resident.pid, signal.SIGKILL)
+        wait_until(lambda: "start: it did nothing for" in (resident.away or ""))
+        file.unlink()
+        wait_until(lambda: resident.healthy)
+
+
+def test_an_engine_that_hangs_while_it_rests_is_replaced_once_it_owes_an_answer() -> None:
+    first = load()
+    with resident_of(first, load, watchdog_s=1) as resident, ThreadPoolExecutor(1) as threads:
+        os.kill(first.pid, signal.SIGSTOP)
+        asked = threads.submit(resident.submit, GenerationRequest(prompt="a"))
+        with pytest.raises(EngineDied, match="it finished no step for"):
+            asked.result(60)
+        wait_until(lambda: resident.healthy)
+        assert resident.pid != first.pid

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
@@ -16,10 +17,9 @@ import uuid
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
@@ -76,7 +76,9 @@ from llorch_worker.intake.request_checks import check_model
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
 from llorch_worker.processes.oom import let_die_first, oom_kills
+from llorch_worker.processes.outbox import Outbox
 from llorch_worker.processes.spawn import memory_file, spawn
+from llorch_worker.processes.standstill import LOOK_S, Standstill
 from llorch_worker.settings import default_model_name
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,11 @@ ANSWER_S: Final = 0.5
 """How long a question about figures waits for the engine."""
 CLOSE_S: Final = 10.0
 """How long a close waits until the engine has cancelled its generations."""
+LOAD_IDLES: Final = 5
+"""A load that does nothing for so many times the watchdog's limit is given up. It may wait for a
+disk, or for a compiler of another process."""
+LOAD_IS_SILENT: Final = 30
+"""And one that tells nothing for so many times, whatever it does. It may compile."""
 MOST_TRACE_BYTES: Final = 2**16
 EXIT_S: Final = 5.0
 """How long a process that has closed its connection may take to end."""
@@ -121,9 +128,12 @@ class EngineProcess:
         self,
         process: subprocess.Popen[bytes],
         frames: Frames,
+        outbox: Outbox,
         board: Board,
         trace: int,
         intake: IntakeProcess | None,
+        standstill: Standstill,
+        meanwhile: Callable[[], None],
     ) -> None:
         """Made by :meth:`load`."""
         self._intake = intake
@@ -131,12 +141,17 @@ class EngineProcess:
         self._frames = frames
         self._board = board
         self._trace = trace
-        self._payloads: SimpleQueue[bytes | None] = SimpleQueue()
+        self._standstill = standstill
+        self._meanwhile = meanwhile
+        self._last_beat = 0
+        self._outbox = outbox
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._generations: dict[int, RemoteGeneration] = {}
-        self._accepting: dict[int, Future[int | None]] = {}
-        self._answers: dict[int, Future[Any]] = {}
+        self._accepting: dict[int, _Owed] = {}
+        self._answers: dict[int, _Owed] = {}
+        self._reads_since_s: float | None = None
+        """Since when the reading thread waits; None while it does not."""
         self._closing = False
         self._sentence: tuple[DeathLabel, str] | None = None
         self._death: Death | None = None
@@ -156,6 +171,8 @@ class EngineProcess:
         engine_class: str = ENGINE,
         kept: Iterable[int] = (),
         intake: IntakeProcess | None = None,
+        watchdog_s: float = math.inf,
+        meanwhile: Callable[[], None] = lambda: None,
         **changed: Any,
     ) -> Self:
         """Starts a process and lets it load a model.
@@ -169,36 +186,47 @@ class EngineProcess:
                 of its card.
             intake: one for the same file, which prepares requests for as long as it is open. Else
                 the engine's process does, and a chat template may hang it.
+            watchdog_s: a process that does nothing for :data:`LOAD_IDLES` times as long while it
+                loads or warms up, or tells nothing for :data:`LOAD_IS_SILENT` times, is killed.
+            meanwhile: called about once a second on the threads that wait for the load and the
+                warm-up. If it raises, they do.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
             EngineDied: the process died while it loaded.
         """
         options = replace(options or EngineOptions(), **changed)
-        board, board_descriptor = Board.shared(most_handles(options))
-        trace = memory_file("llorch-trace")
-        ours, theirs = socket.socketpair()
-        try:
-            process = spawn(
-                "llorch_worker.engine.process.server",
-                [theirs.fileno(), board_descriptor, trace],
-                kept=kept,
-            )
-        except BaseException:
-            ours.close()
-            os.close(trace)
-            raise
-        finally:
-            theirs.close()
-            os.close(board_descriptor)
-        engine = cls(process, Frames(ours), board, trace, intake)
         level = logging.getLogger("llorch_worker").getEffectiveLevel()
         named = model_name or default_model_name(Path(path))
         others = {} if num_threads is None else {"num_threads": num_threads}
         asked = Load(
             str(path), asdict(options), named, engine_class, level, others, intake is not None
         )
-        engine._load(asked, progress)
+        with ExitStack() as undo:
+            board, board_descriptor = Board.shared(most_handles(options))
+            undo.callback(board.close)
+            trace = memory_file("llorch-trace")
+            undo.callback(os.close, trace)
+            ours, theirs = socket.socketpair()
+            frames = Frames(ours)
+            undo.callback(frames.close)
+            try:
+                process = spawn(
+                    "llorch_worker.engine.process.server",
+                    [theirs.fileno(), board_descriptor, trace],
+                    kept=kept,
+                )
+            finally:
+                theirs.close()
+                os.close(board_descriptor)
+            undo.callback(_kill, process)
+            outbox = Outbox(frames, "llorch-engine-writer")
+            undo.callback(outbox.close)
+            limits_s = {"idle_s": LOAD_IDLES * watchdog_s, "silent_s": LOAD_IS_SILENT * watchdog_s}
+            standstill = Standstill(process.pid, **limits_s)
+            engine = cls(process, frames, outbox, board, trace, intake, standstill, meanwhile)
+            engine._load(asked, progress)
+            undo.pop_all()
         return engine
 
     @property
@@ -207,7 +235,15 @@ class EngineProcess:
         return self._process.pid
 
     def warm_up(self) -> None:
-        self._call("warm_up").result()
+        self._standstill.heard()
+        answer = self._call("warm_up")
+        while True:
+            try:
+                answer.result(LOOK_S)
+            except TimeoutError:
+                self._look()
+            else:
+                return
 
     def submit(
         self,
@@ -243,7 +279,7 @@ class EngineProcess:
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
-        accepting: Future[int | None] = Future()
+        accepting = _Owed()
         with self._lock:
             self._require_open()
             self._generations[handle] = generation
@@ -297,7 +333,21 @@ class EngineProcess:
         return self._death is None and not self._closing
 
     def stalled_for_s(self) -> float:
-        return self._board.stalled_for_s() if self.healthy else 0.0
+        """Seconds without a sign of life.
+
+        One that hangs while it has no job is at rest on the board. So an answer that it owes
+        counts too, for as long as this process waits for what it sends.
+        """
+        with self._lock:
+            if not self.healthy:
+                return 0.0
+            stalled_s = self._board.stalled_for_s()
+        waits_since_s = self._reads_since_s
+        owed = [*self._accepting.values(), *self._answers.values()]
+        if waits_since_s is None or not owed:
+            return stalled_s
+        since_s = max(waits_since_s, min(each.since_s for each in owed))
+        return max(stalled_s, time.monotonic() - since_s)
 
     def on_death(self, callback: Callable[[Death], None]) -> None:
         """``callback`` is called once when the process has died without being asked to, before its
@@ -338,21 +388,18 @@ class EngineProcess:
 
     def _send(self, message: ToEngine) -> None:
         """Never waits, even if the engine reads nothing. Raises ``FrameTooLarge``."""
-        payload = encode(message)
-        self._frames.check(payload)
-        self._payloads.put(payload)
-
-    def _write(self) -> None:
-        with suppress(OSError):  # its death answers
-            while (payload := self._payloads.get()) is not None:
-                self._frames.send(payload)
+        self._outbox.send(encode(message))
 
     def _call(self, name: str, *arguments: Any) -> Future[Any]:
-        number, answer = next(self._numbers), Future[Any]()
+        number, answer = next(self._numbers), _Owed()
         with self._lock:
             self._require_open()
             self._answers[number] = answer
-        self._send(Call(number, name, arguments))
+        try:
+            self._send(Call(number, name, arguments))
+        except FrameTooLarge:
+            del self._answers[number]
+            raise
         return answer
 
     def _cancel(self, handle: int) -> None:
@@ -373,45 +420,59 @@ class EngineProcess:
 
     def _load(self, asked: Load, progress: Callable[[int, int], None] | None) -> None:
         """Reads until the engine is there."""
-        try:
-            with suppress(OSError):  # its death answers
-                self._frames.send(encode(asked))
-                if self._intake is not None:
-                    around = self._intake.around()
-                    self._frames.send(encode(Around(around.before, around.after)))
-            while not isinstance(message := self._receive_while_loading(), Loaded):
-                match message:
-                    case Progress(done, total):
-                        if progress is not None:
-                            progress(done, total)
-                    case NotLoaded(error):
-                        raise error.error()
-                    case None:
-                        raise EngineDied(self._autopsy())
-                    case _:
-                        self._take(message)
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
-            self._frames.close()
-            os.close(self._trace)
-            raise
+        self._send(asked)
+        if self._intake is not None:
+            around = self._intake.around(self._meanwhile)
+            self._send(Around(around.before, around.after))
+        while not isinstance(message := self._receive_while_loading(), Loaded):
+            match message:
+                case Progress(done, total):
+                    if progress is not None:
+                        progress(done, total)
+                case NotLoaded(error):
+                    raise error.error()
+                case None:
+                    raise EngineDied(self._autopsy())
+                case _:
+                    self._take(message)
         self.facts: ModelFacts = message.facts
         self._stats = _Figures(lambda: self._call("stats"), message.stats)
         self._steps = _Figures(lambda: self._call("step_figures"), StepFigures())
-        threading.Thread(target=self._write, name="llorch-engine-writer", daemon=True).start()
         self._reader = threading.Thread(target=self._read, name="llorch-engine", daemon=True)
         self._reader.start()
 
-    def _receive(self) -> ToKeeper | None:
-        frame = self._frames.receive()
-        return None if frame is None else decode_to_keeper(frame)
-
     def _receive_while_loading(self) -> ToKeeper | None:
-        # A process that dies before it has read all resets the connection, or ends it amid a frame.
-        with suppress(OSError, NoFrame):
-            return self._receive()
-        return None
+        while True:
+            try:
+                frame = self._frames.receive(LOOK_S)
+            except TimeoutError:
+                self._look()
+            except (OSError, NoFrame):
+                # A process that dies before it has read all resets the connection, or ends it amid
+                # a frame.
+                return None
+            else:
+                self._standstill.heard()
+                return None if frame is None else decode_to_keeper(frame)
+
+    def _look(self) -> None:
+        """Kills a process that does not get on with its load, or its warm-up."""
+        self._meanwhile()
+        with self._lock:
+            if not self.healthy:
+                return
+            beat = self._board.last_beat
+        if beat != self._last_beat:
+            self._last_beat = beat
+            self._standstill.heard()
+        if (reason := self._standstill.reason()) is not None:
+            self.kill("stalled", f"{reason} while it loaded")
+
+    def _receive(self) -> ToKeeper | None:
+        self._reads_since_s = time.monotonic()
+        frame = self._frames.receive()
+        self._reads_since_s = None
+        return None if frame is None else decode_to_keeper(frame)
 
     def _read(self) -> None:
         try:
@@ -471,8 +532,8 @@ class EngineProcess:
 
     def _bury(self) -> None:
         death = self._autopsy()
+        self._outbox.close()
         self._frames.close()
-        self._payloads.put(None)
         os.close(self._trace)
         error = InternalError("the engine is closed")
         mourners: list[Callable[[Death], None]] = []
@@ -480,6 +541,7 @@ class EngineProcess:
             if not self._closing:
                 self._death, error = death, EngineDied(death)
                 mourners = self._mourners
+            self._board.close()
             generations, self._generations = self._generations, {}
             waiting = [*self._accepting.values(), *self._answers.values()]
         for callback in mourners:
@@ -516,6 +578,14 @@ class EngineProcess:
             # Of files, lines and names alone.
             _log(LogLine(__name__, logging.ERROR, "where the engine was when it died", trace))
         return Death(label, reason, suspects, code)
+
+
+class _Owed(Future[Any]):
+    """An answer that the engine owes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since_s = time.monotonic()
 
 
 class RemoteGeneration(GenerationHandle):
@@ -590,6 +660,11 @@ class _Figures(Generic[T]):
         except (TimeoutError, LlorchError):
             logger.debug("the engine does not tell its figures", exc_info=True)
         return self._last
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _log_defect(what: str, error: LlorchError) -> None:

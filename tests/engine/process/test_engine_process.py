@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llorch_worker.contract import (
@@ -32,6 +33,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.processes.frames import FrameTooLarge
 from tests.engine.process import faulty_engine as faults
 from tests.engine.structured import AS_RECORD, asking
 from tests.waiting import wait_until
@@ -396,3 +398,50 @@ def test_a_request_too_large_for_a_message_is_refused_by_name(
     with pytest.raises(InvalidRequest, match="request: must fit into a message to the engine"):
         engine.submit(GenerationRequest(prompt="a" * 1000))
     assert engine.submit(GenerationRequest(prompt="a", max_tokens=1)).result(TIMEOUT_S)
+    with pytest.raises(FrameTooLarge):
+        engine.logits(range(1000))
+    assert not engine._answers
+
+
+TOY: dict[str, Any] = {
+    "engine_class": "tests.toy_engine:ToyEngine",
+    "device": "toy",
+    "max_sequences": 2,
+}
+
+
+def test_a_process_ends_if_no_thread_can_read_what_it_sends(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    began: list[int] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "llorch-engine":
+            began.extend(each.pid for each in psutil.Process().children())
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    before = {each.pid for each in psutil.Process().children()}
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            EngineProcess.load(path, **TOY)
+    (pid,) = {*began} - before
+    assert not psutil.pid_exists(pid)
+
+
+def test_an_engine_that_ended_leaves_no_memory_of_its_board(path: Path) -> None:
+    before = _boards()
+    engines = [EngineProcess.load(path, **TOY) for _ in range(2)]
+    assert _boards() == before + 2
+    os.kill(engines[0].pid, signal.SIGKILL)
+    wait_until(lambda: not engines[0].healthy)
+    for engine in engines:
+        engine.close()
+    assert _boards() == before
+    assert [engine.stalled_for_s() for engine in engines] == [0, 0]
+
+
+def _boards() -> int:
+    return Path("/proc/self/maps").read_text().count("llorch-board")
