@@ -20,9 +20,8 @@ from llorch_worker.contract import (
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.draft_logits import DraftLogits
-from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.generation import Generation, LogprobEntries
 from llorch_worker.engine.launcher import Launcher
-from llorch_worker.engine.logprob_entries import LogprobEntries
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled

@@ -14,7 +14,8 @@ from typing import Any, Self
 import torch
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import Event, GenerationRequest, Journal
+from llorch_worker.cache import BlockPool, PagedKV, Places, UnifiedCache
+from llorch_worker.contract import Event, Fault, GenerationRequest, InvalidRequest, Journal
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
@@ -38,7 +39,6 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.thread import EngineThread, Outlet
-from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.intake.intake import Intake
@@ -46,7 +46,7 @@ from llorch_worker.intake.prepared import Limits, PreparedRequest
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
-from llorch_worker.model import ForwardModel
+from llorch_worker.model import ForwardModel, RaggedBatch
 from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
@@ -332,8 +332,8 @@ class Engine:
         ``InvalidRequest`` for no ids, unknown ids, or more ids than the context holds.
         """
         ids = list(token_ids)
-        check_token_ids(ids, self.max_context, self.config.vocab_size)
-        return self._thread.call(lambda: uncached_logits(self._loaded.steps, self.cache, ids))
+        _check_token_ids(ids, self.max_context, self.config.vocab_size)
+        return self._thread.call(lambda: _uncached_logits(self._loaded.steps, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""
@@ -418,3 +418,46 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_token_ids(token_ids: list[int], max_context: int, vocab_size: int) -> None:
+    """Raises ``InvalidRequest`` for no ids, more than ``max_context``, or unknown ones."""
+    faults = []
+    if not 1 <= len(token_ids) <= max_context:
+        rule = f"must be 1 to {max_context} tokens"
+        faults.append(Fault(field="token_ids", rule=rule, got=f"{len(token_ids)} tokens"))
+    if any(not 0 <= token_id < vocab_size for token_id in token_ids):
+        rule = f"token ids must be below {vocab_size}, the vocabulary's size"
+        faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
+    if faults:
+        raise InvalidRequest.from_faults(faults)
+
+
+def _uncached_logits(
+    model: ForwardModel, cache: UnifiedCache, token_ids: list[int]
+) -> torch.Tensor:
+    """[tokens, vocab] float32, on the CPU.
+
+    Uses the RoPE tables and masks of ``cache`` but its own keys and values, so it works when every
+    block is held, and leaves nothing behind.
+    """
+    device = cache.shape.device
+    count = len(token_ids)
+    num_blocks = -(-count // cache.block_size)
+    kv = PagedKV(cache.shape, [num_blocks] * len(cache.shape.groups))
+    row = torch.arange(count, device=device)
+    tables = torch.arange(num_blocks, device=device).unsqueeze(0)
+    batch = RaggedBatch(
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=row,
+        query_lengths=(count,),
+        context_lengths=(count,),
+        block_tables=tables,
+        slots=row,
+        windowed=(Places(tables, row),) * (len(kv.groups) - 1),
+        logits_rows=row,
+    )
+    logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))
+    # Callers may write to the clone; a tensor made in inference mode is read-only.
+    with torch.inference_mode(False):
+        return logits.cpu().clone()

@@ -21,9 +21,10 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
-from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
 from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
+from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.intake.constraints.relaxed import Checks
 
@@ -248,3 +249,30 @@ def _checked(choice: Choice, checks: Checks) -> Choice:
         return choice
     unmet = checks.unmet(choice.text, choice.tool_calls or ())
     return choice.model_copy(update={"unmet": unmet}) if unmet else choice
+
+
+class LogprobEntries:
+    """Makes the entries of a model's tokens in results and events. Any thread may call it."""
+
+    def __init__(self, token_text: Callable[[int], tuple[str, tuple[int, ...] | None]]) -> None:
+        """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
+        self._token_text = token_text
+
+    def of_token(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
+        """The entry of a token that was chosen in ``row``."""
+        top = tuple(map(self._entry, row.top_ids, row.top))
+        return TokenLogprobs(**dict(self._entry(token_id, row.chosen)), top=top)
+
+    def of_prompt(self, scored: PromptLogprobs) -> tuple[TokenLogprobs | None, ...]:
+        """One entry for each token of a prompt; None for the first."""
+        return (
+            None,
+            *(
+                self.of_token(token_id, RowLogprobs(chosen, top_ids, top))
+                for token_id, chosen, top_ids, top in scored.rows()
+            ),
+        )
+
+    def _entry(self, token_id: int, logprob: float) -> TokenLogprob:
+        text, data = self._token_text(token_id)
+        return TokenLogprob(id=token_id, text=text, logprob=logprob, bytes=data)
