@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 
 from celery.utils.log import get_logger
@@ -12,6 +11,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.contract.errors import as_told
 
 logger = get_logger(__name__)
 
@@ -56,16 +56,12 @@ class Repeater:
         """Calls ``act`` once."""
         try:
             self._act()
-        except Exception as error:  # noqa: BLE001 - a thread that ended would be missed by nobody
+        except Exception as error:
             self._retry_s = min(max(2 * self._retry_s, FIRST_RETRY_S), LONGEST_RETRY_S)
             if isinstance(error, RedisError | OperationalError):
                 self._outage.failed(error)
             else:
-                # The message may quote a text.
-                place = "".join(traceback.format_tb(error.__traceback__))
-                logger.error(
-                    "cannot %s, will retry: %s at\n%s", self._what, type(error).__name__, place
-                )
+                logger.error("cannot %s, will retry", self._what, exc_info=as_told(error, "worker"))
             forget_frames(error)
         else:
             self.served()

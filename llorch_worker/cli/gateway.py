@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from traceback import format_exception_only
 from typing import Annotated
 
 import typer
@@ -10,8 +11,8 @@ import typer
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract import InternalError
 from llorch_worker.contract.command_errors import USAGE, CommandError, usage_error
+from llorch_worker.contract.errors import as_told
 from llorch_worker.settings import Settings
 
 BACKLOG = 2048
@@ -109,9 +110,9 @@ def gateway(
 
 def _without_message(record: logging.LogRecord) -> bool:
     """The message of a defect may quote a text, so only the type and the place are logged."""
-    if record.exc_info and record.exc_info[1] is not None:
-        defect = InternalError(f"a defect: {type(record.exc_info[1]).__name__}")
-        record.exc_info = (InternalError, defect, record.exc_info[2])
+    if record.exc_info and (error := record.exc_info[1]) is not None:
+        record.exc_info = None
+        record.exc_text = "".join(format_exception_only(as_told(error, "gateway")))
     return True
 
 

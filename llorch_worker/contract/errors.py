@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from traceback import format_tb
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -241,6 +242,22 @@ ERROR_CLASSES: dict[str, type[LlorchError]] = {
         InternalError,
     )
 }
+
+
+def as_told(error: BaseException, whose: str) -> LlorchError:
+    """What others hear of ``error``: itself if it has a code, else whose defect it is, and its type
+    alone, because its message may quote a text.
+
+    A defect's note says where it was raised: files, lines and names. No frame stays alive for it.
+    """
+    if isinstance(error, LlorchError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"the {whose} has no memory for this job")
+    defect = InternalError(f"a defect of the {whose}: {type(error).__name__}")
+    place = "".join(format_tb(error.__traceback__))
+    defect.add_note(f"Traceback (most recent call last):\n{place}".rstrip())
+    return defect
 
 
 class BrokerUnavailable(Exception):

@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from llorch_worker.anthropic_api.errors import error_document
-from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, QueueFull
-from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.contract import InvalidRequest, LlorchError, QueueFull
+from llorch_worker.contract.errors import BrokerUnavailable, as_told
 from llorch_worker.gateway.bodies import BodyRefused
 from llorch_worker.openai_api.errors import (
     ERROR_TYPES,
@@ -99,12 +99,10 @@ def no_space(error: BaseException | None) -> HttpError | None:
 def as_shown(error: Exception) -> LlorchError:
     """What a client hears of ``error``, which may name our Redis or quote a prompt."""
     match error:
-        case LlorchError():
-            return error
         case BrokerUnavailable() | RedisError():
             return RedisUnreachable("the queue does not answer; try again later")
         case _:
-            return InternalError(f"a defect: {type(error).__name__}")
+            return as_told(error, "gateway")
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:

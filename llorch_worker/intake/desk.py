@@ -25,12 +25,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any, Final, NoReturn
 
 from pydantic import TypeAdapter
 
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import GenerationRequest, InternalError, LlorchError
+from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, frame, header_of
 from llorch_worker.intake.intake import Intake
@@ -384,13 +386,12 @@ class _Desk:
             phase[0] = Phase.READS
             try:
                 reply = frame(number, self._answer(header, body_of(request), phase))
-            except LlorchError as error:
-                reply = frame({**number, "error": error.args})
             except Exception as error:  # noqa: BLE001 it is told where the request came from
-                # The message may quote a text, so only the type and the place are told.
-                defect = InternalError(f"a defect of the intake: {type(error).__name__}")
-                logger.error("a request could not be prepared: %s", _place(error))
-                reply = frame({**number, "error": defect.args})
+                told = as_told(error, "intake")
+                if isinstance(told, InternalError):
+                    place = "".join(format_exception_only(told))
+                    logger.error("a request could not be prepared: %s", place)
+                reply = frame({**number, "error": told.args})
             limiter.end()
             frames.send(reply)
 
@@ -410,12 +411,3 @@ class _Desk:
 
         prepared = intake.prepare(request, header["generated"], doing)
         return json.dumps(prepared.document()).encode()
-
-
-def _place(error: Exception) -> str:
-    """The type of ``error`` and where it was raised."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = "" if place is None else f" in {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-    return f"{type(error).__name__}{where}"

@@ -34,12 +34,12 @@ from llorch_worker.contract import (
     InvalidRequest,
     Journal,
     LlorchError,
-    OutOfMemory,
     Timings,
     Tokens,
     Usage,
     describe,
 )
+from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
@@ -231,14 +231,11 @@ class JobRunner:
             raise
         except LlorchError:
             raise
-        except MemoryError:
-            raise OutOfMemory("the worker has no memory for this job") from None
         except BaseException as error:
-            # The message may quote the prompt, so only the type and the place are logged.
-            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
-            place = (type(defect), defect, error.__traceback__)
-            logger.error("job %s failed", claim.job_id, exc_info=place)
-            raise defect from None
+            told = as_told(error, "worker")
+            if isinstance(told, InternalError):
+                logger.error("job %s failed", claim.job_id, exc_info=told)
+            raise told from None
 
     def _goes_to_larger_context(self, claim: Claim, journal: Journal) -> bool:
         try:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import token_questions
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion
 
 logger = get_logger(__name__)
@@ -64,11 +65,8 @@ class TokenDesk(Repeater):
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | LlorchError:
         try:
             return self._find_answer(question)
-        except LlorchError as error:
-            return error
         except Exception as error:
-            # The message may quote the text, so only the type and the place are logged.
-            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
-            place = (type(defect), defect, error.__traceback__)
-            logger.error("a question about tokens failed", exc_info=place)
-            return defect
+            told = as_told(error, "worker")
+            if isinstance(told, InternalError):
+                logger.error("a question about tokens failed", exc_info=told)
+            return told

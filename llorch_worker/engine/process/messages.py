@@ -24,7 +24,7 @@ from llorch_worker.contract import (
     decode_event,
     encode_event,
 )
-from llorch_worker.contract.errors import ERROR_CLASSES
+from llorch_worker.contract.errors import ERROR_CLASSES, as_told
 from llorch_worker.engine.interface import DeathLabel, EngineStats, ModelFacts
 from llorch_worker.intake.prepared import PreparedRequest
 
@@ -36,7 +36,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class ErrorMessage(msgspec.Struct, array_like=True):
-    """An error of the contract, by its class."""
+    """An error of the contract, by its class; see :func:`.as_told`."""
 
     name: str
     message: str
@@ -49,17 +49,19 @@ class ErrorMessage(msgspec.Struct, array_like=True):
     """Of a defect: where it was raised, of files, lines and names alone."""
 
     @classmethod
-    def of(cls, error: LlorchError, place: str | None = None) -> ErrorMessage:
-        message, code, retriable, faults = error.args
-        spent = getattr(error, "spent", None)
+    def of(cls, error: BaseException) -> ErrorMessage:
+        told = as_told(error, "worker")
+        message, code, retriable, faults = told.args
+        spent = getattr(told, "spent", None)
+        notes = getattr(told, "__notes__", ())
         return cls(
-            type(error).__name__,
+            type(told).__name__,
             message,
             code,
             retriable,
             faults,
             spent and json.dumps([part.model_dump() for part in spent]).encode(),
-            place,
+            "\n".join(notes) or None,
         )
 
     def error(self) -> LlorchError:

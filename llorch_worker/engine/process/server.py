@@ -22,7 +22,6 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
     ModelLoadFailed,
-    OutOfMemory,
 )
 from llorch_worker.contract.installing import install_command
 from llorch_worker.engine.interface import DeathLabel
@@ -184,7 +183,7 @@ class Server:
             )
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
             del self._generations[handle]
-            self._send(Refused(handle, _error_of(error)))
+            self._send(Refused(handle, ErrorMessage.of(error)))
         else:
             self._send(Accepted(handle, generation.request.max_tokens))
             self._generations[handle].set_result(generation)
@@ -195,7 +194,7 @@ class Server:
         try:
             message: ToKeeper = Result(handle, result_document(generation.result()))
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
-            message = Failure(handle, _error_of(error))
+            message = Failure(handle, ErrorMessage.of(error))
         del self._generations[handle]
         try:
             self._send(message)
@@ -208,7 +207,7 @@ class Server:
             answer = Answer(call.number, _METHODS[call.name](self._engine, *call.arguments))
             self._send(answer)
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
-            failed = Answer(call.number, error=_error_of(error))
+            failed = Answer(call.number, error=ErrorMessage.of(error))
             self._send(failed)
 
     def _close(self) -> NoReturn:
@@ -251,17 +250,6 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
     "step_figures": lambda engine: engine.step_figures(),
     "misplaced_tensors": lambda engine: engine.misplaced_tensors(),
 }
-
-
-def _error_of(error: BaseException) -> ErrorMessage:
-    if isinstance(error, LlorchError):
-        return ErrorMessage.of(error)
-    if isinstance(error, MemoryError):
-        return ErrorMessage.of(OutOfMemory("the worker has no memory for this job"))
-    # The message may quote the prompt, so only the type and the place are told.
-    defect = InternalError(f"a defect of the worker: {type(error).__name__}")
-    place = traceback.format_exception(type(defect), defect, error.__traceback__)
-    return ErrorMessage.of(defect, "".join(place))
 
 
 class _KeepersLog(logging.Handler):
