@@ -137,7 +137,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     build = app.build_middleware_stack
 
     def stack() -> ASGIApp:
-        return naming_requests(one_spelling(logging_access(entering(build()))))
+        return naming_requests(one_spelling(logging_access(entering(build(), gateway.name_of))))
 
     app.build_middleware_stack = stack  # type: ignore[method-assign]
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import select
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,9 @@ Waiting = dict[str, dict["Connection", None]]
 
 MOST_CHUNKS = 8_192
 """Of a body, in what is read of a connection at once: at most 256 KiB."""
+YOUNG = 0.25
+"""Part of the time for a header in which no other connection closes a new one: the requests of many
+that come at once are read after all of them are accepted."""
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 15.0
 """Pauses between looks at a client that has closed its sending half."""
@@ -38,7 +42,7 @@ def connections(header_timeout_s: float, most_waiting: int) -> type[asyncio.Prot
 
     ``header_timeout_s``: for the whole header of a request, from the connection or the header's
     first byte on. ``most_waiting``: connections without a request from one address; one more
-    closes that which has waited longest.
+    closes that which has waited longest, soon.
     """
 
     own = {
@@ -191,9 +195,26 @@ class Connection(H11Protocol):
         own = self.waiting[self._address]
         own[self] = None
         if len(own) > self.most_waiting:
-            longest = next(iter(own))
-            del own[longest]
+            self.loop.call_later(YOUNG * self.header_timeout_s, self._close_longest)
+
+    def _close_longest(self) -> None:
+        """Closes that which has waited longest, if there are too many still."""
+        own = self.waiting.get(self._address, {})
+        if len(own) <= self.most_waiting:
+            return
+        longest = next(iter(own))
+        del own[longest]
+        if longest._has_more():
+            own[longest] = None
+            self.loop.call_later(YOUNG * self.header_timeout_s, self._close_longest)
+        else:
             longest.timeout_keep_alive_handler()
+
+    def _has_more(self) -> bool:
+        """Whether something has come that is not read yet."""
+        look = select.poll()
+        look.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(look.poll(0))
 
     def _stop_waiting(self) -> None:
         if self._header_due is not None:

@@ -9,33 +9,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llorch_worker.gateway.errors import RateLimited, error_answer
+
 MOST_A_TURN: Final = 4
 """Requests that begin in one turn of the event loop."""
+MOST_WAITING: Final = 8_192
+"""Requests of one key, or of all without a known one, that wait to begin."""
 AT_ONCE: Final = frozenset({"/health", "/ready", "/metrics"})
 """What orchestrators ask, which begins without waiting."""
 
 
 class Entrance:
-    """Who sent a key, or none, begins in turn with those who sent others."""
+    """Who has a key begins in turn with the others; all without one have one turn together."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._begun = 0
         """In this turn."""
 
-    async def enter(self, who: str) -> None:
-        """Waits until a request may begin."""
+    async def enter(self, find: Callable[[], str]) -> None:
+        """Waits until a request may begin. ``find`` tells whose it is, where that counts. Raises
+        ``RateLimited`` if too many of theirs wait."""
         loop = asyncio.get_running_loop()
         if not (self._begun or self._waiting):
             loop.call_soon(self._next_turn)
         if self._begun < MOST_A_TURN and not self._waiting:
             self._begun += 1
             return
+        who = find()
+        if len(self._waiting.get(who, ())) >= MOST_WAITING:
+            raise RateLimited(f"{MOST_WAITING} requests of this key wait to begin; send it later")
         place = loop.create_future()
         self._waiting.setdefault(who, deque()).append(place)
         await place
@@ -55,14 +64,18 @@ class Entrance:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
 
-def entering(app: ASGIApp) -> ASGIApp:
-    """``app``, whose requests begin as an :class:`Entrance` lets them."""
+def entering(app: ASGIApp, name_of: Callable[[Mapping[str, str]], str]) -> ASGIApp:
+    """``app``, whose requests begin as an :class:`Entrance` lets them. ``name_of`` gets a request's
+    headers and tells whose key it has; "" if it has none that is known."""
     entrance = Entrance()
 
     async def entered(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in AT_ONCE:
-            headers = Headers(scope=scope)
-            await entrance.enter(headers.get("authorization") or headers.get("x-api-key") or "")
+            try:
+                await entrance.enter(lambda: name_of(Headers(scope=scope)))
+            except RateLimited as error:
+                await error_answer(error)(scope, receive, send)
+                return
         await app(scope, receive, send)
 
     return entered

@@ -157,6 +157,12 @@ class Gateway:
             raise HttpError(401, "INVALID_API_KEY", message)
         return found
 
+    def name_of(self, headers: Mapping[str, str]) -> str:
+        """Whose key these hold; "" if none that is known."""
+        with suppress(HttpError):
+            return self.caller(headers).name
+        return ""
+
     def check(self, body: WholeBody) -> None:
         """Raises ``InvalidRequest`` for fields that nobody here knows, if the settings say so."""
         if self._refuse_unknown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -13,7 +14,13 @@ import redis.asyncio
 from llorch_worker.broker import token_questions
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
-from llorch_worker.contract import ModelLoadFailed, ModelNotServed
+from llorch_worker.contract import (
+    InternalError,
+    LlorchError,
+    ModelLoadFailed,
+    ModelNotServed,
+    OutOfMemory,
+)
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.openai_api.errors import NoWorker
@@ -21,6 +28,8 @@ from llorch_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_TRIES_AGAIN_S: Final = 60.0
+"""How long workers answer after an intake that died while it loaded."""
 _AT_ONCE: Final = 16
 """How many questions wait for the intake in threads, apart from those of the event loop."""
 
@@ -35,9 +44,11 @@ class Tokenizers:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "llorch-tokens")
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
+        self._starts_from_s = 0.0
 
     async def own_answer(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any] | None:
-        """The answer without a worker; None if the model's files are not here.
+        """The answer without a worker; None if the model's files are not here, or cannot be used
+        now.
 
         Raises InvalidRequest, see :meth:`.IntakeProcess.answer`.
         """
@@ -66,17 +77,32 @@ class Tokenizers:
 
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | None:
         intake = self._started()
-        return None if intake is None else intake.answer(question)
+        if intake is None:
+            return None
+        try:
+            return intake.answer(question)
+        except (InternalError, OutOfMemory) as error:
+            logger.warning("a worker answers, because here: %s", error)
+            return None
 
     def _started(self) -> IntakeProcess | None:
         with self._starting:
-            if self._intake is None and self._model is not None:
-                intake = IntakeProcess(self._settings.model)
-                try:
-                    intake.around()
-                    self._intake = intake
-                except ModelLoadFailed as error:
-                    logger.warning("workers will answer /tokenize, because here: %s", error)
-                    intake.close()
-                    self._model = None
+            wanted = self._intake is None and self._model is not None
+            if wanted and time.monotonic() >= self._starts_from_s:
+                self._start()
             return self._intake
+
+    def _start(self) -> None:
+        intake = None
+        try:
+            intake = IntakeProcess(self._settings.model)
+            intake.around()
+        except (LlorchError, OSError, RuntimeError) as error:
+            logger.warning("workers will answer /tokenize, because here: %s", error)
+            self._starts_from_s = time.monotonic() + _TRIES_AGAIN_S
+            if isinstance(error, ModelLoadFailed):
+                self._model = None
+            if intake is not None:
+                intake.close()
+        else:
+            self._intake = intake

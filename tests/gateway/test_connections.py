@@ -56,6 +56,24 @@ def test_a_connection_beyond_the_limit_closes_the_one_that_waits_longest(
         assert httpx.get(f"{gateway.url}/v1/models").status_code == 200
 
 
+def test_requests_of_more_connections_than_may_wait_are_all_answered(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with (
+        running_gateway(redis_server.url, tmp_path, waiting_connections=MOST_WAITING) as gateway,
+        ExitStack() as stack,
+    ):
+        begun = [stack.enter_context(connect(gateway)) for _ in range(5 * MOST_WAITING)]
+        # Connections are accepted in the order in which they come.
+        with connect(gateway) as last:
+            ask(last)
+        for each in begun:
+            each.sendall(request)
+        for each in begun:
+            assert each.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_header_that_does_not_end_is_cut_off(gateway: GatewayProcess) -> None:
     with connect(gateway) as silent, connect(gateway) as dripping:
         dripping.sendall(SLOW_HEADER)

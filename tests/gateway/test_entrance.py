@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
 
-from llorch_worker.gateway.entrance import MOST_A_TURN, entering
+from llorch_worker.gateway.entrance import MOST_A_TURN, MOST_WAITING, entering
 
 Begun = list[tuple[int, str]]
 """In which turn of the loop a request began, and whose it was."""
 
 
+KNOWN = ("alice", "bob")
+
+
 def requests(
-    keys: list[str], path: str = "/v1/jobs", cancelled: int = 0, header: str = "authorization"
+    keys: list[str],
+    path: str = "/v1/jobs",
+    cancelled: int = 0,
+    header: str = "authorization",
+    refused: list[Any] | None = None,
 ) -> Begun:
     """A request of each of ``keys``, all at once; the first ``cancelled`` that wait are given up.
 
@@ -35,11 +42,18 @@ def requests(
             begun.append((turn, dict(scope["headers"])[header.encode()].decode()))
             await asyncio.sleep(0)
 
-        entered: Callable[..., Awaitable[None]] = entering(app)
+        def name_of(headers: Mapping[str, str]) -> str:
+            return key if (key := headers[header]) in KNOWN else ""
+
+        async def send(message: Any) -> None:
+            if refused is not None and "status" in message:
+                refused.append((message["status"], dict(message["headers"])[b"retry-after"]))
+
+        entered: Callable[..., Awaitable[None]] = entering(app, name_of)
 
         def request(key: str) -> Coroutine[Any, Any, None]:
             headers = [(header.encode(), key.encode())]
-            return entered({"type": "http", "path": path, "headers": headers}, None, None)
+            return entered({"type": "http", "path": path, "headers": headers}, None, send)
 
         async def ask(key: str) -> None:
             await request(key)
@@ -68,6 +82,19 @@ def test_thousands_at_once_begin_a_few_a_turn(cancelled: int) -> None:
 def test_a_key_with_one_request_does_not_wait_for_another_keys_thousands(header: str) -> None:
     begun = requests(["alice"] * 2000 + ["bob"], header=header)
     assert [key for _, key in begun].index("bob") <= 2 * MOST_A_TURN
+
+
+def test_keys_that_nobody_has_share_one_turn() -> None:
+    begun = requests([f"invented {number}" for number in range(2000)] + ["bob"])
+    assert [key for _, key in begun].index("bob") <= 2 * MOST_A_TURN
+
+
+def test_more_than_may_wait_are_refused_and_nobody_else_is() -> None:
+    refused: list[Any] = []
+    invented = [f"invented {number}" for number in range(MOST_A_TURN + MOST_WAITING + 5)]
+    begun = requests([*invented, "bob"], refused=refused)
+    assert refused == [(429, b"5")] * 5
+    assert len(begun) == MOST_A_TURN + MOST_WAITING + 1
 
 
 def test_a_probe_begins_at_once() -> None:

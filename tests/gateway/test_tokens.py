@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +13,17 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import redis.asyncio
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client
 from llorch_worker.contract import Message, Tool
+from llorch_worker.contract.token_questions import TokenizeText
+from llorch_worker.gateway import tokenizers
+from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.settings import Settings
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 from tests.gateway.conftest import model_with_template
@@ -310,6 +318,45 @@ def test_a_job_whose_chat_the_template_grows_for_fails_alone(
     said = refusal.json()["error"]["message"]
     assert "messages: the model's chat template takes more memory than there is for it" in said
     assert asked("Hi").status_code == 200
+
+
+class KilledAtFirst(IntakeProcess):
+    """It is killed while it loads; the next one is not."""
+
+    started = 0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        KilledAtFirst.started += 1
+        if KilledAtFirst.started == 1:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def test_workers_answer_for_a_while_where_an_intake_dies_while_it_loads(
+    model: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers, "IntakeProcess", KilledAtFirst)
+    card = ModelCard(name=MODEL, max_context=512, last_seen=time.time())
+    settings = Settings(model=model, model_name=MODEL, redis_url=redis_server.url)
+
+    async def ask(own: tokenizers.Tokenizers) -> dict[str, Any] | None:
+        return await own.own_answer(card, TokenizeText(prompt="Once"))
+
+    async def run() -> None:
+        own = tokenizers.Tokenizers(settings, redis.asyncio.Redis())
+        try:
+            assert [await ask(own) for _ in range(3)] == [None] * 3
+            assert KilledAtFirst.started == 1
+            monkeypatch.setattr(own, "_starts_from_s", 0.0)
+            assert await ask(own)
+            # It cannot start again: its files are gone.
+            monkeypatch.setattr(own._intake, "_path", model / "gone")
+            os.kill(own._intake.pid, signal.SIGKILL)
+            assert await ask(own) is None
+        finally:
+            own.close()
+
+    asyncio.run(run())
 
 
 def test_a_worker_whose_sequences_are_all_taken_answers(
