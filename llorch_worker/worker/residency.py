@@ -32,7 +32,6 @@ from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.queue_watcher import QueueWatcher
 from llorch_worker.worker.residency_check import violation
 from llorch_worker.worker.resident_engine import ResidentEngine
-from llorch_worker.worker.shown_figures import shown_figures
 from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
@@ -176,10 +175,6 @@ class Residency:
             f"{stats['model']} on {stats['device']}: {stats['running']} running, "
             f"{stats['waiting']} waiting, {stats['tokens_per_s']:.0f} tokens/s"
         )
-
-    def figures(self) -> dict[str, Any]:
-        """The figures that Flower shows on the worker's page."""
-        return shown_figures(self.stats())
 
     def dead_letters(self) -> int | None:
         """The number of dead letters; None if Redis does not answer."""

@@ -31,7 +31,7 @@ from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
 from llorch_worker.worker.celery.flower import show_queues_of_later_workers
-from llorch_worker.worker.celery.foreign_settings import contradicting_variable
+from llorch_worker.worker.celery.refusals import contradicting_variable
 from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
 

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,22 +17,23 @@ from celery.exceptions import Reject, WorkerShutdown
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
+from redis.exceptions import RedisError
 
 from llorch_worker.broker.claim_channel import ClaimChannel
+from llorch_worker.broker.connection import broker_errors, connect, connect_impatient
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
-from llorch_worker.contract.errors import InvalidLoadOption
+from llorch_worker.contract.errors import BrokerUnavailable, InvalidLoadOption
 from llorch_worker.contract.installing import install_command
 from llorch_worker.misspelt import warnings
 from llorch_worker.processors import bind
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
+from llorch_worker.worker.celery.flower import shown_figures
 from llorch_worker.worker.celery.follow_ups import FollowUps
-from llorch_worker.worker.celery.foreign_settings import refused_setting
-from llorch_worker.worker.celery.last_exit import leave_in_time
-from llorch_worker.worker.celery.redis_at_start import RedisAtStart
-from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
+from llorch_worker.worker.celery.refusals import foreign_queue, refused_option, refused_setting
 from llorch_worker.worker.celery.stacks import write_on_sigusr1
 from llorch_worker.worker.engine_loader import EngineLoader
 from llorch_worker.worker.residency import Residency
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
     from llorch_worker.telemetry.traces.attempts import AttemptSpans
 
 logger = get_logger(__name__)
+
+GRACE_S = 5.0
+"""How long after its time to drain a worker may take to leave by itself."""
+PAUSE_S = 1.0
+"""Between two looks whether Redis answers."""
 
 
 class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -158,7 +165,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             takes_direct_jobs=not worker.named_queues,
         )
         residency.start()
-        worker.pool.figures = residency.figures
+        worker.pool.figures = lambda: shown_figures(residency.stats())
         worker.app.out_of_time = worker.pool.out_of_time
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
@@ -249,3 +256,61 @@ def _claim_again() -> None:
 def _shut_down() -> None:
     # Celery checks this in every turn of its event loop.
     state.should_stop = EX_FAILURE
+
+
+def leave_in_time(redis_url: str, drain_s: float) -> None:
+    """Ends the process soon after ``drain_s``, unless Redis answers.
+
+    Each part that says goodbye to Redis would wait for its reply, one after the other. What they
+    would say, Redis finds by itself: leases lapse, and others take the jobs over.
+    """
+    leave_at_s = time.monotonic() + drain_s + GRACE_S
+
+    def leave() -> None:
+        if time.monotonic() < leave_at_s:
+            return
+        try:
+            with connect_impatient(redis_url) as client:
+                client.ping()
+        except RedisError as error:
+            logger.warning("Redis is away, and the worker leaves without it: %s", error)
+            os._exit(EX_OK)
+
+    Repeater("last-exit", "leave in time", leave, 1.0).start()
+
+
+class RedisAtStart:
+    """A worker that could claim jobs, but not store their results, would fail each of them."""
+
+    def __init__(self, app: Any, report: Callable[[str], None]) -> None:
+        """``report`` gets a sign of life while the worker waits."""
+        self._app = app
+        self._report = report
+        self._logged = ""
+
+    def works(self) -> bool:
+        """Whether all connections work now; if not, logs why, once for each reason."""
+        url = self._app.settings.redis_url
+        try:
+            with broker_errors(url):
+                with connect(url, retries=0) as client:
+                    client.ping()
+                self._app.backend.client.ping()
+                with self._app.connection_for_read() as connection:
+                    connection.default_channel.client.ping()
+        except BrokerUnavailable as error:
+            if str(error) != self._logged:
+                logger.error("takes no jobs yet, will retry: %s", error)
+            self._logged = str(error)
+            return False
+        if self._logged:
+            logger.info("every connection to Redis works now")
+        return True
+
+    def wait(self) -> None:
+        """Returns when all connections work; ends with the worker."""
+        while not self.works():
+            self._report("waiting for Redis")
+            state.maybe_shutdown()
+            time.sleep(PAUSE_S)
+            state.maybe_shutdown()

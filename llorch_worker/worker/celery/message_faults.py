@@ -1,21 +1,22 @@
 """Why a delivered message is no task message, as sentences.
 
-Celery checks little of what it uses, and some of it only after the job has run.
+Celery checks little of what it uses, and some of it only after the job has run, as whether it can
+send the next tasks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
-from llorch_worker.contract import describe
-from llorch_worker.worker.celery.signatures import (
-    are_texts,
-    is_object,
-    is_signature,
-    is_text,
-    is_time,
-)
+from celery.canvas import Signature
+from celery.utils.time import maybe_iso8601
+from kombu.compression import get_encoder
+from kombu.serialization import registry
+
+from llorch_worker.contract import describe, shown
 
 MAX_ID_CHARS = 255
 
@@ -70,7 +71,76 @@ def _are_time_limits(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-_HEADERS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+def is_signature(value: object) -> bool:
+    """Whether ``value`` is a task as Celery writes it, with all tasks inside."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("task"), str):
+        return False
+    kwargs, options = value.get("kwargs"), value.get("options")
+    kind = value.get("subtask_type") or ""
+    return (
+        isinstance(value.get("args"), list | tuple)
+        and isinstance(kwargs, Mapping)
+        and isinstance(options, Mapping)
+        and all(options.get(name) is None or is_right(options[name])
+                for name, is_right in _OPTIONS.items())
+        and are_texts(options.get("stamped_headers", ()))
+        and shown(kind) in ("", *Signature.TYPES)
+        and all(is_right(kwargs.get(name)) for name, is_right in _PARTS.get(kind, {}).items())
+    )  # fmt: skip
+
+
+def are_signatures(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_signature, value))
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_text, value))
+
+
+def is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def is_time(value: object) -> bool:
+    try:
+        return isinstance(maybe_iso8601(value), datetime)
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 2**31
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _one_or_more(value: object) -> bool:
+    return is_signature(value) or are_signatures(value)
+
+
+def _is_compression(value: object) -> bool:
+    try:
+        return bool(get_encoder(value))
+    except (LookupError, TypeError):
+        return False
+
+
+def _is_nothing(_value: object) -> bool:
+    return False
+
+
+_Check = Callable[[Any], bool]
+_HEADERS: Mapping[str, tuple[_Check, str]] = {
     "expires": (is_time, "a time as Celery writes it"),
     "timelimit": (_are_time_limits, "a pair of seconds"),
     "group": (is_text, "a string"),
@@ -79,3 +149,32 @@ _HEADERS: Mapping[str, tuple[Callable[[object], bool], str]] = {
 }
 """Headers that Celery uses without a check, by name: the check, and what it asks for. None is as if
 the header were not there."""
+_OPTIONS: Mapping[str, _Check] = {
+    **dict.fromkeys(
+        ("task_id", "group_id", "root_id", "parent_id", "reply_to", "shadow", "queue", "exchange",
+         "routing_key", "argsrepr", "kwargsrepr"),
+        is_text,
+    ),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), _is_number),
+    **dict.fromkeys(("priority", "group_index", "delivery_mode"), _is_count),
+    **dict.fromkeys(("headers", "stamps", "retry_policy"), is_object),
+    **dict.fromkeys(("link", "link_error"), _one_or_more),
+    **dict.fromkeys(("producer", "connection", "publisher", "router"), _is_nothing),
+    "countdown": lambda value: _is_number(value) and abs(value) < 1e9,
+    "eta": is_time,
+    "expires": lambda value: is_time(value) or (_is_number(value) and abs(value) < 1e9),
+    "serializer": lambda value: is_text(value) and value in registry.name_to_type,
+    "compression": _is_compression,
+    "chain": are_signatures,
+    "chord": is_signature,
+}  # fmt: skip
+"""What Celery uses of a task's options without a check; null is as good as none."""
+_PARTS: Mapping[str, Mapping[str, _Check]] = {
+    "chain": {"tasks": are_signatures},
+    "group": {"tasks": _one_or_more},
+    "chord": {"header": _one_or_more, "body": is_signature},
+    "xmap": {"task": is_signature, "it": _is_list},
+    "xstarmap": {"task": is_signature, "it": _is_list},
+    "chunks": {"task": is_signature, "it": _is_list, "n": _is_count},
+}
+"""What a task of each kind holds."""

@@ -14,7 +14,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import LlorchApp, build_app
-from llorch_worker.worker.celery.foreign_settings import refused_setting
+from llorch_worker.worker.celery.refusals import refused_setting
 from tests.services import (
     MODULE_PATH,
     RedisServer,

@@ -14,7 +14,7 @@ from kombu.utils.json import dumps, loads
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, InvalidRequest
-from llorch_worker.worker.celery.signatures import is_signature
+from llorch_worker.worker.celery.message_faults import is_signature
 from tests.messages import QUEUE, envelope
 from tests.services import WorkerProcess
 
