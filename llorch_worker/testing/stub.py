@@ -28,8 +28,7 @@ from llorch_worker.contract import Event, GenerationRequest
 from llorch_worker.settings import Settings
 from llorch_worker.testing.answers import Answers, Reply, Script
 from llorch_worker.testing.engine import MAX_CONTEXT, StubEngine
-from llorch_worker.worker.active_jobs import ActiveJobs
-from llorch_worker.worker.cancel_listener import CancelListener
+from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
 from llorch_worker.worker.celery.config import worker_config
 from llorch_worker.worker.celery.task import register
 from llorch_worker.worker.job_runner import JobRunner

@@ -21,9 +21,8 @@ from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
-from llorch_worker.worker.active_jobs import ActiveJobs
+from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
 from llorch_worker.worker.announcer import Announcer
-from llorch_worker.worker.cancel_listener import CancelListener
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.job_window import JobWindow

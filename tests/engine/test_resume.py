@@ -25,7 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
-from llorch_worker.worker.token_events import merge_tokens
+from llorch_worker.worker.publisher import merge_tokens
 from tests.engine.conftest import continuation
 
 PROMPT = "Once upon a time"

@@ -7,8 +7,7 @@ import pytest
 from llorch_worker.broker import keys
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.connection import connect
-from llorch_worker.worker.active_jobs import ActiveJobs
-from llorch_worker.worker.cancel_listener import CancelListener
+from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
 from tests.broker.jobs import claim_on, push, take
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.client import Client
-from llorch_worker.worker.service_manager import ServiceManager
-from llorch_worker.worker.signs_of_life import SignsOfLife
+from llorch_worker.worker.signs_of_life import ServiceManager, SignsOfLife
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, begun, running_worker
 

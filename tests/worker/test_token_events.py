@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import CallPart, CancelledEvent, Event, Tokens
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.worker.token_events import merge_tokens
+from llorch_worker.worker.publisher import merge_tokens
 
 
 def tokens(choice: int, start: int, count: int) -> Tokens:
