@@ -38,7 +38,7 @@ def batch_of(sequences: int, new_tokens: int, context_tokens: int) -> RaggedBatc
         positions=positions,
         query_lengths=(new_tokens,) * sequences,
         context_lengths=(context_tokens,) * sequences,
-        block_tables=tables,
+        block_tables=tables.int(),
         slots=first_slots + positions % BLOCK_TOKENS,
         logits_rows=positions[:0],
     )

@@ -19,8 +19,8 @@ class DecodeBuffers:
     """
 
     def __init__(self, shape: CacheShape, *, scratch_blocks: Sequence[int]) -> None:
-        def numbers(*sizes: int) -> torch.Tensor:
-            return torch.zeros(sizes, dtype=torch.int64, device=shape.device)
+        def numbers(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=shape.device)
 
         self.rows = rows = shape.decode_rows
         self.token_ids = numbers(rows)
@@ -28,7 +28,8 @@ class DecodeBuffers:
         self.contexts = numbers(rows)
         self.logits_rows = torch.arange(rows, device=shape.device)
         self.places = tuple(
-            Places(numbers(rows, shape.context_blocks), numbers(rows)) for _ in shape.groups
+            Places(numbers(rows, shape.context_blocks, dtype=torch.int32), numbers(rows))
+            for _ in shape.groups
         )
         """Of each group."""
         self.logits = torch.zeros(rows, shape.vocab_size, device=shape.device)
@@ -49,8 +50,8 @@ class DecodeBuffers:
     @staticmethod
     def required_bytes(shape: CacheShape) -> int:
         """Bytes of such buffers; allocates nothing."""
-        places = len(shape.groups) * (1 + shape.context_blocks)
-        numbers = (4 + places) * torch.int64.itemsize
+        numbers = (4 + len(shape.groups)) * torch.int64.itemsize
+        numbers += len(shape.groups) * shape.context_blocks * torch.int32.itemsize
         return shape.decode_rows * (numbers + shape.vocab_size * torch.float32.itemsize)
 
     @property

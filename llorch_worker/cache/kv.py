@@ -18,7 +18,7 @@ class Places(NamedTuple):
     """Where sequences and their new tokens are in the cells of one group of layers."""
 
     block_tables: torch.Tensor
-    """[sequences, max_blocks] int64: KV blocks of each sequence in order, then any. Blocks
+    """[sequences, max_blocks] int32: KV blocks of each sequence in order, then any. Blocks
     before a window are any, too."""
     slots: torch.Tensor
     """[tokens] int64: the place of each new token in a layer, ``block * block_size + offset``."""

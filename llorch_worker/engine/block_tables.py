@@ -16,7 +16,7 @@ from llorch_worker.engine.sequence import Sequence, SequenceState
 
 Integers = npt.NDArray[np.int64]
 
-_ALIGNED_COLUMNS = 2
+_ALIGNED_COLUMNS = 4
 """Kernels load 16 bytes at once: each row begins at a multiple of them."""
 
 
@@ -30,7 +30,7 @@ class TableChanges:
     """Whether nothing in them is kept."""
     cells: Integers
     """[changed] indices into a table's cells, row by row."""
-    blocks: tuple[Integers, ...]
+    blocks: tuple[npt.NDArray[np.int32], ...]
     """Their blocks in each group of layers, [changed]."""
     rows: Integers | slice
     """Those of the step's sequences, in their order."""
@@ -84,7 +84,10 @@ class BlockTables:
             shape=self._shape,
             anew=anew,
             cells=np.concatenate(cells),
-            blocks=(new, *(window.partners[new] for window in self._windows)),
+            blocks=tuple(
+                each.astype(np.int32)
+                for each in (new, *(window.partners[new] for window in self._windows))
+            ),
             rows=slice(rows[0], rows[0] + len(rows)) if in_order else np.array(rows),
         )
 
@@ -102,9 +105,9 @@ class BlockTables:
         rows: torch.Tensor | None,
     ) -> Iterator[torch.Tensor]:
         """Applies ``changes``, whose arrays are on the device now, and gives the table of each
-        group, [sequences, columns] int64. Behind a sequence's blocks there are any."""
+        group, [sequences, columns] int32. Behind a sequence's blocks there are any."""
         if changes.anew:
-            self._tables = [torch.empty(0, 0, dtype=torch.int64, device=self._device)] * len(blocks)
+            self._tables = [torch.empty(0, 0, dtype=torch.int32, device=self._device)] * len(blocks)
         if self._tables[0].shape != changes.shape:
             self._tables = [_grown(table, changes.shape) for table in self._tables]
         for table, new in zip(self._tables, blocks, strict=True):

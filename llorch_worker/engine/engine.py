@@ -446,7 +446,7 @@ def _uncached_logits(
     num_blocks = -(-count // cache.block_size)
     kv = PagedKV(cache.shape, [num_blocks] * len(cache.shape.groups))
     row = torch.arange(count, device=device)
-    tables = torch.arange(num_blocks, device=device).unsqueeze(0)
+    tables = torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0)
     batch = RaggedBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=row,

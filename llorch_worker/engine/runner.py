@@ -24,9 +24,10 @@ from llorch_worker.engine.step_plan import Chunk, StepPlan
 from llorch_worker.model import ForwardModel, RaggedBatch
 
 Integers = npt.NDArray[np.int64]
+Uploaded = npt.NDArray[np.integer]
 
-_ALIGNED = 2
-"""Integers in the 16 bytes that kernels load at once; uploaded arrays begin at multiples of it."""
+_ALIGNED_BYTES = 16
+"""Kernels load as many at once; uploaded arrays begin at multiples of it."""
 
 
 @dataclass(slots=True)
@@ -153,7 +154,7 @@ class Runner:
         drafts: DraftLogits | None,
     ) -> torch.Tensor:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
-        numbers = (
+        numbers: tuple[Uploaded, ...] = (
             layout.ids,
             layout.positions,
             layout.logits_rows,
@@ -249,40 +250,37 @@ def _blocks_of(chunk: Chunk, block_size: int) -> Integers:
     return blocks[np.arange(chunk.start, end) // block_size - first]
 
 
-def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
-    """``arrays`` as int64 tensors on ``device``; on the CPU they share the arrays' memory.
+def upload(arrays: Items[Uploaded], device: torch.device) -> list[torch.Tensor]:
+    """``arrays`` as tensors on ``device``; on the CPU they share the arrays' memory.
 
     Elsewhere they are views of one tensor, so that one copy moves them all, because a small copy
     costs the host about as much as a kernel launch. The host does not wait for a copy from pinned
     memory.
     """
     if device.type == "cpu":
-        return [torch.from_numpy(array.astype(np.int64, copy=False)) for array in arrays]
+        return [torch.from_numpy(array) for array in arrays]
     return unpack(pack(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
 
 
-def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
-    """All numbers in one row, each array at an aligned offset."""
-    whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.int64, device="cpu", pin_memory=pinned)
+def pack(arrays: Items[Uploaded], *, pinned: bool) -> torch.Tensor:
+    """The bytes of all numbers in one row, each array at an aligned offset."""
+    whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.uint8, device="cpu", pin_memory=pinned)
     row, at = whole.numpy(), 0
     for numbers in arrays:
-        row[at : at + numbers.size] = numbers.ravel()
+        row[at : at + numbers.nbytes] = numbers.ravel().view(np.uint8)
         at += _room(numbers)
     return whole
 
 
-def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
-    """The arrays that ``pack`` packed, as views in their shapes."""
+def unpack(whole: torch.Tensor, arrays: Items[Uploaded]) -> list[torch.Tensor]:
+    """The arrays that ``pack`` packed, as views in their types and shapes."""
     views, at = [], 0
     for numbers in arrays:
-        views.append(whole[at : at + numbers.size].view(numbers.shape))
+        dtype = torch.from_numpy(numbers).dtype
+        views.append(whole[at : at + numbers.nbytes].view(dtype).view(numbers.shape))
         at += _room(numbers)
     return views
 
 
-def _room(array: Integers) -> int:
-    return _aligned(array.size)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGNED) * _ALIGNED
+def _room(array: Uploaded) -> int:
+    return -(-array.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -28,12 +28,17 @@ class PagedSequences:
     """Tokens of each sequence in the cache, including the new ones; upper bounds with
     ``device_contexts``."""
     block_tables: torch.Tensor
-    """[sequences, max_blocks] int64 on the device: KV blocks in order, then any."""
+    """[sequences, max_blocks] int32 on the device: KV blocks in order, then any."""
     block_size: int
     """Tokens per KV block."""
     device_contexts: torch.Tensor | None = None
     """[sequences] int64 on the device: the context lengths of a pass that is recorded once and
     replayed with others; a recording would freeze numbers of the host. Decode only."""
+
+    def __post_init__(self) -> None:
+        # A kernel would read other blocks from numbers of another width.
+        if self.block_tables.dtype is not torch.int32:
+            raise TypeError(f"block tables must be int32 (got {self.block_tables.dtype})")
 
 
 class CausalMask(Protocol):

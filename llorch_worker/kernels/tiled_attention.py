@@ -72,7 +72,7 @@ class _Group:
         # Padding repeats tokens that are seen: masked values are still multiplied, and a NaN from
         # another sequence's block would pass through the mask.
         own = torch.minimum(places.clamp(min=first_seen), lengths - 1)
-        self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
+        self._slots = torch.add(own % size, tables.gather(1, own // size), alpha=size).view(-1)
         first_rows = on_device(sequences.first_rows[members], torch.int64, device)[:, None]
         self._queries: list[tuple[torch.Tensor, torch.Tensor, slice]] = []
         skipped = max(0, longest - new + 1 - reach) // KEYS

@@ -78,7 +78,7 @@ class GatheredDecode:
         # Padding repeats the sequence's own last token: masked values are still multiplied, and a
         # NaN from another sequence's block would pass through the mask.
         own = torch.minimum(places, self._lengths - 1)
-        slots = (tables.gather(1, own // size) * size + own % size).view(-1)
+        slots = torch.add(own % size, tables.gather(1, own // size), alpha=size).view(-1)
         count, shortest = places.shape[-1], min(self._sequences.context_lengths)
         visible = None
         if self._sequences.device_contexts is not None or shortest < count:
@@ -111,7 +111,8 @@ class GatheredPrefill:
             slots = None
             if query_len < context_len:
                 blocks = table[: -(-context_len // sequences.block_size)]
-                slots = (blocks[:, None] * sequences.block_size + offsets).view(-1)[:context_len]
+                slots = torch.add(offsets, blocks[:, None], alpha=sequences.block_size)
+                slots = slots.view(-1)[:context_len]
             self._chunks.append(_Chunk(slice(first, first + query_len), context_len, slots))
 
     def __call__(

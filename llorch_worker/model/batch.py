@@ -13,7 +13,7 @@ from llorch_worker.cache import Places, UnifiedCache
 
 @dataclass(frozen=True)
 class RaggedBatch:
-    """One engine step. Tensors are int64 on the model's device.
+    """One engine step. Tensors are int64 on the model's device, block tables int32.
 
     Sequence i owns the next ``query_lengths[i]`` entries of the token row. Sequences with one new
     token come first: attention's decode path takes those before the first longer one, as a slice.

@@ -22,7 +22,9 @@ def read(tables: BlockTables, changes: TableChanges) -> list[list[list[int]]]:
     cells = torch.from_numpy(changes.cells)
     blocks = [torch.from_numpy(each) for each in changes.blocks]
     rows = None if isinstance(changes.rows, slice) else torch.from_numpy(changes.rows)
-    return [table.tolist() for table in tables.update(changes, cells, blocks, rows)]
+    read = list(tables.update(changes, cells, blocks, rows))
+    assert {table.dtype for table in read} == {torch.int32}, "half the bytes of int64"
+    return [table.tolist() for table in read]
 
 
 def running(make_sequence: MakeSequence, *blocks: int) -> Sequence:

@@ -48,9 +48,9 @@ TYPES: dict[str, str] = {
     **dict.fromkeys(("keys", "values"), "*bf16"),
     **dict.fromkeys(("key_scales", "value_scales", "parts", "stats", "cos", "sin"), "*fp32"),
     **dict.fromkeys(("logits", "temperatures", "log_min_p"), "*fp32"),
-    **dict.fromkeys(("tables", "contexts", "slots", "chosen", "rows"), "*i64"),
+    **dict.fromkeys(("contexts", "slots", "chosen", "rows"), "*i64"),
     **dict.fromkeys(("top_k", "seeds", "positions"), "*i64"),
-    **dict.fromkeys(("work", "joins", "codes", "high"), "*i32"),
+    **dict.fromkeys(("tables", "work", "joins", "codes", "high"), "*i32"),
     **dict.fromkeys(("scales", "offsets"), "*fp16"),
     **{"top_p": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
 }

@@ -112,7 +112,7 @@ def scene(
     kv = layer_kv(2 * sum(needed) + 3, kv_heads, head_dim, dtype, kv_dtype)
     free = list(range(len(kv.keys)))
     Random(seed).shuffle(free)
-    tables = torch.zeros(len(contexts), max(needed) + 2, dtype=torch.int64)
+    tables = torch.zeros(len(contexts), max(needed) + 2, dtype=torch.int32)
     ks, vs, exact, first_rows = [], [], [], []
     row = 1
     for i, context in enumerate(contexts):

@@ -222,7 +222,7 @@ def test_prefill_divides_contexts_where_there_are_few_tiles(dtype):
     """A draft of 4 tokens after 100,000 occupies a card of 132 processors."""
     tiles = AttentionTiles.of(dtype, 128, 4, 4, 232_448)
     sequences = PagedSequences(
-        (0,), (4,), (100_000,), torch.zeros(1, 6250, dtype=torch.int64, device=DEVICE), 16
+        (0,), (4,), (100_000,), torch.zeros(1, 6250, dtype=torch.int32, device=DEVICE), 16
     )
     alone = attention_work.prefill_work(sequences, tiles, 0, 4 * 132 // 8)
     assert 60 <= alone.items <= 70

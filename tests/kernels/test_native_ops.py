@@ -120,7 +120,7 @@ def test_a_number_that_is_not_finite_reaches_every_token_that_sees_it(
 ) -> None:
     """So that the engine finds its blocks; the sequence beside it has none of them."""
     made = scene([70, 70], heads=4, kv_heads=2, head_dim=64, dtype=DTYPE, kv_dtype=kv_dtype)
-    slot = made.sequences.block_tables[0, 1] * 16 + 3
+    slot = made.sequences.block_tables[0, 1].long() * 16 + 3
     damaged = torch.full((1, 2, 64), math.nan, dtype=DTYPE)
     k, v = made.kv.gather(slot[None], DTYPE)
     made.kv.write(slot[None], *((damaged, v) if part == "key" else (k, damaged)))

@@ -72,7 +72,7 @@ def greedy(
             positions=row(positions),
             query_lengths=tuple(lengths),
             context_lengths=tuple(s + n for s, n in zip(starts, lengths, strict=True)),
-            block_tables=torch.tensor(BLOCKS, device=DEVICE),
+            block_tables=torch.tensor(BLOCKS, dtype=torch.int32, device=DEVICE),
             slots=row(slots),
             logits_rows=ends.to(DEVICE),
         )

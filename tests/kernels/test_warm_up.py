@@ -122,7 +122,7 @@ def any_step(dice: random.Random) -> RaggedBatch:
         positions=zeros,
         query_lengths=tuple(lengths),
         context_lengths=(MAX_CONTEXT,) * len(lengths),
-        block_tables=zeros[: len(lengths), None],
+        block_tables=zeros[: len(lengths), None].int(),
         slots=zeros,
         logits_rows=zeros[: dice.randint(0, len(lengths))],
         read_logits=partial(read_some, zeros[: dice.randint(1, SCORED_ROWS)]),

@@ -81,7 +81,8 @@ class Driver:
             query_lengths=tuple(len(chunk) for chunk in chunks.values()),
             context_lengths=tuple(contexts),
             block_tables=torch.tensor(
-                [self.tables[n] + [0] * (widest - len(self.tables[n])) for n in chunks]
+                [self.tables[n] + [0] * (widest - len(self.tables[n])) for n in chunks],
+                dtype=torch.int32,
             ),
             slots=torch.tensor(slots),
             logits_rows=torch.tensor(rows, dtype=torch.int64),

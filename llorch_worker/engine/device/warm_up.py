@@ -156,7 +156,7 @@ def _batch(
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
     contexts = tuple(max(length, context) for length in lengths)
     width = -(-max(contexts) // cache.block_size)
-    tables = torch.zeros(len(lengths), width, dtype=torch.int64, device=device)
+    tables = torch.zeros(len(lengths), width, dtype=torch.int32, device=device)
     slots = positions % cache.block_size
     return RaggedBatch(
         token_ids=torch.zeros_like(positions),

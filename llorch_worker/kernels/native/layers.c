@@ -45,7 +45,8 @@ typedef struct {
 // Some sequences of a step in a group of layers; see paged_attention.
 typedef struct {
     int64_t group, count;
-    const int64_t *lengths, *tables;
+    const int64_t *lengths;
+    const int32_t *tables;
     int64_t table_stride;
 } Sequences;
 

@@ -30,7 +30,7 @@ struct unit {
 
 // A cell is one token's row of one KV head. cells: the numbers of those of the tile's tokens for the
 // first head; -1 where no row sees them, and memory may hold anything.
-static void locate(const struct problem *p, const int64_t *table, int64_t first_key,
+static void locate(const struct problem *p, const int32_t *table, int64_t first_key,
                    struct seen seen, int64_t cells[TILE_KEYS]) {
     int64_t i = 0;
     for (; i < smaller(seen.first, TILE_KEYS); i++) cells[i] = -1;
@@ -106,7 +106,7 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
     const int64_t first_tile = u->first_key - u->first_key % TILE_KEYS;
     const int64_t all_rows = heads * u->rows;
     struct tile tile;
-    const int64_t *table = p->tables + u->sequence * p->table_stride;
+    const int32_t *table = p->tables + u->sequence * p->table_stride;
     const int64_t context = p->context_lengths[u->sequence];
     const int64_t first_position = context - p->query_lengths[u->sequence];
     const int64_t head_dim = p->head_dim;
@@ -309,7 +309,7 @@ void KERNEL(attend_planned)(const struct problem *p, const struct plan *plan) {
 // 0 is none. Returns -1 if there is no memory for the plan.
 int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *values,
                            const float *key_scales, const float *value_scales, int form, bf16 *out,
-                           const int64_t *sequences, const int64_t *tables, float *partials,
+                           const int64_t *sequences, const int32_t *tables, float *partials,
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
                            int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
                            float cap, int threads) {

@@ -10,7 +10,8 @@ struct problem {
     const float *key_scales, *value_scales; // of KV_INT8
     enum kv_form form;
     bf16 *out;
-    const int64_t *first_rows, *query_lengths, *context_lengths, *tables;
+    const int64_t *first_rows, *query_lengths, *context_lengths;
+    const int32_t *tables;
     int64_t table_stride, block_size, heads, kv_heads, head_dim, group;
     float scale;     // of scores, as powers of two
     float cap;       // of the scores that attend_pairs.h or attend_codes.h computes; 0 is none
