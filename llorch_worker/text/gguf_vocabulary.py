@@ -31,9 +31,9 @@ class GgufVocabulary:
         self.kind = metadata.get("tokenizer.ggml.model")
         if self.kind is None or not metadata.get("tokenizer.ggml.tokens"):
             raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
-        if self.kind not in ("llama", "gpt2"):
+        if self.kind not in ("bert", "llama", "gpt2"):
             raise ValueError(
-                f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: gpt2, llama"
+                f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: bert, gpt2, llama"
             )
         self._metadata = metadata
         check("tokenizer.ggml.tokens", len(metadata["tokenizer.ggml.tokens"]), TOKENS)
@@ -68,12 +68,13 @@ class GgufVocabulary:
             return _sentencepiece_codec(self._metadata, self.tokens, self._kinds)
         from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
-        return TokenizersCodec(_byte_level_definition(self._metadata, self.tokens, self._kinds))
+        define = _word_piece_definition if self.kind == "bert" else _byte_level_definition
+        return TokenizersCodec(define(self._metadata, self.tokens, self._kinds))
 
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     """Whether BOS starts a text if tokenizer.ggml.add_bos_token is absent."""
-    if metadata["tokenizer.ggml.model"] == "llama":
+    if metadata["tokenizer.ggml.model"] in ("bert", "llama"):
         return True
     pre = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre")))
     return pre is not None and pre.adds_bos
@@ -109,6 +110,39 @@ def _sentencepiece_codec(
         and piece.text not in ("<s>", "<|endoftext|>")
     }
     return SentencePieceCodec(model, pieces, added=added)
+
+
+def _word_piece_definition(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
+) -> str:
+    """The vocabulary as the content of a tokenizer.json."""
+    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as RustTokenizer
+
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise ValueError("its WordPiece vocabulary lacks tokenizer.ggml.unknown_token_id")
+    vocabulary = {_word_piece(token): token_id for token_id, token in enumerate(tokens)}
+    tokenizer = RustTokenizer(models.WordPiece(vocabulary, unk_token=tokens[unknown]))
+    # Files of before this key are of models in lower case; llama.cpp knows no others.
+    lowercase = metadata.get("tokenizer.ggml.normalizer.lowercase") is not False
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    control = [
+        AddedToken(token, special=True, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=False)
+        if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
+    ]
+    tokenizer.add_special_tokens(control)
+    return tokenizer.to_str()
+
+
+def _word_piece(token: str) -> str:
+    """A token of GGUF as WordPiece has it: GGUF marks a word's first piece, and not the others."""
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token[1:] if token.startswith(SPACE) else f"##{token}"
 
 
 def _byte_level_definition(

@@ -36,7 +36,7 @@ class TokenizersCodec:
     """Text to ids and ids to bytes as a ``tokenizer.json`` defines them.
 
     Raises:
-        ValueError: the definition is damaged, or decodes in a way that Llama models do not use.
+        ValueError: the definition is damaged, or decodes in a way that is not done here.
     """
 
     transformers_class = "PreTrainedTokenizerFast"
@@ -68,10 +68,10 @@ class TokenizersCodec:
         self._decoders = _parts(parts.get("decoder"), "decoders")
         self._is_byte_level = any(part["type"] == "ByteLevel" for part in self._decoders)
         self._kept_bytes = _kept_bytes(parts, self._is_byte_level)
-        known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
         unknown = [part["type"] for part in self._decoders if part["type"] not in known]
         if unknown:
-            raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
+            raise ValueError(f"it decodes with {unknown[0]!r}, which is not done here")
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
     def _add(
@@ -214,6 +214,7 @@ class TokenizersCodec:
         added = self._added
         types = {part["type"] for part in self._decoders}
         byte_level = self._is_byte_level
+        word_piece = "WordPiece" in types
         token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
         for token, token_id in tokens.items():
             if token_id in added:
@@ -222,9 +223,12 @@ class TokenizersCodec:
                 token_bytes[token_id] = _byte_level_bytes(token)
             elif "ByteFallback" in types and _BYTE_PIECE.fullmatch(token):
                 token_bytes[token_id] = bytes([int(token[3:5], 16)])
+            elif word_piece:
+                inside = token.startswith("##")
+                token_bytes[token_id] = (token[2:] if inside else f" {token}").encode()
             else:
                 token_bytes[token_id] = token.replace(SPACE, " ").encode()
-        strips = "Metaspace" in types or any(
+        strips = bool(types & {"Metaspace", "WordPiece"}) or any(
             part["type"] == "Strip" and part["start"] for part in self._decoders
         )
         return DecodingTable(

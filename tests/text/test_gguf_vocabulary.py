@@ -137,7 +137,7 @@ def test_ids_of_a_padded_embedding_have_no_text(load: Load) -> None:
         ({"tokenizer.ggml.model": None}, "no vocabulary"),
         ({"tokenizer.ggml.tokens": []}, "no vocabulary"),
         ({"tokenizer.ggml.tokens": 7}, "malformed"),
-        ({"tokenizer.ggml.model": "bert"}, "unknown kind 'bert'"),
+        ({"tokenizer.ggml.model": "t5"}, "unknown kind 't5'"),
         ({"tokenizer.ggml.scores": []}, "6 pieces, 0 scores"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types"),
         ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "unknown token types"),

@@ -147,11 +147,16 @@ def test_a_post_processor_that_names_no_token_is_refused(
         load_tokenizer(source(tmp_path))
 
 
-def test_a_decoder_that_llama_does_not_use_is_refused(
+def test_a_decoder_that_is_not_known_is_refused(
     trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
     definition = json.loads((trained_model / "hf" / "tokenizer.json").read_text())
-    definition["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    definition["decoder"] = {
+        "type": "CTC",
+        "pad_token": "<pad>",
+        "word_delimiter_token": "|",
+        "cleanup": True,
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ModelLoadFailed, match="WordPiece"):
+    with pytest.raises(ModelLoadFailed, match="CTC"):
         load_tokenizer(source(tmp_path))

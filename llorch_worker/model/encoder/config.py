@@ -1,0 +1,137 @@
+"""What an encoder's file says of its graph, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model.encoder.pooling import Pooling, pooling_of
+from llorch_worker.model.reader import Reader
+from llorch_worker.model_files.side_file import exists, read_object
+from llorch_worker.weights import Checkpoint
+
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+FAMILY: Final = "bert"
+
+_ACTIVATIONS: Final[dict[str, Activation]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+_ENDINGS: Final = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
+"""Of the architectures that hold such a graph. A language model's head goes unused."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """BERT's graph: absolute positions, norms behind each sum, every token sees every other."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    max_positions: int
+    token_types: int
+    layer_norm_eps: float
+    activation: Activation
+    longest_text: int
+    """The most tokens of a text, with those around it."""
+    pooling: Pooling | None
+    """None if the files name no rule."""
+    labels: int = 0
+    """Rows of a classifier's head; 0 for none."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+def is_encoder(checkpoint: Checkpoint) -> bool:
+    """Whether the file holds an encoder, and no model that generates."""
+    key = "general.architecture" if checkpoint.layout == "gguf" else "model_type"
+    return checkpoint.metadata.get(key) == FAMILY
+
+
+def resolve_encoder(checkpoint: Checkpoint) -> EncoderConfig:
+    """The configuration of a file or folder for which :func:`is_encoder` holds.
+
+    Raises ModelLoadFailed, with the reason, for a graph that is not done here.
+    """
+    gguf = checkpoint.layout == "gguf"
+    config = _from_gguf(checkpoint) if gguf else _from_hugging_face(checkpoint)
+    if config.hidden_size % config.num_heads:
+        raise ModelLoadFailed(
+            f"{checkpoint.path}: {config.num_heads} heads do not divide its width of "
+            f"{config.hidden_size}; download the model again."
+        )
+    return config
+
+
+def _from_gguf(checkpoint: Checkpoint) -> EncoderConfig:
+    read = Reader(checkpoint.path, checkpoint.metadata, f"{FAMILY}.")
+    read.refuse_unless("attention.causal", (False,), "an encoder's tokens see each other")
+    positions = read.integer("context_length")
+    return EncoderConfig(
+        vocab_size=_rows(checkpoint, "model.embed_tokens.weight"),
+        hidden_size=read.integer("embedding_length"),
+        intermediate_size=read.integer("feed_forward_length"),
+        num_layers=read.integer("block_count"),
+        num_heads=read.integer("attention.head_count"),
+        max_positions=positions,
+        token_types=_rows(checkpoint, "token_types.weight"),
+        layer_norm_eps=read.number("attention.layer_norm_epsilon"),
+        # GGUF names none: the architecture has this one.
+        activation="gelu",
+        longest_text=positions,
+        pooling=pooling_of(checkpoint),
+    )
+
+
+def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
+    path, metadata = checkpoint.path, checkpoint.metadata
+    read = Reader(path, metadata)
+    for architecture in metadata.get("architectures") or []:
+        if not str(architecture).endswith(_ENDINGS):
+            raise read.refused(f"its architecture is {architecture}", "no vector comes of its head")
+    read.refuse_unless(
+        "position_embedding_type", ("absolute",), "positions must be absolute in this family"
+    )
+    read.refuse_unless("is_decoder", (False,), "an encoder's tokens see each other")
+    read.refuse_unless("hidden_act", tuple(_ACTIVATIONS), "the family has no other activation")
+    positions = read.integer("max_position_embeddings")
+    return EncoderConfig(
+        vocab_size=read.integer("vocab_size"),
+        hidden_size=read.integer("hidden_size"),
+        intermediate_size=read.integer("intermediate_size"),
+        num_layers=read.integer("num_hidden_layers"),
+        num_heads=read.integer("num_attention_heads"),
+        max_positions=positions,
+        token_types=read.integer("type_vocab_size", 2),
+        layer_norm_eps=read.number("layer_norm_eps", 1e-12),
+        activation=_ACTIVATIONS[metadata.get("hidden_act", "gelu")],
+        longest_text=min(positions, _longest(checkpoint, positions)),
+        pooling=pooling_of(checkpoint),
+        labels=_labels(checkpoint),
+    )
+
+
+def _longest(checkpoint: Checkpoint, positions: int) -> int:
+    """The most tokens of a text that sentence-transformers takes."""
+    file = checkpoint.path / "sentence_bert_config.json"
+    said: Mapping[str, Any] = read_object(file) if exists(file) else {}
+    if said.get("max_seq_length") is None:
+        return positions
+    return Reader(file, said).integer("max_seq_length")
+
+
+def _labels(checkpoint: Checkpoint) -> int:
+    classifier = checkpoint.tensors.get("classifier.weight")
+    return 0 if classifier is None else classifier.shape[0]
+
+
+def _rows(checkpoint: Checkpoint, name: str) -> int:
+    return checkpoint.require(name).shape[0]

@@ -1,0 +1,122 @@
+"""How a text's vector is made of its tokens', as the model's files say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.bounds import repr_cut
+from llorch_worker.model_files.side_file import exists, parse_object, read_object, read_text
+from llorch_worker.weights import Checkpoint
+
+PoolingKind = Literal["mean", "cls", "last"]
+
+_GGUF_KINDS: Final[dict[int, PoolingKind]] = {1: "mean", 2: "cls", 3: "last"}
+"""By ``<architecture>.pooling_type``. 0 is none, 4 is a reranker's head."""
+_MODES: Final[dict[str, PoolingKind]] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+"""sentence-transformers' switches. Its others (maximum, weighted mean) are refused by name."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """``mean`` of all tokens, or the first (``cls``) or ``last`` token alone."""
+
+    kind: PoolingKind
+    normalize: bool = True
+    """Whether a vector has the length 1, unless a request says otherwise."""
+
+    def vectors(self, hidden: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """``hidden: [tokens, width]`` of texts of these ``lengths``, one after the other, to
+        float32 ``[texts, width]``. Not normalised."""
+        counts = torch.tensor(lengths, device=hidden.device)
+        ends = counts.cumsum(0)
+        if self.kind == "last":
+            return hidden[ends - 1].float()
+        if self.kind == "cls":
+            return hidden[ends - counts].float()
+        return torch.segment_reduce(hidden.float(), "mean", lengths=counts)
+
+
+def normalized(vectors: torch.Tensor) -> torch.Tensor:
+    """Each row with the length 1."""
+    return F.normalize(vectors, dim=-1)
+
+
+def pooling_of(checkpoint: Checkpoint) -> Pooling | None:
+    """The rule that the model's files give; None if they give none.
+
+    Raises ModelLoadFailed for a rule that is not done here.
+    """
+    if checkpoint.layout == "gguf":
+        return _of_gguf(checkpoint)
+    if not exists(checkpoint.path / "modules.json"):
+        return None
+    return _of_modules(checkpoint.path)
+
+
+def _of_gguf(checkpoint: Checkpoint) -> Pooling | None:
+    # GGUF does not say whether to normalise. llama.cpp does.
+    architecture = checkpoint.metadata.get("general.architecture")
+    kind = checkpoint.metadata.get(f"{architecture}.pooling_type")
+    return Pooling(_GGUF_KINDS[kind]) if kind in _GGUF_KINDS else None
+
+
+def _of_modules(folder: Path) -> Pooling:
+    """The pooling of a sentence-transformers folder."""
+    kind: PoolingKind | None = None
+    normalize = False
+    for module in _modules(folder):
+        name = str(module.get("type", "")).rpartition(".")[2]
+        match name:
+            case "Transformer":
+                pass
+            case "Pooling":
+                kind = _mode(folder / str(module.get("path", "")) / "config.json")
+            case "Normalize":
+                normalize = True
+            case _:
+                raise ModelLoadFailed(
+                    f"{folder}/modules.json has a module {repr_cut(name)}; only Transformer, "
+                    "Pooling and Normalize are supported."
+                )
+    if kind is None:
+        raise ModelLoadFailed(f"{folder}/modules.json has no Pooling; download the model again.")
+    return Pooling(kind, normalize)
+
+
+def _modules(folder: Path) -> list[Mapping[str, Any]]:
+    # A list, where `read_object` wants an object.
+    modules = parse_object(f'{{"modules": {read_text(folder / "modules.json")}}}')["modules"]
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise ModelLoadFailed(f"{folder}/modules.json is no list of modules; download it again.")
+    return modules
+
+
+def _mode(file: Path) -> PoolingKind:
+    config = read_object(file)
+    # Newer files name the mode.
+    named = config.get("pooling_mode")
+    set_modes = [key for key, value in config.items() if key in _MODES and value is True]
+    others = [
+        key
+        for key, value in config.items()
+        if key.startswith("pooling_mode_") and key not in _MODES and value is True
+    ]
+    if named in ("mean", "cls", "lasttoken") and not others and not set_modes:
+        return "last" if named == "lasttoken" else named
+    if len(set_modes) == 1 and not others and named is None:
+        return _MODES[set_modes[0]]
+    said = named or ", ".join([*set_modes, *others]) or "none"
+    raise ModelLoadFailed(
+        f"{file}: its pooling is {repr_cut(said)}; one of {', '.join(_MODES)} is supported."
+    )

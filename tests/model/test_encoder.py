@@ -1,0 +1,236 @@
+"""Encoders against transformers: folders and GGUF files, pooled as the files say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model.encoder import Encoder, EncoderConfig, Pooling, Texts, resolve_encoder
+from llorch_worker.weights import open_checkpoint, select_linears
+
+CPU = torch.device("cpu")
+LENGTHS = (1, 7, 7, 40, 3)
+VOCABULARY, POSITIONS = 300, 64
+
+
+def shape(**options: Any) -> BertConfig:
+    return BertConfig(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=96, max_position_embeddings=POSITIONS, **options,
+    )  # fmt: skip
+
+
+def random_model(kind: type[Any] = BertModel, **options: Any) -> Any:
+    torch.manual_seed(7)
+    model = kind(shape(**options)).eval()
+    for parameter in model.parameters():
+        # Its own start has no biases, norms of 1, and vectors that hardly differ.
+        torch.nn.init.normal_(parameter, 0.1, 0.2)
+    return model
+
+
+def write_modules(folder: Path, pooling: dict[str, Any], *more: str) -> None:
+    kinds = ["Transformer", "Pooling", *more]
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [
+        {"idx": at, "path": paths.get(kind, kind), "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
+    config = model.config
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType(pooling_type))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
+    for key, values in model.state_dict().items():
+        if key.startswith("pooler") or "position_ids" in key:
+            continue
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name is not None, key
+        writer.add_tensor(name, values.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def loaded(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Encoder, EncoderConfig]:
+    checkpoint = open_checkpoint(path)
+    config = resolve_encoder(checkpoint)
+    linears = select_linears(CPU, dtype)
+    return Encoder.load(checkpoint, config, linears, dtype=dtype, device=CPU), config
+
+
+def some_texts(types: bool = False) -> Texts:
+    generator = torch.Generator().manual_seed(11)
+    ids = torch.randint(0, VOCABULARY, (sum(LENGTHS),), generator=generator)
+    kinds = torch.randint(0, 2, (sum(LENGTHS),), generator=generator) if types else None
+    return Texts(ids, LENGTHS, kinds)
+
+
+def alone(model: Any, texts: Texts) -> list[Any]:
+    """What transformers makes of each text by itself."""
+    kinds = torch.zeros_like(texts.token_ids) if texts.types is None else texts.types
+    with torch.inference_mode():
+        return [
+            model(input_ids=ids[None], token_type_ids=types[None])
+            for ids, types in zip(
+                texts.token_ids.split(list(texts.lengths)),
+                kinds.split(list(texts.lengths)),
+                strict=True,
+            )
+        ]
+
+
+def pooled(hidden: Sequence[torch.Tensor], kind: str) -> torch.Tensor:
+    rows = {"mean": lambda h: h.mean(0), "cls": lambda h: h[0], "last": lambda h: h[-1]}
+    return torch.stack([rows[kind](each) for each in hidden])
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_each_token_has_the_vector_that_transformers_gives_its_text_alone(
+    tmp_path: Path, activation: str
+) -> None:
+    model = random_model(hidden_act=activation)
+    model.save_pretrained(tmp_path)
+    encoder, _ = loaded(tmp_path)
+    texts = some_texts(types=True)
+    expected = torch.cat([each.last_hidden_state[0] for each in alone(model, texts)])
+    torch.testing.assert_close(encoder.hidden(texts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(
+    tmp_path: Path, said: dict[str, Any], kind: str, normalize: bool
+) -> None:
+    model = random_model()
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path, said, *(["Normalize"] if normalize else []))
+    encoder, config = loaded(tmp_path)
+    assert config.pooling == Pooling(kind, normalize)  # type: ignore[arg-type]
+    texts = some_texts()
+    expected = pooled([each.last_hidden_state[0] for each in alone(model, texts)], kind)
+    got = encoder.vectors(texts, config.pooling)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("pooling_type", "kind"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_a_gguf_file_gives_the_vectors_of_the_folder_it_was_made_of(
+    tmp_path: Path, pooling_type: int, kind: str
+) -> None:
+    model = random_model()
+    encoder, config = loaded(write_gguf(model, tmp_path / "bert.gguf", pooling_type))
+    assert config.pooling == Pooling(kind)  # type: ignore[arg-type]
+    texts = some_texts()
+    expected = pooled([each.last_hidden_state[0] for each in alone(model, texts)], kind)
+    got = encoder.vectors(texts, config.pooling)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_native_types_keep_a_vectors_direction(tmp_path: Path) -> None:
+    model = random_model()
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True})
+    encoder, config = loaded(tmp_path, torch.bfloat16)
+    assert config.pooling is not None
+    texts = some_texts()
+    expected = pooled([each.last_hidden_state[0] for each in alone(model, texts)], "mean")
+    cosine = torch.cosine_similarity(encoder.vectors(texts, config.pooling), expected)
+    assert cosine.min() >= 0.999
+
+
+def test_a_classifier_scores_pairs_as_transformers_does(tmp_path: Path) -> None:
+    model = random_model(BertForSequenceClassification, num_labels=2)
+    model.save_pretrained(tmp_path)
+    encoder, config = loaded(tmp_path)
+    assert config.labels == 2
+    texts = some_texts(types=True)
+    expected = torch.cat([each.logits for each in alone(model, texts)])
+    torch.testing.assert_close(encoder.scores(texts), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_folder_without_modules_names_no_pooling(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    _, config = loaded(tmp_path)
+    assert config.pooling is None
+    assert config.longest_text == POSITIONS
+
+
+def test_a_text_may_be_as_long_as_sentence_transformers_takes(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    assert loaded(tmp_path)[1].longest_text == 20
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 2000}')
+    assert loaded(tmp_path)[1].longest_text == POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "named"),
+    [
+        ({"pooling_mode_max_tokens": True}, (), "pooling_mode_max_tokens"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, (), "cls_token"),
+        ({"pooling_mode": "weightedmean"}, (), "weightedmean"),
+        ({"pooling_mode_mean_tokens": False}, (), "none"),
+        ({"pooling_mode_mean_tokens": True}, ("Dense",), "Dense"),
+    ],
+)
+def test_a_rule_that_is_not_done_is_refused_by_name(
+    tmp_path: Path, pooling: dict[str, Any], more: tuple[str, ...], named: str
+) -> None:
+    random_model().save_pretrained(tmp_path)
+    write_modules(tmp_path, pooling, *more)
+    with pytest.raises(ModelLoadFailed, match=named):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_act": "swish"}, "hidden_act"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
+        ({"num_attention_heads": 7}, "7 heads"),
+        ({"num_hidden_layers": 2}, "encoder.layer.2"),
+        ({"num_hidden_layers": 4}, "encoder.layer.3"),
+        ({"hidden_size": 128}, "[300, 64]"),
+    ],
+)
+def test_a_graph_that_is_not_done_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    random_model().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(ModelLoadFailed) as refused:
+        loaded(tmp_path)
+    assert named in str(refused.value)
