@@ -98,6 +98,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """What is frozen is not collected at the end either, which Triton would tell."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
     if gone := [path for path in places if not path.is_file()]:
