@@ -83,9 +83,10 @@ def test_steps_on_a_card_are_timed_without_waiting(monkeypatch: pytest.MonkeyPat
 def test_a_pass_on_the_cpu_is_timed_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = WatchedModel(Card(monkeypatch))
     monkeypatch.setattr(torch.cuda, "Event", None)
+    before_s = time.perf_counter()
     forward(watched, "cpu")
     (step,) = watched.take_steps()
-    assert 0 <= step.ended_s - step.began_s < 1
+    assert before_s <= step.began_s <= step.ended_s <= time.perf_counter()
 
 
 def test_provenance_names_the_card_and_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

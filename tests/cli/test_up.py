@@ -31,6 +31,9 @@ from llorch_worker.stack import ports
 from tests.cli.command import Started, alive, run
 from tests.services import free_port, wait_until
 
+LASTING_S = 20
+"""No command of a test has a port for so long."""
+
 
 @pytest.fixture
 def up(demo_model: Path, tmp_path: Path) -> Iterator[Started]:
@@ -217,8 +220,10 @@ def test_the_gateway_answers_the_command_of_the_help_and_is_restarted(
 def test_taken_ports_are_said_at_the_start_and_at_the_end(demo_model: Path, tmp_path: Path) -> None:
     with ExitStack() as taken:
         for port in (ports.DEFAULT_REDIS_PORT, ports.DEFAULT_GATEWAY_PORT):
-            with suppress(OSError):  # another program has it already
-                taken.enter_context(socket.create_server((ports.LOCALHOST, port)))
+            # Another test's command may have it, and end before this one's command looks.
+            with suppress(AssertionError):  # a program has it for good
+                server = wait_until(lambda port=port: listening_on(port), timeout_s=LASTING_S)
+                taken.enter_context(server)
         command = Started("up", "--no-flower", "--model", demo_model, TMPDIR=str(tmp_path))
         try:
             command.wait_for(
@@ -232,6 +237,12 @@ def test_taken_ports_are_said_at_the_start_and_at_the_end(demo_model: Path, tmp_
             assert f"uses {port}" in last
         finally:
             command.child.kill()
+
+
+def listening_on(port: int) -> socket.socket | None:
+    with suppress(OSError):
+        return socket.create_server((ports.LOCALHOST, port))
+    return None
 
 
 def healthy(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 from llorch_worker.client import Client
@@ -25,10 +24,11 @@ def commands(client: Client) -> int:
 def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWorker) -> None:
     start_worker(lease_s=10, sweep_s=5)
     client.submit(prompt="x", max_tokens=2).result(30)
-    before = commands(client)
+    before, began_s = commands(client), time.monotonic()
     # A rate needs a window of time.
     time.sleep(WINDOW_S)
-    assert (commands(client) - before) / WINDOW_S < MOST_COMMANDS_A_SECOND
+    sent, took_s = commands(client) - before, time.monotonic() - began_s
+    assert sent / took_s < MOST_COMMANDS_A_SECOND
 
 
 def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorker) -> None:
@@ -42,9 +42,8 @@ def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorke
         wait_until(lambda job=job: ttls(client.redis, job.id)[1] > 0)
         stats = client.redis.info("commandstats")
         calls.append(sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl"))
-    # What the worker does besides, now and then, is in some of them: in more on a busy machine.
-    lower_quartile = statistics.quantiles(calls, n=4)[0]
-    assert lower_quartile < MOST_COMMANDS_A_JOB, calls
+    # What the worker does besides, now and then, is in the others: in more on a busy machine.
+    assert min(calls) < MOST_COMMANDS_A_JOB, calls
 
 
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:
