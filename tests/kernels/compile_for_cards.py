@@ -2,8 +2,8 @@
 
 ``python -m tests.kernels.compile_for_cards`` prints one JSON object: for each kernel and compute
 capability, what ptxas and the machine code say. With ``--all`` it also compiles the variants that
-differ only in dtype, form or the kind of cache. It needs its own process, because a process has
-either Triton's compiler or its interpreter.
+differ only in dtype, form or the kind of cache, and each size of heads on each card. It needs its
+own process, because a process has either Triton's compiler or its interpreter.
 """
 
 from __future__ import annotations
@@ -262,16 +262,21 @@ def kernels_beside_attention(capability: int) -> dict[str, dict[str, Any]]:
 
 
 def compile_each() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Attention with every size of heads on every card; the others on one."""
+    """Attention with every size of heads on the card with the least memory for it, and on each
+    other with the largest, which takes most registers; the others on one."""
     for capability in SHARED_BYTES:
-        for head_dim in HEAD_DIMS:
-            for longest in (1, 64):
-                name = f"attention of {longest} with heads of {head_dim} on sm_{capability}"
-                yield name, compile_attention(capability, head_dim, longest)
+        for head_dim in HEAD_DIMS if capability == 89 else HEAD_DIMS[-1:]:
+            yield from both_attentions(capability, head_dim)
     for tokens in (8, 16):
         yield f"product of Q4_K with {tokens}", compile_product(89, FORMS["Q4_K"], tokens, 2)
-    for name, kernel in kernels_beside_attention(89).items():
-        yield name, kernel
+    yield from kernels_beside_attention(89).items()
+
+
+def both_attentions(capability: int, head_dim: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of decode and of prefill."""
+    for longest in (1, 64):
+        name = f"attention of {longest} with heads of {head_dim} on sm_{capability}"
+        yield name, compile_attention(capability, head_dim, longest)
 
 
 def compile_others() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -290,6 +295,8 @@ def compile_others() -> Iterator[tuple[str, dict[str, Any]]]:
                 name = f"product of {block_type} with {tokens}, {tiles} on sm_{capability}"
                 yield name, compile_product(capability, code_form, tokens, tiles)
         for head_dim in HEAD_DIMS:
+            if capability != 89:
+                yield from both_attentions(capability, head_dim)
             for longest in (8, 16):
                 name = f"attention of {longest} with heads of {head_dim} on sm_{capability}"
                 yield name, compile_attention(capability, head_dim, longest)
