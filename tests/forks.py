@@ -24,11 +24,14 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 from llorch_worker.stack.tether import PR_SET_PDEATHSIG
+from tests.zygote import let_spawned_processes_fork
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WITHOUT_PACKAGES = REPOSITORY / "tests" / "without_packages"
 MODULE_PATH = f"{WITHOUT_PACKAGES}{os.pathsep}{REPOSITORY}"
 """The PYTHONPATH of tests' processes. ``demo`` is the story model there."""
+SPAWNING = frozenset({"worker", "gateway", "inspect", "doctor", "generate", "chat"})
+"""The commands that start processes of their own: these are forks, too."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
@@ -59,12 +62,16 @@ _FORKS.set_forkserver_preload(
         "llorch_worker.broker.backend",
         "llorch_worker.cli.app",
         "llorch_worker.client",
-        "llorch_worker.engine",
+        "llorch_worker.engine.engine",
+        "llorch_worker.engine.process.server",
         "llorch_worker.gateway.app",
+        "llorch_worker.intake.desk",
         "llorch_worker.text.loading",
         "llorch_worker.worker.celery.app",
+        "llguidance.numpy",
         "rich.console",
         "transformers.models.llama",
+        "transformers.utils.chat_template_utils",
         "tests.forks_settled",
     ]
 )
@@ -172,6 +179,8 @@ def _run(
         file = os.open(stream, flags)
         os.dup2(file, number)
         os.close(file)
+    if SPAWNING.intersection(arguments):
+        let_spawned_processes_fork()
     # That of a child is /dev/null.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]

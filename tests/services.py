@@ -34,10 +34,13 @@ from tests.forks import MODULE_PATH, Fork
 from tests.forks import REPOSITORY as REPOSITORY
 from tests.store import held_ids
 from tests.waiting import wait_until as wait_until
+from tests.zygote import is_process_of
 
 SHOWN_CHARACTERS = 8000
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 90.0
+ENGINE = "llorch_worker.engine.process.server"
+"""The module that an engine's process runs."""
 TOY_APP = "tests.toy_app"
 REAL_APP = "llorch_worker.tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
@@ -333,8 +336,7 @@ class WorkerProcess:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
                 parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                command = (folder / "cmdline").read_bytes()
-                if int(parent) == self.process.pid and b"engine.process.server" in command:
+                if int(parent) == self.process.pid and is_process_of(ENGINE, folder):
                     return int(folder.name)
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -160,16 +161,28 @@ def test_an_engine_that_dies_while_its_worker_drains_is_not_replaced(
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    with memory_group(150 * 2**20) as folder:
+    with memory_group(500 * 2**20) as folder:
         yield folder
+
+
+@contextmanager
+def starting_in(group: Path) -> Iterator[None]:
+    """What this process starts meanwhile is of this control group."""
+    groups = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(line.split(":")[2] for line in groups if ":memory:" in line)
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (group.parent / own.strip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def test_a_job_that_takes_all_memory_costs_engines_and_no_worker(
     start_worker: StartWorker, witness: Witness, client: Client, small_group: Path
 ) -> None:
-    worker = start_worker("w1", max_attempts=2, **KEPT)
-    for pid in (worker.process.pid, worker.engine_pid()):
-        (small_group / "cgroup.procs").write_text(str(pid))
+    # From its start: another group may count other kills. Fresh: a fork would be of another group.
+    with starting_in(small_group):
+        worker = start_worker("w1", max_attempts=2, fresh=True, **KEPT)
     poison = client.submit(prompt="eat", max_tokens=5)
     with pytest.raises(AttemptsExhausted):
         poison.result(GET_S)
