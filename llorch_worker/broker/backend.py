@@ -186,7 +186,9 @@ class _OneEnd(Backend):  # type: ignore[misc]
         if claim is not None and event and not HELD_CLAIMS.has_ended(claim):
             HELD_CLAIMS.note_end(claim)
             worker = getattr(request, "hostname", None) or ""
-            ENDED_JOBS.note(claim, worker, end, trace_id(getattr(request, "traceparent", None)))
+            trace = trace_id(getattr(request, "traceparent", None))
+            resumed = HELD_CLAIMS.last_entries(claim).resumed
+            ENDED_JOBS.note(claim, worker, end, trace, resumed=resumed)
         return result
 
     def decode_result(self, payload: Any) -> Any:

@@ -38,6 +38,9 @@ class EndedJob(BaseModel):
     """The code of a failure."""
     usage: Usage | None = None
     timings: Timings | None = None
+    resumed: bool = False
+    """Whether it continued where an earlier attempt ended. Then ``timings`` are of the last
+    attempt, but for their sum."""
     trace_id: str | None = Field(None, exclude=True)
     """The trace that the job belongs to; for this process' observers only."""
 
@@ -66,6 +69,8 @@ class EndedJobs:
         worker: str,
         end: GenerationResult | LlorchError,
         trace_id: str | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
         """Notes a job whose end this process has just stored."""
         fields = {
@@ -74,6 +79,7 @@ class EndedJobs:
             "worker": worker,
             "attempts": claim.attempt,
             "ended_at": time.time(),
+            "resumed": resumed,
             "trace_id": trace_id,
         }
         match end:

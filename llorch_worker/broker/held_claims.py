@@ -19,6 +19,8 @@ class LastEntries:
     events: Sequence[Event] = ()
     spent: tuple[Usage, Timings] | None = None
     """What a job that ends without a result has used."""
+    resumed: bool = False
+    """Whether the job had tokens of an earlier attempt."""
 
 
 class HeldClaims:

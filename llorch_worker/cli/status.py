@@ -157,7 +157,8 @@ def _details(found: JobStatus, tokens: int, *, served: bool) -> Iterator[str]:
         from llorch_worker.cli.terminal.story import outcome
 
         yield outcome(found.result)
-        yield f"after {human_ms(found.result.timings.queue_ms)} in the queue"
+        if found.result.attempts == 1:  # else it is that of the last attempt
+            yield f"after {human_ms(found.result.timings.queue_ms)} in the queue"
     elif tokens or found.state == "running":
         yield counted(tokens, "token") + ("" if found.ended else " so far")
     if found.sent_at_s is not None:

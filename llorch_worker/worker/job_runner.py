@@ -115,8 +115,8 @@ class JobRunner:
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
         page = self._resumable(job, delivery, self._read_journal(claim))
+        resumes = bool(page.journal)
         with self._counting:
-            resumes = bool(page.journal)
             self.deliveries.update(attempts=1, redeliveries=not claim.first, resumes=resumes)
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
@@ -131,11 +131,11 @@ class JobRunner:
                 died = isinstance(error, EngineDied)
                 if not died and not (isinstance(error, Cancelled) and job.handed_back):
                     spent = error.spent if isinstance(error, Cancelled) else None
-                    self._leave_entries(job, claim, spent)
+                    self._leave_entries(job, claim, spent, resumed=resumes)
                 elif not self._publisher.flush(claim, self._patience(job, leaves=True)):
                     raise HandedBack from None
                 raise
-            self._leave_entries(job, claim)
+            self._leave_entries(job, claim, resumed=resumes)
             return result
         except Cancelled:
             if job.handed_back:
@@ -270,13 +270,18 @@ class JobRunner:
                 self._suspects.discard(claim.job_id)
 
     def _leave_entries(
-        self, job: ActiveJob, claim: Claim, spent: tuple[Usage, Timings] | None = None
+        self,
+        job: ActiveJob,
+        claim: Claim,
+        spent: tuple[Usage, Timings] | None = None,
+        *,
+        resumed: bool,
     ) -> None:
         """Leaves unwritten events to be written with the result."""
         entries = self._publisher.take(claim, self._patience(job))
         if entries is None:
             raise HandedBack
-        HELD_CLAIMS.leave_entries(claim, replace(entries, spent=spent))
+        HELD_CLAIMS.leave_entries(claim, replace(entries, spent=spent, resumed=resumed))
 
     def _patience(self, job: ActiveJob, *, leaves: bool = False) -> Callable[[], bool]:
         """Whether to stop waiting for Redis: never for a job that stays, so that no result precedes

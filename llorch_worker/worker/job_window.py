@@ -32,6 +32,8 @@ class JobWindow:
             since_s = max(since_s, ended[0][0])
         recent = [job for at_s, job in ended if at_s >= since_s]
         done = [(job.usage, job.timings) for job in recent if job.usage and job.timings]
+        # Nobody knows when a resumed job began, but when it ended.
+        whole = [job.timings for job in recent if job.timings and not job.resumed]
         return RecentJobs(
             ended=len(recent),
             failed=len(recent) - len(done),
@@ -41,7 +43,7 @@ class JobWindow:
             cached_tokens=sum(min(usage.cached, usage.prompt) for usage, _ in done),
             completion_tokens=sum(usage.completion for usage, _ in done),
             accepted_draft_tokens=sum(usage.accepted_draft_tokens for usage, _ in done),
-            queue_ms=by_bucket(took.queue_ms for _, took in done),
-            first_token_ms=by_bucket(took.first_token_ms for _, took in done),
+            queue_ms=by_bucket(took.queue_ms for took in whole),
+            first_token_ms=by_bucket(took.first_token_ms for took in whole),
             e2e_ms=by_bucket(took.first_token_ms + took.decode_ms for _, took in done),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llorch_worker.broker.ended_jobs import ended_jobs
 from llorch_worker.client import Client
 from llorch_worker.contract import AttemptsExhausted
 from tests.faults.conftest import QUICK, StartWorker
@@ -61,7 +62,12 @@ def test_jobs_of_a_killed_engine_go_on_in_another_worker(
     ],
 )
 def test_one_worker_goes_on_with_its_jobs_once_its_next_engine_serves(
-    start_worker: StartWorker, witness: Witness, latch: Latch, prompt: str, reason: str
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    latch: Latch,
+    prompt: str,
+    reason: str,
 ) -> None:
     worker = start_worker("w1", watchdog_s=1, **KEPT)
     neighbours = [witness.begun(witness.send(200, latch.prompt(after=199)), 10) for _ in range(2)]
@@ -77,6 +83,12 @@ def test_one_worker_goes_on_with_its_jobs_once_its_next_engine_serves(
     for one in (job, *neighbours):
         assert witness.runs(one)[-1] == "w1@test"
         assert one.result(0).attempts == 2
+    # Nobody saw their first token as late as the last attempt began.
+    ended = wait_until(lambda: len(found := ended_jobs(client.redis, 9)) == 3 and found)
+    assert {one.id: one.resumed for one in ended} == {
+        job.id: False,
+        **dict.fromkeys((each.id for each in neighbours), True),
+    }
     assert worker.process.poll() is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.services import (
     LOCALHOST,
     RedisServer,
     WorkerProcess,
+    begun,
     free_port,
     running_worker,
     wait_until,
@@ -44,6 +47,13 @@ def metrics_of(worker: WorkerProcess) -> Scrape:
     return scrape(address(worker))
 
 
+def ended(worker: WorkerProcess, jobs: int) -> Scrape:
+    """The metrics once ``jobs`` ends are counted, which is after their results are seen."""
+    return wait_until(
+        lambda: (last := metrics_of(worker))("llorch_jobs_ended_total") == jobs and last
+    )
+
+
 def test_every_end_of_a_job_is_counted(
     own_server: RedisServer, own_client: Client, tmp_path: Path, latch: Latch
 ) -> None:
@@ -59,7 +69,7 @@ def test_every_end_of_a_job_is_counted(
         held.cancel()
         with pytest.raises(Cancelled):
             held.result(30)
-        found = metrics_of(worker)
+        found = ended(worker, 5)
         assert found("llorch_jobs_ended_total", outcome="length") == 3
         assert found("llorch_jobs_ended_total", outcome="failed") == 1
         assert found("llorch_jobs_ended_total", outcome="cancelled") == 1
@@ -72,6 +82,15 @@ def test_every_end_of_a_job_is_counted(
         assert found("llorch_job_redeliveries_total") == 0
         assert found("llorch_model_load_seconds") > 0
         assert found("llorch_lease_age_seconds") < 10
+        resumed = begun(own_client.submit(prompt=latch.prompt(), max_tokens=9))
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        latch.open()
+        resumed.result(60)
+        found = ended(worker, 6)
+        assert found("llorch_job_resumes_total") == 1
+        # Its first token came in the other attempt.
+        counts = {name: found(f"llorch_{name}_seconds_count") for name in HISTOGRAMS}
+        assert counts == {**dict.fromkeys(HISTOGRAMS, 3), "e2e_request_latency": 4}
         labels = {labels for name, labels in found.samples if name.startswith("llorch_")}
         assert all({("model_name", "toy"), ("engine", "0")} <= each for each in labels)
 

@@ -44,6 +44,15 @@ def test_jobs_are_timed_from_their_enqueueing() -> None:
     assert percentile_ms(found.e2e_ms, 0.5) == pytest.approx(550, rel=0.2)
 
 
+def test_of_a_resumed_job_the_whole_time_counts_and_no_part_of_its_last_attempt() -> None:
+    window = JobWindow()
+    window.add(done().model_copy(update={"resumed": True}))
+    found = window.read()
+    assert (found.ended, found.failed, found.completion_tokens) == (1, 0, 5)
+    assert (found.queue_ms, found.first_token_ms) == ({}, {})
+    assert percentile_ms(found.e2e_ms, 0.5) == pytest.approx(550, rel=0.2)
+
+
 def test_guessed_tokens_are_a_share_of_all() -> None:
     window = JobWindow()
     window.add(done())

@@ -31,8 +31,10 @@ def log_job(job: EndedJob) -> None:
             "cached_tokens": job.usage.cached,
             "completion_tokens": job.usage.completion,
         }
-    if job.timings is not None:
-        timings = job.timings
+    if job.resumed:
+        # Its times would be those of the last attempt.
+        fields["resumed"] = True
+    elif (timings := job.timings) is not None:
         fields |= {
             "queue_ms": round(timings.queue_ms, 1),
             "prefill_ms": round(timings.prefill_ms, 1),

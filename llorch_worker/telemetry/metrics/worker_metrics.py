@@ -175,7 +175,8 @@ class WorkerMetrics:
         self._decode = self._histogram("request_decode_time", "From the first token to the end.")
 
     def job_ended(self, job: EndedJob) -> None:
-        """Counts a job's end. The histograms hold successes only, as vLLM's do."""
+        """Counts a job's end. The histograms hold successes only, as vLLM's do; of a resumed job,
+        whose first token is of another attempt, only how long it took in all."""
         labels = (self._model_name, ENGINE)
         self._ended.labels(*labels, job.outcome).inc()
         if job.error is not None:
@@ -184,9 +185,11 @@ class WorkerMetrics:
         if timings is None:
             return
         self._success.labels(*labels, job.outcome).inc()
+        self._whole.labels(*labels).observe((timings.first_token_ms + timings.decode_ms) / 1e3)
+        if job.resumed:
+            return
         for histogram, duration_ms in (
             (self._first_token, timings.first_token_ms),
-            (self._whole, timings.first_token_ms + timings.decode_ms),
             (self._queue, timings.queue_ms),
             (self._prefill, timings.prefill_ms),
             (self._decode, timings.decode_ms),

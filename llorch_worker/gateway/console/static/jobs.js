@@ -145,7 +145,8 @@ function bar(cell, job, scale) {
     cell.append(made);
   }
   const made = cell.firstElementChild;
-  made.hidden = !job.timings;
+  // The parts of a resumed job's would be those of its last attempt.
+  made.hidden = !job.timings || job.resumed;
   const times = phases(job);
   const said = times
     ? PHASES.map((name, i) => `${name} ${duration(times[i])}`).join(", ")
