@@ -14,6 +14,7 @@ from redis import Redis
 from llorch_worker.broker import dead_letters, recent_jobs, registry
 from llorch_worker.broker.queues import (
     WORKER_MARK,
+    model_of,
     priority_of,
     scheduled,
     suspects,
@@ -29,6 +30,8 @@ from llorch_worker.contract import Priority
 from llorch_worker.contract.quantities import counted
 
 SCAN_INTERVAL_S = 30.0
+MOST_ABANDONED = 1_000
+"""Jobs of dead workers that are counted."""
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
@@ -58,6 +61,8 @@ class ModelLoad:
     """Sequences that the workers can run at once."""
     running: int
     """Sequences that they run, as of their last announcements."""
+    abandoned: int
+    """Claimed jobs whose worker renews their leases no more. Others take them when these end."""
     preempting: int
     """Sequences that are in them and wait for room: as many urgent jobs preempt others."""
     tokens_per_s: float
@@ -132,15 +137,25 @@ def read_fleet(client: Redis) -> Fleet:
     workers = registry.workers(client)
     cards = sorted(registry.models(client).values(), key=lambda card: card.name)
     remembered = registry.remembered(client)
+    abandoned = Counter(
+        model_of(text(name)) for name in run_script(client, "abandoned", [MOST_ABANDONED])
+    )
     return Fleet(
         workers=workers,
-        models=[_load(client, card, workers, remembered.get(card.name, ())) for card in cards],
+        models=[
+            _load(client, card, workers, remembered.get(card.name, ()), abandoned[card.name])
+            for card in cards
+        ],
         dead_letters=dead_letters.count(client),
     )
 
 
 def _load(
-    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], queues: Sequence[str]
+    client: Redis,
+    card: ModelCard,
+    workers: Sequence[WorkerCard],
+    queues: Sequence[str],
+    abandoned: int,
 ) -> ModelLoad:
     """``queues``: those of the model's workers."""
     model = card.name
@@ -167,6 +182,7 @@ def _load(
         workers=len(serving),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
+        abandoned=abandoned,
         preempting=sum(worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),

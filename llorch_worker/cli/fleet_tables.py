@@ -195,6 +195,10 @@ def notices(reading: Reading) -> Iterator[Text]:
     for load in fleet.models:
         if load.waiting and not load.workers:
             yield _waits(load.model, load.waiting)
+    for load in fleet.models:
+        if load.abandoned:
+            rest = f" of {load.model}: another worker takes over when the lease ends"
+            yield _warning(f"{counted(load.abandoned, 'job')} of a silent worker", rest)
     models = [load.model for load in fleet.models]
     for queue, count in fleet.unserved.items():
         yield _waits(queue, count, remedy_for(queue, models))

@@ -9,14 +9,16 @@ import time
 import pytest
 import redis
 
-from llorch_worker.broker import queues, registry
+from llorch_worker.broker import keys, queues, registry
 from llorch_worker.broker.fleet import ModelLoad, Queue, read_fleet
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import route
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.cli.fleet_reading import Reading
+from llorch_worker.cli.fleet_tables import notices
 from llorch_worker.client import Client
-from tests.broker.jobs import announce, push
+from tests.broker.jobs import TERMS, announce, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
 from tests.store import add_letter
@@ -101,6 +103,21 @@ def test_a_time_that_a_stranger_wrote_breaks_nothing(store: redis.Redis, time_te
     store.lpush(QUEUE, f'{{"headers": {{"{ENQUEUED_AT}": {time_text}, "id": "x"}}}}')
     found = only_model(store).queues["normal"]
     assert (found.jobs, found.oldest_s) in [(1, None), (1, 0.0)]
+
+
+def test_jobs_of_a_worker_that_renews_no_lease_are_told(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "a", "b", "c")
+    assert len(take(store)) == 3
+    assert only_model(store).abandoned == 0
+    seconds, _ = store.time()
+    for job_id in ("a", "b"):
+        store.zadd(keys.LEASES, {job_id: 1000 * seconds + TERMS.lease_ms // 4})
+    found = read_fleet(store)
+    assert (found.models[0].abandoned, found.models[0].waiting) == (2, 0)
+    said = [notice.plain for notice in notices(Reading(found, 0))]
+    told = "2 jobs of a silent worker of toy: another worker takes over when the lease ends"
+    assert told in said
 
 
 def test_saturation_is_what_runs_and_waits_by_slots(store: redis.Redis) -> None:

@@ -86,6 +86,7 @@ class Model(BaseModel):
     workers: int
     slots: int
     running: int
+    abandoned: int
     preempting: int
     waiting: int
     saturation: float | None

@@ -88,6 +88,7 @@ export class Fleet {
       }
       const later = [];
       if (model.scheduled) later.push(`${count(model.scheduled)} scheduled`);
+      if (model.abandoned) later.push(`${count(model.abandoned)} of a silent worker`);
       if (model.suspects) later.push(counted(model.suspects, "suspect"));
       const served = Object.keys(model.fingerprints).length;
       if (served > 1) later.push(`${count(served)} different models`);
