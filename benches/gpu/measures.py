@@ -34,7 +34,7 @@ from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler

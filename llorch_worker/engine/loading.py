@@ -16,8 +16,8 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.device.step_errors import is_out_of_memory
-from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan
+from llorch_worker.engine.memory.placement import free_bytes
 from llorch_worker.kernels import end_own_threads
 from llorch_worker.model import ForwardModel, Transformer
 

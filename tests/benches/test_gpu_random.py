@@ -10,7 +10,7 @@ from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES
 from llorch_worker.bench.instruments.model_costs import decode_flops, prefill_flops
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import RaggedBatch
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
 

@@ -16,7 +16,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.queue import DeviceQueue, InlineQueue
 from llorch_worker.engine.loading import LoadedModel as InMemory
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.kernels import TorchOps, TruncateRows

@@ -10,7 +10,7 @@ import torch
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.kernels.triton import TritonOps

@@ -14,7 +14,7 @@ import torch
 from benches.gpu.random_model import random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.warm_up import compile_kernels, sizes
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,

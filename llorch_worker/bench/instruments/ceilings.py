@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.bench.instruments.provenance import Frozen
-from llorch_worker.engine.memory.free_memory import free_bytes
+from llorch_worker.engine.memory.placement import free_bytes
 
 MIN_RUNS = 5
 MIN_MEASURED_S = 0.5

@@ -18,24 +18,62 @@ from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
-from llorch_worker.engine.memory.cache_shape import cache_shape
-from llorch_worker.engine.memory.free_memory import free_bytes
-from llorch_worker.engine.memory.kept_types import KeptType, kept_types
-from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
-from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
+from llorch_worker.engine.memory.placement import (
+    check_kernels,
+    free_bytes,
+    resolve_device,
+    resolve_dtype,
+)
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, workspace_bytes
-from llorch_worker.engine_options import EngineOptions
+from llorch_worker.engine_options import EngineOptions, KvDtype
+from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.kernels import ChosenOps, choose_ops
-from llorch_worker.model import ModelConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.model import (
+    ModelConfig,
+    model_bytes,
+    parameter_count,
+    quantised_types,
+    resolve_config,
+)
 from llorch_worker.model.native_layers import native_refusal
 from llorch_worker.model_files.generation_config import read_generation_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
-from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
+from llorch_worker.text.loading import VocabularySource
+from llorch_worker.weights import (
+    Checkpoint,
+    FusedWeight,
+    Linears,
+    Part,
+    open_checkpoint,
+    select_linears,
+)
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
 """The largest share of the memory left by weights and vocabulary that cache and workspace may take.
 On the CPU the rest is for other processes, on a card for the allocator's fragmentation."""
+SENTENCEPIECE_BYTES: Final = 220
+"""A token of Gemma 3 (262,144 of them) takes 215."""
+TOKENIZERS_BYTES: Final = 850
+"""A token takes 836 with Qwen 2.5 (151,936 of them), 817 with Gemma 3's tokenizer.json. The
+library keeps each one's text and merge several times."""
+GRAMMAR_BYTES: Final = 210
+"""What llguidance keeps of a token: 217 with Gemma 3, 194 with Qwen 2.5."""
+
+
+@dataclass(frozen=True)
+class KeptType:
+    """A block type that weights keep. The codes are the file's, in another layout."""
+
+    name: str
+    stored_bits: float
+    kept_bits: float
+    """Bits per weight, including its share of scales and offsets, in the file and in memory."""
+
+    def __str__(self) -> str:
+        """``Q8_0``, or ``Q6_K in 9 bits`` if its size in memory differs from that in the file."""
+        alike = self.kept_bits == self.stored_bits
+        return self.name if alike else f"{self.name} in {self.kept_bits:g} bits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +159,27 @@ class LoadPlan:
 
     @property
     def kept_types(self) -> tuple[KeptType, ...]:
-        """Block types that weights keep; the other weights are in ``dtype``."""
-        return tuple(kept_types(self.config, self.checkpoint, self.linears))
+        """Block types that weights keep, those with most weights first; the other weights are in
+        ``dtype``."""
+        names = quantised_types(self.config, self.checkpoint, self.linears)
+        return tuple(map(self._kept_type, names))
+
+    def _kept_type(self, name: str) -> KeptType:
+        of_type = (
+            FusedWeight((Part(tensor, info.shape),))
+            for tensor, info in self.checkpoint.tensors.items()
+            if info.dtype_name == name
+        )
+        kept = (each for each in of_type if self.linears.quantised_parts(self.checkpoint, each))
+        # Rows are rounded up to whole tiles, which matters least in the largest tensor.
+        largest = max(kept, key=lambda each: each.elements)
+        stored_bytes = self.checkpoint.tensors[largest.parts[0].name].stored_bytes
+        kept_bytes = self.linears.weight_bytes(self.checkpoint, largest)
+        return KeptType(
+            name=name,
+            stored_bits=round(8 * stored_bytes / largest.elements, 2),
+            kept_bits=round(8 * kept_bytes / largest.elements, 2),
+        )
 
     @property
     def kept_as(self) -> str:
@@ -313,3 +370,47 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
     if options.kv_cache_bytes is not None:
         plan = plan.with_kv_cache(options.kv_cache_bytes)
     return plan.fitted_to(plan.free_bytes - plan.weights_bytes - plan.vocabulary_bytes)
+
+
+def vocabulary_bytes(checkpoint: VocabularySource, vocab_size: int) -> int:
+    """Bytes of the tokenizer, and of the grammars' vocabulary if a worker prepares it.
+
+    This is a plan; the constants are measured on real files by ``benches.memory_plan``.
+    """
+    if checkpoint.layout == "gguf":
+        byte_level = checkpoint.metadata.get("tokenizer.ggml.model") == "gpt2"
+    else:
+        byte_level = (checkpoint.path / "tokenizer.json").is_file()
+    each = TOKENIZERS_BYTES if byte_level else SENTENCEPIECE_BYTES
+    return vocab_size * (each + (GRAMMAR_BYTES if vocab_size >= LARGE_VOCABULARY else 0))
+
+
+def cache_shape(
+    config: ModelConfig,
+    max_context: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: KvDtype = "auto",
+    decode_rows: int = 0,
+    max_query_tokens: int = MAX_QUERY_TOKENS,
+    max_sequences: int = 0,
+    max_step_tokens: int = 0,
+) -> CacheShape:
+    """The shape of a cache for ``config``."""
+    return CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        ropes=config.ropes,
+        max_context=max_context,
+        dtype=dtype,
+        device=device,
+        kv_dtype=kv_dtype,
+        decode_rows=decode_rows,
+        vocab_size=config.vocab_size,
+        max_query_tokens=max_query_tokens,
+        windows=config.graph.windows,
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+    )

@@ -14,7 +14,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
 from llorch_worker.engine.loading import LoadedModel
-from llorch_worker.engine.memory.cache_shape import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine_options import EngineOptions
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once

@@ -14,7 +14,7 @@ import psutil
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.engine import Engine
 from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
-from llorch_worker.engine.memory.vocabulary import vocabulary_bytes
+from llorch_worker.engine.memory.load_plan import vocabulary_bytes
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import VocabularyFile
 
