@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.engine.sampling.truncation import Truncation, truncate
+from llorch_worker.engine.sampling.batch import Truncation, truncate
 from llorch_worker.kernels import select_truncate_rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llorch_worker.engine.sampling.two_stage_search import SEGMENT, inverse_cumulative, likeliest
+from llorch_worker.engine.sampling.sampler import SEGMENT, inverse_cumulative, likeliest
 
 VOCABULARIES = [1, 50, SEGMENT, SEGMENT + 1, 32_016, 128_256]
 
