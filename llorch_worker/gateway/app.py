@@ -14,16 +14,17 @@ from starlette.types import ASGIApp
 from llorch_worker import __version__
 from llorch_worker.broker.deadlines import ending_overdue
 from llorch_worker.broker.history import keeping_history
+from llorch_worker.client.cancelling import beside
 from llorch_worker.gateway import documentation, errors
 from llorch_worker.gateway.access_log import logging_access
-from llorch_worker.gateway.batches import runner
+from llorch_worker.gateway.batches.runner import drive_all
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.collecting import Collecting
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.documentation import Documentation
 from llorch_worker.gateway.entrance import entering
-from llorch_worker.gateway.files.expiry import removing_expired
+from llorch_worker.gateway.files.record import remove_expired_files
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.limits import saying_limits
 from llorch_worker.gateway.loopback import LoopbackOnly
@@ -33,7 +34,6 @@ from llorch_worker.gateway.plain_http import answering_head, naming_requests, on
 from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
 from llorch_worker.gateway.routes import (
     batches,
-    chat,
     completions,
     files,
     health,
@@ -57,7 +57,6 @@ _ROUTERS = (
     metrics.router,
     models.router,
     completions.router,
-    chat.router,
     messages.router,
     responses.router,
     files.router,
@@ -81,11 +80,13 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        driving = runner.running(gateway.batches, gateway.new_run)
-        removing = removing_expired(gateway.files, gateway.file_store)
         with ending_overdue(settings), keeping_history(settings.redis_url):
-            collecting = Collecting(requests.count).running()
-            async with gateway.webhooks.running(), driving, removing, collecting:
+            async with (
+                gateway.webhooks.running(),
+                beside(drive_all(gateway.batches, gateway.new_run), "llorch-batches"),
+                beside(remove_expired_files(gateway.files, gateway.file_store), "llorch-files"),
+                Collecting(requests.count).running(),
+            ):
                 yield
         await requests.ended()
         await gateway.close()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
-from llorch_worker.client.cancelling import cancelled
+from llorch_worker.client.cancelling import beside
 
 EVERY_S = 1.0
 WHOLE_EVERY = 60
@@ -35,11 +35,10 @@ class Collecting:
         gc.disable()
         self.collect()
         self._own = gc.get_freeze_count()
-        collecting = asyncio.create_task(self._collect_again_and_again())
         try:
-            yield
+            async with beside(self._collect_again_and_again(), "llorch-collecting"):
+                yield
         finally:
-            await cancelled(collecting)
             gc.unfreeze()
             gc.enable()
 

@@ -41,7 +41,7 @@ from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
 from llorch_worker.gateway.limits import Limits
 from llorch_worker.gateway.ownership import NOBODY, may
-from llorch_worker.gateway.responses.event import response_event
+from llorch_worker.gateway.responses.progress import response_event
 from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers

@@ -13,7 +13,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import TypeAdapter
 from starlette.websockets import WebSocketState
 
-from llorch_worker.client.cancelling import cancelled
+from llorch_worker.client.cancelling import beside
 from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.bodies import document_of
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
@@ -55,13 +55,11 @@ class ResponseSocket:
             refusal = plain_answer(error.status, error.code, error.message)
             with self._counted() as counted:
                 counted.status = error.status
-                return await self._socket.send_denial_response(refusal)
+                await self._socket.send_denial_response(refusal)
+            return
         await self._socket.accept()
-        answering = asyncio.create_task(self._answer())
-        try:
+        async with beside(self._answer(), "llorch-responses"):
             await self._read()
-        finally:
-            await cancelled(answering)
 
     async def _read(self) -> None:
         """Never waits for an answer: nobody else would notice that the client hangs up."""

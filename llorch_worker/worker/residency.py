@@ -35,7 +35,7 @@ from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
     from llorch_worker.engine.process.engine_process import EngineProcess
-    from llorch_worker.telemetry.metrics.server import MetricsServer
+    from llorch_worker.telemetry.metrics.http_server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
 
 logger = get_logger(__name__)
@@ -206,7 +206,7 @@ class Residency:
         if first_port is None:
             return None
         # Here, because they need an extra.
-        from llorch_worker.telemetry.metrics.server import serve
+        from llorch_worker.telemetry.metrics.http_server import serve
         from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 
         metrics = WorkerMetrics(self._engine.facts.model_name, self._worker_figures)

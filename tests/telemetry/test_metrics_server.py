@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from llorch_worker.telemetry.metrics import http_server
-from llorch_worker.telemetry.metrics.server import MetricsServer, serve
+from llorch_worker.telemetry.metrics.http_server import MetricsServer, serve
 from tests.services import LOCALHOST, free_port
 from tests.telemetry.scraping import STRANGE, scrape
 from tests.waiting import wait_until

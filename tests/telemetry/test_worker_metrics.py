@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, LlorchError
 from llorch_worker.contract.installing import install_command
-from llorch_worker.telemetry.metrics.server import PORTS, serve
+from llorch_worker.telemetry.metrics.http_server import PORTS, serve
 from tests.latch import Latch
 from tests.services import (
     LOCALHOST,

@@ -7,8 +7,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -31,16 +30,6 @@ NewRun = Callable[[BatchRecord, str], BatchRun]
 """Makes the run of a batch under the token of a lease."""
 
 
-@asynccontextmanager
-async def running(store: BatchStore, new_run: NewRun) -> AsyncIterator[None]:
-    """Drives batches meanwhile; at the end others may take over at once what has not ended."""
-    task = asyncio.create_task(_drive_all(store, new_run), name="llorch-batches")
-    try:
-        yield
-    finally:
-        await cancelled(task)
-
-
 class _UnderWay(NamedTuple):
     owner: str
     since_s: float
@@ -49,7 +38,9 @@ class _UnderWay(NamedTuple):
 Runs = dict[asyncio.Task[None], _UnderWay]
 
 
-async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
+async def drive_all(store: BatchStore, new_run: NewRun) -> None:
+    """Drives batches until it is cancelled; then others may take over at once what has not
+    ended."""
     runs: Runs = {}
     outage = RedisOutage("take batches")
     try:
@@ -65,9 +56,7 @@ async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
                 outage.failed(error)
             await asyncio.sleep(POLL_S)
     finally:
-        for run in runs:
-            run.cancel()
-        await asyncio.gather(*runs, return_exceptions=True)
+        await cancelled(*runs)
 
 
 async def _begin(store: BatchStore, new_run: NewRun, waiting: list[Due], runs: Runs) -> None:

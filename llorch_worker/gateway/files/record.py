@@ -1,8 +1,9 @@
-"""What Redis keeps of a file."""
+"""What Redis keeps of a file, until it expires."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import Counter
@@ -10,15 +11,20 @@ from typing import Any, Literal
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.documents import READ_AT_ONCE, Documents, Record
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import Caller
 
+logger = logging.getLogger(__name__)
+
 LEAST_KEPT_S, MOST_KEPT_S = 3_600, 30 * 24 * 3_600
 """What OpenAI lets a request ask for."""
 Purpose = Literal["batch", "user_data", "batch_output"]
+LOOK_S = 60.0
+"""Between two looks. Nobody sees a file that has expired meanwhile."""
 
 
 class FileRecord(Record):
@@ -98,3 +104,19 @@ def remove_bytes(store: FileStore, record: FileRecord) -> None:
 
 def new_file_id() -> str:
     return f"file-{uuid.uuid4().hex}"
+
+
+async def remove_expired_files(records: FileRecords, store: FileStore) -> None:
+    """Removes what has expired, again and again."""
+    outage = RedisOutage("remove expired files")
+    while True:
+        try:
+            kept = await records.remove_expired(store, time.time())
+            outage.over()
+            if kept:
+                logger.warning(
+                    "%d expired files are not removed yet: %s", kept.total(), ", ".join(kept)
+                )
+        except BrokerUnavailable as error:
+            outage.failed(error)
+        await asyncio.sleep(LOOK_S)

@@ -8,10 +8,12 @@ from llorch_worker.client import AsyncJob, JobState, StreamEntry
 from llorch_worker.contract import LlorchError, ModelChanged, Restarted, Started, Tokens
 from llorch_worker.gateway.errors import as_shown
 from llorch_worker.gateway.job_events import CHANGED, PATIENCE_S
-from llorch_worker.gateway.responses.store import NotKept
+from llorch_worker.gateway.responses.store import NotKept, ResponseStore
 from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.responses import End, Response, ResponseRecord, response_of
 from llorch_worker.openai_api.responses_events import Event, ResponseEvents
+
+_UNDER_WAY = ("queued", "in_progress")
 
 
 async def end_of(job: AsyncJob, timeout_s: float | None = None) -> End:
@@ -76,3 +78,23 @@ async def _chained(
         yield entry
     async for entry in entries:
         yield entry
+
+
+async def response_event(store: ResponseStore, job: AsyncJob) -> tuple[str, Response] | None:
+    """The event that a webhook sends of a response in the background; None until it has ended.
+
+    Raises:
+        LookupError: it is not known, or not any more.
+    """
+    record = await store.find(job.id)
+    if record is None:
+        raise LookupError(job.id)
+    try:
+        response = await response_now(record, job)
+    except NotKept:
+        raise LookupError(job.id) from None
+    if response.status in _UNDER_WAY:
+        # It is kept until its end has been sent.
+        await store.keep(record)
+        return None
+    return f"response.{response.status}", response

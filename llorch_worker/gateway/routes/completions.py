@@ -1,4 +1,4 @@
-"""``/v1/completions``."""
+"""``/v1/completions`` and ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from fastapi.responses import Response
 from llorch_worker.gateway.answering import IdempotencyKey, answer_body, answers
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
+from llorch_worker.openai_api.chat import ChatRequest
+from llorch_worker.openai_api.chat_answer import ChatCompletion
 from llorch_worker.openai_api.completion_answer import Completion
 from llorch_worker.openai_api.completions import CompletionRequest
 
-router = Router(tags=["completions"])
+router = Router()
 
 
-@router.post("/v1/completions", responses=answers(Completion))
+@router.post("/v1/completions", tags=["completions"], responses=answers(Completion))
 async def create_completion(
     body: CompletionRequest,
     request: Request,
@@ -23,4 +25,16 @@ async def create_completion(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Complete prompts, each as a job of its own."""
+    return await answer_body(request, gateway, caller, body.keyed(idempotency_key))
+
+
+@router.post("/v1/chat/completions", tags=["chat"], responses=answers(ChatCompletion))
+async def create_chat_completion(
+    body: ChatRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Answer a chat."""
     return await answer_body(request, gateway, caller, body.keyed(idempotency_key))

@@ -7,8 +7,8 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Request, Response
 
 from llorch_worker.gateway.console.routes import operator
-from llorch_worker.telemetry.metrics.exposition import exposition
 from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
+from llorch_worker.telemetry.metrics.http_server import exposition
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
 

@@ -8,10 +8,10 @@ from typing import Any
 from celery import signals
 
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
+from llorch_worker.contract import printable
 from llorch_worker.settings import LogFormat
 from llorch_worker.telemetry.logs.job_line import is_of_celery, log_job
 from llorch_worker.telemetry.logs.json_lines import JsonFormatter
-from llorch_worker.telemetry.logs.one_line import OneLine
 from llorch_worker.telemetry.logs.repeats import Repeats
 from llorch_worker.telemetry.logs.streams import print_documents, say
 
@@ -60,3 +60,17 @@ def _dress(logger: logging.Logger, log_format: LogFormat) -> None:
         handler.addFilter(OneLine())
         if log_format == "json":
             handler.setFormatter(JsonFormatter())
+
+
+class OneLine(logging.Filter):
+    """Escapes what a name or an id could forge lines or control a terminal with."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except (LookupError, TypeError, ValueError):
+            return True  # the handler reports it
+        if not message.isprintable():
+            # Some of Celery's own messages have several lines.
+            record.msg, record.args = printable(" ".join(message.splitlines())), ()
+        return True

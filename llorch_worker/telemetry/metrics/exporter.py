@@ -11,9 +11,8 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect_impatient
-from llorch_worker.telemetry.metrics.exposition import exposition
 from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector
-from llorch_worker.telemetry.metrics.http_server import Answer, Server
+from llorch_worker.telemetry.metrics.http_server import Answer, Server, exposition
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,23 @@
-"""prometheus_client's HTTP server, which its clients cannot exhaust."""
+"""Serves metrics by prometheus_client's HTTP server, which its clients cannot exhaust."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    ThreadingWSGIServer,
+    choose_encoder,
+    generate_latest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +30,9 @@ Answer = tuple[int, bytes, str]
 """Status, body and content type."""
 Routes = Mapping[str, Callable[[str | None], Answer]]
 """Path -> what answers the header ``Accept``."""
+PORTS = 20
+"""Workers of one host share this many ports, each the first free one."""
+_ANY = ("", "0.0.0.0", "::")
 
 
 class Server(ThreadingWSGIServer):
@@ -74,3 +84,59 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""
+
+
+def exposition(registry: CollectorRegistry, accept: str | None) -> tuple[bytes, str]:
+    """The text, and its content type. ``accept`` is the header; the plain format answers one that
+    cannot be understood."""
+    try:
+        encode, content_type = choose_encoder(accept or "")
+    except (TypeError, ValueError):
+        # A version that is no number.
+        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+    return encode(registry), content_type
+
+
+class MetricsServer:
+    """Serves a registry to Prometheus, from a thread, until :meth:`close`."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Raises ``OSError`` if the port is taken."""
+        self.port = port
+        self.host = socket.gethostname() if host in _ANY else host
+        """Where others may reach it."""
+
+        def metrics(accept: str | None) -> Answer:
+            return 200, *exposition(registry, accept)
+
+        self._server = Server(host, port, {"/metrics": metrics})
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(registry: CollectorRegistry, host: str, first_port: int) -> MetricsServer | None:
+    """Takes the first free of :data:`PORTS` ports. None, after a warning, if there is none."""
+    last_port = min(first_port + PORTS, 2**16) - 1
+    reason: OSError | None = None
+    for port in range(first_port, last_port + 1):
+        try:
+            server = MetricsServer(registry, host, port)
+        except OSError as error:
+            reason = error
+        else:
+            name = f"[{server.host}]" if ":" in server.host else server.host
+            logger.info("metrics at http://%s:%d/metrics", name, port)
+            return server
+    logger.warning(
+        "no metrics: cannot listen at a port from %d to %d of %s: %s",
+        first_port,
+        last_port,
+        host,
+        reason,
+    )
+    return None
