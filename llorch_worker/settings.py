@@ -14,8 +14,10 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
+    SecretStr,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -102,6 +104,20 @@ class Settings(BaseSettings):
         str | None, _form("[A-Za-z0-9._-]{1,200}", "must be 1 to 200 of A-Za-z0-9._-")
     ] = None
     """The name that jobs ask for; by default the name of the file or folder."""
+    engine_url: Annotated[
+        str | None,
+        _form(
+            r"https?://[^\s/?#@]+(/[^\s?#@]*)?",
+            "must be http://host:port/v1, without a user or a key: LLORCH_ENGINE_KEY has the key",
+        ),
+        AfterValidator(lambda url: url and url.rstrip("/")),
+    ] = None
+    """A server with OpenAI's API that computes in place of a model file: vLLM, SGLang, llama-server
+    or another. ``--model`` is then the model as the server calls it."""
+    engine_key: SecretStr | None = None
+    """The server's key."""
+    engine_key_file: Path | None = None
+    """A file with the server's key, read again each time that the server comes back."""
 
     device: Annotated[
         str,
@@ -210,6 +226,15 @@ class Settings(BaseSettings):
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each tenant used are kept; 0 counts nothing."""
 
+    @field_validator("engine_url")
+    @classmethod
+    def _serves_a_named_model(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is not None and info.data.get("model") in (None, demo_model()):
+            raise PydanticCustomError(
+                "engine_url", "needs --model (LLORCH_MODEL) too: the model as the server calls it"
+            )
+        return url
+
     @field_validator("drafter", mode="before")
     @classmethod
     def _has_no_former_name(cls, word: object) -> object:
@@ -235,9 +260,14 @@ class Settings(BaseSettings):
     @property
     def environment(self) -> dict[str, str]:
         """These settings as the ``LLORCH_*`` variables that a child process reads them from."""
+        # A key is only in the environment that children inherit. How many jobs a server gets is
+        # its own to say, unless somebody has said it.
+        unsaid = {"engine_key"}
+        if self.engine_url is not None and "max_sequences" not in self.model_fields_set:
+            unsaid.add("max_sequences")
         return {
             f"LLORCH_{name.upper()}": str(value)
-            for name, value in self.model_dump().items()
+            for name, value in self.model_dump(exclude=unsaid).items()
             if value is not None
         }
 

@@ -50,7 +50,7 @@ def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Eve
             claim.job_id,
             claim.fence,
             first_entry,
-            int(any(isinstance(event, Tokens) and event.ids for event in events)),
+            int(any(isinstance(event, Tokens) and (event.ids or event.text) for event in events)),
             *(encode_event(event) for event in events),
         ],
     )

@@ -18,6 +18,7 @@ WORKER_SETTINGS = (
     "model",
     "model_name",
     "redis_url",
+    "engine_url",
     "dtype",
     "kv_dtype",
     "max_sequences",
@@ -90,7 +91,7 @@ def _setting_option(name: str) -> Any:
     if field.annotation is bool:
         option = f"{option}/--no-{option.removeprefix('--')}"
     kind = get_origin(field.annotation) or field.annotation
-    metavar = "URL" if name == "redis_url" else "TYPE" if kind is Literal else None
+    metavar = "URL" if name.endswith("_url") else "TYPE" if kind is Literal else None
     if _is_path(field.annotation):
         metavar = "PATH"
     if name.endswith("_bytes"):

@@ -19,7 +19,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     worker finishes its running jobs and takes no new ones. With --json, it prints its name and
     queue once it takes jobs. The log always goes to stderr.
     """
-    extras.require("worker")
+    extras.require("worker" if settings.engine_url is None else "server")
     if settings.metrics_port is not None:
         extras.require("metrics")
     from llorch_worker.broker.fleet_client import FleetClient
@@ -34,10 +34,12 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     from llorch_worker.worker.card.assignment import assign_device
     from llorch_worker.worker.main import run_worker, worker_hostname
 
-    # Before the engine's process loads torch, which sees only the cards that are visible then.
-    assignment = assign_device(settings.device, settings.device_locks)
+    assignment = None
+    if settings.engine_url is None:
+        # Before the engine's process loads torch, which sees only the cards that are visible then.
+        assignment = assign_device(settings.device, settings.device_locks)
     screen = Screen(as_json=as_json)
-    card = None if assignment.card is None else assignment.card.name
+    card = None if assignment is None or assignment.card is None else assignment.card.name
     hostname = worker_hostname(settings, os.getpid(), card)
     model = settings.served_name
 

@@ -48,11 +48,12 @@ EXTRA_OF_MODULE: Final = {
     "fsspec": "gateway",
     "httpcore": "gateway",
     "standardwebhooks": "gateway",
+    "aiohttp": "server",
     "prometheus_client": "metrics",
 }
 """Top-level module -> the extra that installs it."""
 
-_OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis"}
+_OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis", "engine_url": "--engine"}
 """Options that are not named after their setting."""
 
 

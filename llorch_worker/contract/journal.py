@@ -53,6 +53,8 @@ class Journal:
     arithmetic: tuple[str, ...] = ()
     """What computed them, in order."""
     prompt_tokens: int = 0
+    restarted: bool = False
+    """Whether tokens before these are void."""
 
     def __bool__(self) -> bool:
         return bool(self.choices) or self.terminal is not None
@@ -71,10 +73,11 @@ def read_journal(events: Iterable[Event]) -> Journal:
     """
     drafts: dict[int, _Draft] = {}
     terminal = started = None
+    restarted = False
     computed_by: dict[Started | None, None] = {}
     for event in events:
         if isinstance(event, Restarted):
-            drafts, terminal, computed_by = {}, None, {}
+            drafts, terminal, computed_by, restarted = {}, None, {}, True
         elif isinstance(event, Started):
             started = event
         elif isinstance(event, Tokens):
@@ -89,6 +92,7 @@ def read_journal(events: Iterable[Event]) -> Journal:
         models.pop() if len(models) == 1 else None,
         tuple(dict.fromkeys(each.arithmetic for each in computed_by if each)),
         started.prompt_tokens if started else 0,
+        restarted,
     )
 
 

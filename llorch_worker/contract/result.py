@@ -36,13 +36,15 @@ class TokenLogprobs(TokenLogprob):
 class Usage(_Part):
     """Tokens of the prompt, of the prompt found in a cache, and generated in all choices;
     ``reasoning``: of these, in thoughts; ``accepted_draft_tokens``: of these, guessed by the last
-    worker (see ``LLORCH_DRAFTER``)."""
+    worker (see ``LLORCH_DRAFTER``); ``estimated``: a server counted none, and there are at least so
+    many."""
 
     prompt: int
     cached: int = 0
     completion: int
     reasoning: int = 0
     accepted_draft_tokens: int = 0
+    estimated: Literal[True] | None = None
 
 
 class Timings(_Part):
@@ -84,6 +86,10 @@ class GenerationResult(_Part):
     timings: Timings
     worker: str
     attempts: int = 1
+    resumed: Literal[True] | None = None
+    """Whether the text goes on after tokens of an earlier attempt."""
+    restarted: Literal[True] | None = None
+    """Whether a text of an earlier attempt is void, which its stream said."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """One entry for each token of the prompt; None for the first, which nothing precedes."""
     metadata: dict[str, Any] | None = None

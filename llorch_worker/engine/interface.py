@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ class ModelFacts:
     """The device of model and cache, as torch names it."""
     card_uuids: tuple[str, ...] = ()
     """Those of the cards that torch sees, without ``GPU-``; empty on another device."""
+    replays: bool = True
+    """Whether a job goes on after any journal of this model."""
+    weakens: tuple[str, ...] = ()
+    """Which promises a server does not keep, in a few words each."""
 
     @property
     def limits(self) -> Limits:
@@ -50,9 +55,11 @@ class ModelFacts:
 
 
 DeathLabel = Literal[
-    "segfault", "abort", "killed", "out_of_memory", "exit", "stalled", "device", "load", "protocol"
-]
-"""Why an engine died, for metrics. ``protocol``: what came over its socket was no frame."""
+    "segfault", "abort", "killed", "out_of_memory", "exit", "stalled", "device", "load", "protocol",
+    "server",
+]  # fmt: skip
+"""Why an engine died, for metrics. ``protocol``: what came over its socket was no frame.
+``server``: the engine is a server, which is away."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class Death:
     """The ids of the jobs in its hands: in a step on the device, or being taken in."""
     exit_code: int | None = None
     """As of ``Popen``: negative for a signal; None if it could not be told."""
+    lives: bool = False
+    """Whether it ended the one suspect alone, and runs others."""
 
 
 class EngineDied(InternalError):
@@ -184,19 +193,19 @@ class EngineStats:
     running: int
     waiting: int
     tokens_per_s: float
-    kv_blocks_total: int
-    kv_blocks_free: int
-    kv_blocks_kept: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    prefix_hits_total: int
-    completion_tokens_total: int
-    finished_total: int
-    preempted_total: int
-    steps_total: int
-    drafts_total: int
-    draft_tokens_total: int
-    accepted_draft_tokens_total: int
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_kept: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    prefix_hits_total: int = 0
+    completion_tokens_total: int = 0
+    finished_total: int = 0
+    preempted_total: int = 0
+    steps_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_draft_tokens_total: int = 0
 
 
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -218,6 +227,26 @@ class Tally:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+
+class TallyCounts:
+    """A histogram for an engine's thread, which has no time for locks. One thread adds, any thread
+    reads; a reader may see the sum without the value that is just being added."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Ids[float]) -> None:
+        """``bounds``: see :class:`.Tally`."""
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def read(self) -> Tally:
+        return Tally(tuple(self._counts), self._sum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from llorch_worker.contract import (
     Journal,
     JournalledChoice,
 )
+from llorch_worker.contract.seeds import choice_seed, job_seed
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.drafter import DrafterMaker
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.intake.constraints.compiler import Compiler
 from llorch_worker.intake.prepared import PreparedRequest
-from llorch_worker.kernels.uniforms import choice_seed, job_seed
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.calls import CallReader, call_ids
 

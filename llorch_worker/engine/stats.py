@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from llorch_worker.engine.interface import STEP_TOKENS, TOKEN_GAP_S, StepFigures, Tally
+from llorch_worker.engine.interface import STEP_TOKENS, TOKEN_GAP_S, StepFigures, TallyCounts
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.step_plan import StepPlan
 
@@ -61,26 +60,6 @@ class Counters:
         if not recent:
             return 0.0
         return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])
-
-
-class TallyCounts:
-    """A histogram for the engine's thread, which has no time for locks. One thread adds, any thread
-    reads; a reader may see the sum without the value that is just being added."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Items[float]) -> None:
-        """``bounds``: see :class:`.Tally`."""
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def read(self) -> Tally:
-        return Tally(tuple(self._counts), self._sum)
 
 
 class StepCounts:

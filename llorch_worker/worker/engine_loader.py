@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract import InvalidRequest, ModelLoadFailed
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.process.engine_process import ENGINE, EngineProcess
 from llorch_worker.intake.process import IntakeProcess
@@ -18,6 +18,9 @@ from llorch_worker.model_files.hub import local_path
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.residency_check import violation, wrong_card
+
+if TYPE_CHECKING:
+    from llorch_worker.servers.server_engine import Address, ServerEngine
 
 logger = get_logger(__name__)
 
@@ -46,6 +49,8 @@ class EngineLoader:
         self._report = report
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
+        self._address: Address | None = None
+        self._first = True
 
     def intake(self) -> IntakeProcess:
         """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
@@ -57,6 +62,10 @@ class EngineLoader:
 
     def answer(self, question: TokenQuestion) -> dict[str, Any]:
         """See :meth:`.IntakeProcess.answer`."""
+        if self._settings.engine_url is not None:
+            raise InvalidRequest(
+                f"a worker of the server {self._settings.engine_url} counts no tokens"
+            )
         return self.intake().answer(question)
 
     def close(self) -> None:
@@ -64,13 +73,18 @@ class EngineLoader:
         if self._intake is not None:
             self._intake.close()
 
-    def load(self, listener: Callable[[int, int], None] | None = None) -> EngineProcess:
-        """Loads and warms up; ``listener`` gets the bytes loaded and the bytes in total.
+    def load(
+        self, listener: Callable[[int, int], None] | None = None
+    ) -> EngineProcess | ServerEngine:
+        """Loads and warms up; ``listener`` gets the bytes loaded and the bytes in total. Of a
+        server, waits until it answers.
 
         Raises:
             ModelLoadFailed: the model cannot be loaded, or is not where it should be.
             EngineDied: the process died meanwhile.
         """
+        if self._settings.engine_url is not None:
+            return self._find_server(self._settings.engine_url)
         settings, assignment = self._settings, self._assignment
         self._report(f"loading {settings.served_name}")
         engine = EngineProcess.load(
@@ -97,6 +111,32 @@ class EngineLoader:
             raise
         return engine
 
+    def _find_server(self, url: str) -> ServerEngine:
+        # Here, because they need an extra.
+        from llorch_worker.servers.server_engine import Address, ServerEngine
+
+        settings, said_at_s = self._settings, float("-inf")
+        if self._address is None:
+            model = settings.model
+            self._address = Address(
+                url, None, str(model), settings.served_name, silent_s=settings.watchdog_s
+            )
+        self._address.key = _key_of(settings)
+
+        def wait(reason: str) -> None:
+            nonlocal said_at_s
+            if self._first:
+                state.maybe_shutdown()
+            self._report(reason)
+            if self._first and time.monotonic() - said_at_s >= PROGRESS_INTERVAL_S:
+                said_at_s = time.monotonic()
+                logger.info("%s", reason)
+
+        told = settings.max_sequences if "max_sequences" in settings.model_fields_set else None
+        engine = ServerEngine.load(self._address, max_sequences=told, wait=wait)
+        self._first = False
+        return engine
+
     def _progress(self, listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
         logged_at_s = time.monotonic()
         began = False
@@ -116,3 +156,17 @@ class EngineLoader:
                 self._report(f"loaded {percent}% of {total_bytes // MIB} MiB")
 
         return progress
+
+
+def _key_of(settings: Settings) -> str | None:
+    if settings.engine_key is not None:
+        return settings.engine_key.get_secret_value()
+    if settings.engine_key_file is None:
+        return None
+    try:
+        return settings.engine_key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise ModelLoadFailed(
+            f"LLORCH_ENGINE_KEY_FILE {settings.engine_key_file}: {reason}"
+        ) from None

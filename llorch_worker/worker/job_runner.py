@@ -126,7 +126,7 @@ class JobRunner:
             generation = self._submit(job, delivery, page.journal)
             job.attach(generation)
             try:
-                result = generation.result()
+                result = _with_past(generation.result(), page.journal)
             except LlorchError as error:
                 died = isinstance(error, EngineDied)
                 if not died and not (isinstance(error, Cancelled) and job.handed_back):
@@ -159,7 +159,10 @@ class JobRunner:
         """The page, if its tokens are of this model; else the job goes to a worker of its own, or
         begins again."""
         claim, journal = delivery.claim, page.journal
-        if not journal or journal.fingerprint == self._engine.facts.fingerprint:
+        if not journal:
+            return page
+        same = journal.fingerprint == self._engine.facts.fingerprint
+        if same and self._engine.facts.replays:
             return page
         if job.stopped or claim.cancelled:
             return page  # it does not run here
@@ -168,14 +171,22 @@ class JobRunner:
         except LlorchError:
             return page  # refused later
         try:
-            if self._others.resume(claim, request, journal):
+            if same:
+                if self._engine.continues(request, journal):
+                    return page
+                why = "the server cannot go on after them"
+            elif self._others.resume(claim, request, journal):
                 raise HandedBack
+            else:
+                why = "they are of a model under the same name that no worker serves any more"
             entry = max(page.next_entry, claim.fence)
-            self._others.restart(claim, journal, entry)
+            self._others.restart(claim, journal, entry, why)
+        except EngineDied:
+            raise HandedBack from None
         except RedisError as error:
             logger.warning("job %s waits: %s", claim.job_id, error)
             raise HandedBack from None
-        return JournalPage(Journal(), entry + 1)
+        return JournalPage(Journal(restarted=True), entry + 1)
 
     # Into the engine -------------------------------------------------------------------------
 
@@ -310,6 +321,8 @@ class JobRunner:
         # A job may come to an engine that has died and is not judged yet, which never had it.
         judged = tuple(self._blamed)
         blamed = next((blamed for known, blamed in judged if known is death), ())
+        if death.lives:
+            blamed = death.suspects
         if claim.job_id not in blamed:
             return
         alone = len(blamed) == 1
@@ -317,6 +330,13 @@ class JobRunner:
             claims.blame(self._redis, claim, max_attempts=self._max_attempts, alone=alone)
         except RedisError as error:
             logger.warning("job %s is not blamed for its engine: %s", claim.job_id, error)
+
+
+def _with_past(result: GenerationResult, journal: Journal) -> GenerationResult:
+    """``result`` with what became of the tokens of earlier attempts."""
+    past = {"resumed": bool(journal.choices), "restarted": journal.restarted}
+    update = {name: True for name, has in past.items() if has}
+    return result.model_copy(update=update) if update else result
 
 
 def _request_of(delivery: Delivery) -> GenerationRequest:

@@ -37,17 +37,13 @@ class OtherWorkers:
             "its first tokens are of another model",
         )
 
-    def restart(self, claim: Claim, journal: Journal, entry: int) -> None:
-        """Begins a job again, whose stream then begins with this ``entry``."""
+    def restart(self, claim: Claim, journal: Journal, entry: int, why: str) -> None:
+        """Begins a job again, whose stream then begins with this ``entry``. ``why``: what is wrong
+        with its tokens."""
         event = Restarted(worker=self._hostname, attempt=claim.attempt)
         claims.restart(self._redis, claim, entry, event)
         tokens = sum(len(choice.token_ids) for choice in journal.choices.values())
-        logger.warning(
-            "job %s begins again: its first %d tokens are of a model under the same name that no "
-            "worker serves any more",
-            claim.job_id,
-            tokens,
-        )
+        logger.warning("job %s begins again after %d tokens: %s", claim.job_id, tokens, why)
 
     def hold(self, claim: Claim, journal: Journal) -> bool:
         """Hands a job over that this worker's context does not hold; False if none has a larger

@@ -34,9 +34,9 @@ from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
-    from llorch_worker.engine.process.engine_process import EngineProcess
     from llorch_worker.telemetry.metrics.http_server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
+    from llorch_worker.worker.resident_engine import AnyEngine
 
 logger = get_logger(__name__)
 
@@ -49,8 +49,8 @@ class Residency:
 
     def __init__(
         self,
-        engine: EngineProcess,
-        load: Callable[[], EngineProcess],
+        engine: AnyEngine,
+        load: Callable[[], AnyEngine],
         settings: Settings,
         hostname: str,
         active_jobs: ActiveJobs,
@@ -150,6 +150,7 @@ class Residency:
             "deaths": engine.deaths.total(),
             "last_death": engine.last_death,
             "away": engine.away,
+            "weakens": engine.facts.weakens,
         }
 
     @property

@@ -17,6 +17,7 @@ from llorch_worker.engine.interface import EngineDied
 
 if TYPE_CHECKING:
     from llorch_worker.broker.ended_jobs import EndedJob
+    from llorch_worker.contract import GenerationRequest, Journal
     from llorch_worker.engine.interface import (
         Death,
         EngineStats,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
         StepFigures,
     )
     from llorch_worker.engine.process.engine_process import EngineProcess
+    from llorch_worker.servers.server_engine import ServerEngine
+
+    AnyEngine = EngineProcess | ServerEngine
 
 logger = get_logger(__name__)
 
@@ -63,8 +67,8 @@ class ResidentEngine:
 
     def __init__(
         self,
-        engine: EngineProcess,
-        load: Callable[[], EngineProcess],
+        engine: AnyEngine,
+        load: Callable[[], AnyEngine],
         *,
         watchdog_s: float,
         on_death: Callable[[Death], Collection[str]],
@@ -126,8 +130,8 @@ class ResidentEngine:
         return None if self.absence is None else " ".join(str(self.absence).split())[:MOST_SHOWN]
 
     @property
-    def pid(self) -> int:
-        """Of the engine's process, the last if it is away."""
+    def pid(self) -> int | None:
+        """Of the engine's process, the last if it is away; None of a server."""
         return self._engine.pid
 
     @property
@@ -137,6 +141,11 @@ class ResidentEngine:
     def submit(self, *args: Any, **options: Any) -> RunningGeneration:
         """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
         return self._engine.submit(*args, **options)
+
+    def continues(self, request: GenerationRequest, journal: Journal) -> bool:
+        """Whether a job can go on after the tokens of its journal, which are of this model. Raises
+        ``EngineDied``."""
+        return self._engine.continues(request, journal)
 
     def stats(self) -> EngineStats:
         """While it is away those of the last engine, at rest."""
@@ -163,7 +172,8 @@ class ResidentEngine:
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
             self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
-            self._be_away(f"the engine died: {death.reason}")
+            died = "" if death.label == "server" else "the engine died: "
+            self._be_away(died + death.reason)
             self.deaths[death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()

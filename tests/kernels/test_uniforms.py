@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.kernels.uniforms import choice_seed, job_seed, mix64, uniforms
+from llorch_worker.contract.seeds import choice_seed, job_seed, mix64
+from llorch_worker.kernels.uniforms import uniforms
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15

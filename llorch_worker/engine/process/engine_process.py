@@ -314,6 +314,10 @@ class EngineProcess:
             generation.request = request.model_copy(update={"max_tokens": fitting})
         return generation
 
+    def continues(self, _request: GenerationRequest, _journal: Journal) -> bool:
+        """Whether a job can go on after the tokens of its journal: always, they are replayed."""
+        return True
+
     def logits(self, token_ids: Ids[int]) -> memoryview[float]:
         """[tokens, vocab] float32."""
         shape, data = self._call("logits", list(token_ids)).result()

@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from llorch_worker.contract.seeds import FACTOR_1, FACTOR_2, GAMMA
 from llorch_worker.kernels.interface import SampledRows
-from llorch_worker.kernels.uniforms import BITS, FACTOR_1, FACTOR_2, GAMMA, signed
+from llorch_worker.kernels.uniforms import BITS, signed
 
 _BLOCK = 2048
 _PIVOTS = tl.constexpr(8)

@@ -127,8 +127,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         redis.works()
         try:
             # Before the engine's module, and with it torch, is imported.
-            assignment: Assignment = worker.app.assignment or assign_device(
-                settings.device, settings.device_locks, worker=worker.hostname
+            assignment: Assignment = worker.app.assignment or (
+                assign_device(settings.device, settings.device_locks, worker=worker.hostname)
+                if settings.engine_url is None
+                else Assignment("server")
             )
             worker.app.assignment = assignment
             began_s = time.monotonic()
@@ -141,6 +143,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             engine = loader.load(worker.app.on_load_progress)
             load_s = time.monotonic() - began_s
+            if settings.engine_url is not None:
+                worker.app.assignment = assignment = Assignment(engine.facts.device)
+                worker.pool.resize(engine.facts.max_sequences)
+                worker.consumer.initial_prefetch_count = engine.facts.max_sequences
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment

@@ -58,6 +58,7 @@ def shown_figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
             f"{stats['prompt_tokens_total']:,} computed",
             f"{stats['cached_tokens_total']:,} found in the KV cache",
         ],
+        **({"does not promise": list(stats["weakens"])} if stats.get("weakens") else {}),
         "memory": _by_part(stats["bytes"]),
         "memory planned": _by_part(stats["planned_bytes"]),
         "memory measured": _by_part(stats["measured_bytes"]),

@@ -94,13 +94,16 @@ class EnginePool(BasePool):  # type: ignore[misc]
     # Celery's life cycle ---------------------------------------------------------------------
 
     def on_start(self) -> None:
-        # Daemons, because a worker that fails to load its model must be able to exit.
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
-            for slot in range(self.limit + MOST_URGENT_JOBS)
-        ]
-        for thread in self._threads:
+        self.resize(self.limit)
+
+    def resize(self, limit: int) -> None:
+        """Takes ``limit`` jobs at once, before the first one."""
+        self.limit = limit
+        for slot in range(len(self._threads), limit + MOST_URGENT_JOBS):
+            # Daemons, because a worker that fails to load its model must be able to exit.
+            thread = threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def register_with_event_loop(self, loop: Any) -> None:
         # Called again after each reconnect, because the loop then forgets its readers.

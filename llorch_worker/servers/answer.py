@@ -1,0 +1,289 @@
+"""A request at a server: its choices as they come, and its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from llorch_worker.contract import (
+    Cancelled,
+    CancelledEvent,
+    Choice,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    Journal,
+    JournalledChoice,
+    LlorchError,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+)
+from llorch_worker.contract.result import FinishReason, TokenLogprobs
+from llorch_worker.contract.seeds import job_seed
+from llorch_worker.contract.tools import CallPart, FunctionCall, ToolCall
+from llorch_worker.engine.handle import GenerationHandle
+from llorch_worker.engine.interface import ModelFacts
+from llorch_worker.servers.pieces import Counted, Piece
+
+_ENDED: Final = ("stop", "tool_calls")
+
+
+class ChoiceSoFar:
+    """One choice. Ids without a text wait for the text that they are part of, so that a journal
+    never has ids of which a reader lacks the text."""
+
+    def __init__(self, index: int, begun: JournalledChoice | None) -> None:
+        """``begun``: what a journal has of it."""
+        self.index = index
+        self.begun = begun or JournalledChoice()
+        self._texts = [self.begun.text]
+        self._thoughts: list[str] = []
+        self._calls: dict[int, CallPart] = {}
+        self._ids = list(self.begun.token_ids)
+        self._waiting: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._untold: list[TokenLogprobs] = []
+        self._has_all_ids = True
+        self.pieces = 0
+        self.finish: str | None = None
+        self.stop_string: str | None = None
+        self.counted: Counted | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, or at least are, here and in the journal."""
+        return max(len(self._ids) + len(self._waiting), len(self.begun.token_ids) + self.pieces)
+
+    def take(self, piece: Piece) -> Tokens | None:
+        """What readers get of ``piece``."""
+        said = bool(piece.text or piece.thought or piece.calls)
+        self.pieces += bool(piece.ids) or said
+        self._take_ids(piece, has_ids=piece.ids is not None or not said)
+        self._untold += piece.logprobs
+        self.finish, self.stop_string = piece.finish or self.finish, piece.stop_string
+        self.counted = piece.counted or self.counted
+        if not said:
+            return None
+        self._texts.append(piece.text)
+        self._thoughts.append(piece.thought)
+        for part in piece.calls:
+            known = self._calls.get(part.index, CallPart(index=part.index))
+            self._calls[part.index] = CallPart(
+                index=part.index,
+                id=known.id or part.id,
+                name=known.name or part.name,
+                arguments=known.arguments + part.arguments,
+            )
+        return self._tell(piece)
+
+    def rest(self) -> Tokens | None:
+        """The ids that had no text, at the end."""
+        return self._tell(Piece()) if self._waiting and self._has_all_ids else None
+
+    def add(self, text: str) -> Tokens:
+        """A text that the server leaves out."""
+        self._texts.append(text)
+        return self._tell(Piece(text=text))
+
+    def _take_ids(self, piece: Piece, *, has_ids: bool) -> None:
+        self._waiting += piece.ids or ()
+        if piece.generated is not None:
+            # A token that is only a part of a character comes in no event of its own.
+            known = len(self._ids) + len(self._waiting) - len(self.begun.token_ids)
+            has_ids &= known == piece.generated
+        self._has_all_ids &= has_ids
+
+    def _tell(self, piece: Piece) -> Tokens:
+        index, ids = len(self._ids), tuple(self._waiting) if self._has_all_ids else ()
+        self._ids += ids
+        self._waiting.clear()
+        scored, self._untold = tuple(self._untold), []
+        self._logprobs += scored
+        return Tokens(
+            choice=self.index,
+            index=index,
+            ids=ids,
+            text=piece.text,
+            reasoning_content=piece.thought or None,
+            tool_calls=piece.calls or None,
+            logprobs=scored if scored and len(scored) == len(ids) else None,
+        )
+
+    def result(self, finish: FinishReason | None, job_id: str) -> Choice:
+        calls = tuple(
+            ToolCall(
+                id=call.id or f"call_{job_id[:24]}_{at}",
+                function=FunctionCall(name=call.name or "unnamed", arguments=call.arguments),
+            )
+            for at, call in sorted(self._calls.items())
+        )
+        ended = finish or ("tool_calls" if calls and self.finish in _ENDED else self.finish)
+        return Choice(
+            index=self.index,
+            text="".join(self._texts),
+            reasoning_content="".join(self._thoughts) or None,
+            token_ids=tuple(self._ids) if self._has_all_ids else (),
+            finish_reason=cast(FinishReason, ended or "stop"),
+            stop_string=self.stop_string,
+            logprobs=tuple(self._logprobs) or None,
+            tool_calls=calls or None,
+        )
+
+
+class ServerGeneration(GenerationHandle):
+    """Any thread may call the methods of :class:`.GenerationHandle`; the others belong to the
+    thread of the engine's event loop."""
+
+    def __init__(
+        self,
+        id: str,
+        request: GenerationRequest,
+        *,
+        facts: ModelFacts,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        retried_at: float | None = None,
+        journal: Journal,
+        suspect: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+        request_cancel: Callable[[ServerGeneration], None],
+    ) -> None:
+        """See :meth:`.Engine.submit`."""
+        super().__init__(id, request, on_event)
+        self.suspect = suspect
+        self.cancelled = False
+        self.seed = job_seed(id) if request.seed is None else request.seed
+        self.choices = [
+            ChoiceSoFar(index, journal.choices.get(index)) for index in range(request.n)
+        ]
+        self._started = False
+        self.began = False
+        """Whether readers have something of this attempt."""
+        self.ended_before = journal.terminal is not None
+        """Whether readers have seen the end, and only the result is missing."""
+        for choice in self.choices if self.ended_before else ():
+            choice.finish = getattr(journal.terminal, "finish_reason", "stop")
+        self._facts = facts
+        self._computed_by = tuple(dict.fromkeys((*journal.arithmetic, facts.arithmetic)))
+        self._worker, self._attempt = worker, attempt
+        self._cancel = request_cancel
+        # Durations use the monotonic clock; the wall clock is read only here.
+        now, ahead_s = time.monotonic(), time.time() - time.monotonic()
+        enqueued_s = now if queued_at is None else min(now, queued_at - ahead_s)
+        self._queued_s = enqueued_s if retried_at is None else min(now, retried_at - ahead_s)
+        self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
+        self._sent_s: float | None = None
+        self._first_token_s: float | None = None
+        self._prompt_tokens = 0
+        self._result: GenerationResult | None = None
+
+    def _request_cancel(self) -> None:
+        self._cancel(self)
+
+    def _read_result(self) -> GenerationResult:
+        assert self._result is not None
+        return self._result
+
+    def send(self) -> None:
+        """The server gets it now."""
+        self._sent_s = time.monotonic()
+
+    def start(self, prompt_tokens: int) -> None:
+        """The server has begun to answer. ``prompt_tokens``: with those of the journal; 0 if they
+        are not counted yet. A second call does nothing."""
+        if self._started:
+            return
+        self._started = True
+        self._sent_s = self._sent_s or time.monotonic()
+        self._prompt_tokens = max(0, prompt_tokens - len(self.choices[0].begun.token_ids))
+        self._emit(
+            Started(
+                worker=self._worker,
+                model=self._facts.model_name,
+                model_fingerprint=self._facts.fingerprint,
+                arithmetic=self._facts.arithmetic,
+                attempt=self._attempt,
+                prompt_tokens=self._prompt_tokens,
+                queue_ms=(self._sent_s - self._queued_s) * 1e3,
+            )
+        )
+
+    def tell(self, event: Tokens | None) -> None:
+        if event is None:
+            return
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic()
+        self.began = True
+        self._emit(event)
+
+    def finish(self, finish: FinishReason | None = None) -> None:
+        """Ends with a result. ``finish``: why the choices end that the server has not ended."""
+        for choice in self.choices:
+            if choice.finish is not None:
+                self.tell(choice.rest())
+        choices = tuple(
+            choice.result(finish if choice.finish is None else None, self.id)
+            for choice in self.choices
+        )
+        usage, timings = self._usage(), self._timings()
+        self._result = GenerationResult(
+            id=self.id,
+            model=self._facts.model_name,
+            model_fingerprint=self._facts.fingerprint,
+            arithmetic=self._computed_by,
+            choices=choices,
+            usage=usage,
+            seed=self.seed,
+            timings=timings,
+            worker=self._worker,
+            attempts=self._attempt,
+            metadata=self.request.metadata,
+            generation_config=self.request.taken_config or None,
+        )
+        self._end(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
+
+    def fail(self, error: LlorchError) -> None:
+        self._error = error
+        if isinstance(error, Cancelled):
+            if self._sent_s is not None:
+                error.spent = self._usage(), self._timings()
+            self._end(CancelledEvent())
+        else:
+            self._end(Failed(error=error.document()))
+
+    def _end(self, event: Event) -> None:
+        self._emit(event)
+        self._finished.set()
+
+    def _usage(self) -> Usage:
+        counted = [choice.counted for choice in self.choices]
+        known = [each for each in counted if each is not None]
+        again = len(self.choices[0].begun.token_ids)  # the server counts them with the prompt
+        return Usage(
+            prompt=max((each.prompt for each in known), default=self._prompt_tokens + again)
+            - again,
+            cached=max((each.cached for each in known), default=0),
+            completion=sum(
+                choice.tokens if each is None else each.completion + again
+                for choice, each in zip(self.choices, counted, strict=True)
+            ),
+            reasoning=sum(each.reasoning for each in known),
+            estimated=True if len(known) < len(counted) else None,
+        )
+
+    def _timings(self) -> Timings:
+        now = time.monotonic()
+        sent = now if self._sent_s is None else self._sent_s
+        first = now if self._first_token_s is None else self._first_token_s
+        return Timings(
+            queue_ms=(sent - self._queued_s) * 1e3,
+            prefill_ms=(first - sent) * 1e3,
+            first_token_ms=(first - self._queued_s) * 1e3,
+            decode_ms=(now - first) * 1e3,
+        )

@@ -1,0 +1,164 @@
+"""Asks a server for an answer, and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from llorch_worker.contract import (
+    ContextLengthExceeded,
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    Journal,
+    LlorchError,
+)
+from llorch_worker.contract.seeds import choice_seed
+from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
+from llorch_worker.servers.bodies import Served, body_of, is_native, template_body
+from llorch_worker.servers.connection import AnswerCut, Connection, Refusal, WrongAnswer
+from llorch_worker.servers.pieces import Piece, read_piece
+
+T = TypeVar("T")
+
+BYTES_A_TOKEN: Final = 8_192
+"""The most that an answer may have for each token, with log probabilities."""
+MOST_TOKENS: Final = 2**17
+"""Of an answer, where neither the request nor the server names a number."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Raises ServerAway, AnswerCut, Refusal and WrongAnswer, as a :class:`.Connection` does."""
+
+    connection: Connection
+    served: Served
+    silent_s: float
+    """See :meth:`.Connection.stream`."""
+
+    async def can_continue(self, request: GenerationRequest, journal: Journal) -> bool:
+        """Whether a prompt with the journal's ids goes on as the answer would have."""
+        begun = journal.choices.get(0)
+        if begun is None or not begun.token_ids or begun.thought or begun.calls:
+            return False
+        if request.n > 1 or request.logprobs is not None:
+            return False
+        if request.shapes_text or request.may_call:
+            return False
+        if request.presence_penalty or request.frequency_penalty:
+            return False  # they count the tokens of the answer alone
+        body = {"model": self.served.model, "tokens": begun.token_ids}
+        answer = await self.connection.post("/detokenize", body)
+        name = {"llama-server": "content", "vLLM": "prompt"}.get(self.served.kind, "text")
+        return _member(answer, name, str).strip() == begun.text.strip()
+
+    async def prompt_of(
+        self, request: GenerationRequest, begun: Sequence[int]
+    ) -> Sequence[int] | str | None:
+        """What the server gets in place of the request's prompt, if anything. ``begun``: the ids
+        that an answer has already."""
+        native = is_native(request, self.served)
+        if not native and not begun:
+            return None
+        if native and request.messages is not None and not begun:
+            return await self._rendered(request)
+        return [*await self._prompt_ids(request), *begun]
+
+    async def read(
+        self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Sequence[int] | str | None
+    ) -> AsyncIterator[Piece]:
+        """The pieces of one choice."""
+        request, begun = generation.request, len(choice.begun.token_ids)
+        most = request.most_tokens
+        left = None if most is None else most - begun
+        if begun and left is not None and left <= 0:
+            yield Piece(finish="length")
+            return
+        try:
+            async for piece in self._read(generation, choice, prompt, left):
+                yield piece
+        except Refusal as refusal:
+            if not (request.cut_max_tokens and refusal.is_for_context and left is not None):
+                raise
+            # As many as the context holds beside the prompt, which only the server has counted.
+            async for piece in self._read(generation, choice, prompt, None):
+                yield piece
+
+    async def _read(
+        self,
+        generation: ServerGeneration,
+        choice: ChoiceSoFar,
+        prompt: Sequence[int] | str | None,
+        left: int | None,
+    ) -> AsyncIterator[Piece]:
+        request = generation.request
+        seed = choice_seed(generation.seed, choice.index)
+        path, body = body_of(request, self.served, seed=seed, prompt=prompt, most_tokens=left)
+        most = left or self.served.max_context or request.most_tokens or MOST_TOKENS
+        most_bytes = 2**16 + BYTES_A_TOKEN * most
+        pieces = 0
+        async for data in self.connection.stream(
+            path, body, most_bytes=most_bytes, silent_s=self.silent_s
+        ):
+            try:
+                piece = read_piece(data)
+            except msgspec.MsgspecError:
+                raise WrongAnswer(f"the server sent {len(data)} bytes that are no event") from None
+            if piece.error is not None:
+                raise Refusal(0, piece.error)
+            if piece.finish == "":
+                raise WrongAnswer("the server gave the answer up")
+            pieces += bool(piece.text or piece.thought or piece.calls)
+            if pieces > most:
+                raise WrongAnswer(f"the server sent more than the {most} tokens asked for")
+            yield piece
+            if path == "/completion" and piece.finish is not None:
+                return
+        if choice.finish is None:
+            raise AnswerCut("the server ended the answer before its end")
+
+    async def _rendered(self, request: GenerationRequest) -> str:
+        answer = await self.connection.post("/apply-template", template_body(request))
+        return _member(answer, "prompt", str)
+
+    async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        """The ids of the prompt, as the server makes them."""
+        if request.prompt_token_ids is not None:
+            return list(request.prompt_token_ids)
+        body: dict[str, Any] = {"model": self.served.model}
+        if request.messages is None:
+            text, special = request.prompt, request.add_special_tokens
+            body |= {"prompt": text, "add_special_tokens": special}
+            body |= {"content": text, "add_special": special}
+            body["parse_special"] = bool(request.parse_special)
+        elif self.served.kind == "llama-server":
+            body |= {"content": await self._rendered(request), "add_special": True}
+        else:
+            body |= template_body(request)
+        ids = _member(await self.connection.post("/tokenize", body), "tokens", list)
+        if not all(isinstance(each, int) for each in ids):
+            raise WrongAnswer("the server's answer at /tokenize has no list of ids")
+        return ids
+
+    def error_of(self, request: GenerationRequest, refusal: Refusal) -> LlorchError:
+        """What the server says against the request itself."""
+        texts = [request.prompt, *(each.content for each in request.messages or ())]
+        said = refusal.shown(*filter(None, texts))
+        if refusal.is_for_context:
+            rule = f"must fit into the context of {self.served.max_context or 'the'} tokens"
+            fault = Fault(field="prompt + max_tokens", rule=rule, got=said)
+            return ContextLengthExceeded(str(fault), faults=[fault])
+        if refusal.status in (400, 413, 422) or refusal.type == "invalid_request_error":
+            fault = Fault(field="request", rule="must suit the server", got=said)
+            return InvalidRequest.from_faults([fault])
+        return WrongAnswer(f"the server failed: {said}")
+
+
+def _member(document: object, name: str, kind: type[T]) -> T:
+    value = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(value, kind):
+        raise WrongAnswer(f"the server's answer has no {name}")
+    return value

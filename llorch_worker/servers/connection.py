@@ -1,0 +1,220 @@
+"""HTTP with a server, of which nothing is trusted: neither sizes nor forms nor ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+
+from llorch_worker.contract import LlorchError, printable
+from llorch_worker.contract.quantities import human_bytes
+
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 60.0
+"""How long a question about tokens may take."""
+MOST_ANSWER_BYTES: Final = 32 * 2**20
+"""Of an answer that is one document, such as the ids of a long text."""
+MOST_ERROR_BYTES: Final = 2**16
+MOST_EVENT_BYTES: Final = 2**20
+MOST_SHOWN: Final = 300
+_QUOTED: Final = 12
+"""Characters in a row that an error may not share with a request."""
+
+
+class ServerAway(Exception):
+    """No server answers. ``ended``: nobody listens there, so its process has ended."""
+
+    def __init__(self, reason: str, *, ended: bool = False) -> None:
+        self.ended = ended
+        super().__init__(reason)
+
+
+class AnswerCut(Exception):
+    """An answer broke off. The message says how."""
+
+
+class WrongAnswer(LlorchError):
+    """What came is not of this API."""
+
+    code = "INTERNAL"
+    retriable = True
+
+
+class Refusal(Exception):
+    """The server answered with an error. ``said``: its words, which may quote the request."""
+
+    def __init__(self, status: int, error: object) -> None:
+        self.status = status
+        error = error.get("error", error) if isinstance(error, dict) else error
+        fields = error if isinstance(error, dict) else {"message": error}
+        self.type = str(fields.get("type") or "")
+        self.said = printable(str(fields.get("message") or fields.get("detail") or ""))
+        super().__init__(f"HTTP {status}")
+
+    @property
+    def is_for_context(self) -> bool:
+        return self.type == "exceed_context_size_error" or (
+            self.status == 400 and "context length" in self.said.lower()
+        )
+
+    def shown(self, *texts: str) -> str:
+        """The error in a few words, which share none with ``texts``."""
+        said = self.said[:MOST_SHOWN]
+        if not said or any(_quotes(said, text) for text in texts):
+            said = f"a message of {len(self.said)} characters" if said else "no message"
+        return f"HTTP {self.status}: {said}" if self.status else said
+
+
+def _quotes(said: str, text: str) -> bool:
+    size = min(_QUOTED, len(text))
+    return (
+        any(said[at : at + size] in text for at in range(len(said) - size + 1)) if size else False
+    )
+
+
+class Connection:
+    """Belongs to one event loop."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """``url``: with or without ``/v1``."""
+        self.url = url
+        self._root = url.removesuffix("/v1")
+        headers = {"Accept-Encoding": "identity"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        self._session = aiohttp.ClientSession(
+            # A connection that the server closes as it idles would look like a cut answer.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            headers=headers,
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, timeout_s: float = ANSWER_S) -> Any:
+        """The document at ``path``. Raises ServerAway, AnswerCut, Refusal, WrongAnswer."""
+        return await self._ask("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> Any:
+        return await self._ask("POST", path, body, timeout_s)
+
+    async def stream(
+        self, path: str, body: dict[str, Any], *, most_bytes: int, silent_s: float
+    ) -> AsyncIterator[bytes]:
+        """The data of each event of the answer; leaving it early closes the request.
+
+        Once the answer has begun, ``silent_s`` without a byte cut it off. Raises as :meth:`get`,
+        WrongAnswer also for more than ``most_bytes``.
+        """
+        async with self._open("POST", path, body, None) as response:
+            if response.content_type != "text/event-stream":
+                kind = printable(response.content_type)[:80]
+                raise WrongAnswer(f"the server answered with {kind} in place of events")
+            rest, read = b"", 0
+            while True:
+                async with _told(), asyncio.timeout(silent_s):
+                    data = await response.content.readany()
+                if not data:
+                    raise AnswerCut("the server closed the connection")
+                read += len(data)
+                lines = (rest + data).split(b"\n")
+                rest = lines.pop()
+                if read > most_bytes or len(rest) > MOST_EVENT_BYTES:
+                    size = human_bytes(most_bytes if read > most_bytes else MOST_EVENT_BYTES)
+                    raise WrongAnswer(f"the server sent more than {size} for one answer or event")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        data = line[5:].strip()
+                        if data == b"[DONE]":
+                            return
+                        yield data
+                    elif line.startswith(b"error:"):
+                        raise Refusal(0, _document(line[6:]))
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+    ) -> Any:
+        async with self._open(method, path, body, timeout_s) as response:
+            async with _told():
+                data = await _read(response, MOST_ANSWER_BYTES)
+            try:
+                return json.loads(data) if data.strip() else None
+            except (ValueError, RecursionError):
+                raise WrongAnswer(f"the server's answer at {path} is no JSON") from None
+
+    def _open(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+    ) -> _Opened:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        request = self._session.request(
+            method, self._root + path, json=body, timeout=timeout, allow_redirects=False
+        )
+        return _Opened(request)
+
+
+class _Opened:
+    """A response, closed with its connection."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        async with _told():
+            response: aiohttp.ClientResponse = await self._request
+        self._response = response
+        if response.status != 200:
+            try:
+                async with _told():
+                    data = await _read(response, MOST_ERROR_BYTES)
+            finally:
+                response.close()
+            raise Refusal(response.status, _document(data))
+        return response
+
+    async def __aexit__(self, *_: object) -> None:
+        self._response.close()
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most_bytes:
+            raise WrongAnswer(f"the server's answer is larger than {human_bytes(most_bytes)}")
+    return b"".join(parts)
+
+
+def _document(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data.decode(errors="replace")[:MOST_SHOWN]
+
+
+class _told:  # noqa: N801 - used like a function
+    """Says what an error of the network means."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        match error:
+            case aiohttp.ClientConnectorError():
+                refused = isinstance(error.os_error, ConnectionRefusedError)
+                reason = error.os_error.strerror or type(error.os_error).__name__
+                raise ServerAway(reason.lower(), ended=refused) from None
+            case aiohttp.ServerTimeoutError() if "connect" in str(error).lower():
+                raise ServerAway(f"no connection within {CONNECT_S:.0f} s") from None
+            case TimeoutError():
+                raise AnswerCut("the server sent nothing for too long") from None
+            case aiohttp.ServerDisconnectedError() | ConnectionError():
+                raise AnswerCut("the server closed the connection") from None
+            case aiohttp.ClientPayloadError():
+                raise AnswerCut("the server's answer broke off") from None
+            case aiohttp.ClientError():
+                raise WrongAnswer(f"the server sent no HTTP: {type(error).__name__}") from None

@@ -1,0 +1,190 @@
+"""What the events of a server's answer say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
+from llorch_worker.contract.tools import CallPart
+
+_ENDS: Final = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+
+
+class _Part(msgspec.Struct, gc=False):
+    pass
+
+
+class _Function(_Part):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(_Part):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(_Part):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(_Part):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    matched_stop: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class _Details(_Part):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(_Part):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Logprob(_Part):
+    id: int
+    token: str
+    logprob: float | None
+    bytes: list[int] | None = None
+    top_logprobs: list[_Logprob] = []
+
+
+class _Event(_Part):
+    """Of OpenAI's API, or of llama-server's own."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    content: str | None = None
+    tokens: list[int] | None = None
+    stop: bool = False
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = None
+    stop_type: str = ""
+    stopping_word: str = ""
+    cached: int | None = msgspec.field(name="timings/cache_n", default=None)
+    completion_probabilities: list[_Logprob] | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(slots=True)
+class Counted:
+    """Tokens by the server's count."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one choice."""
+
+    text: str = ""
+    thought: str = ""
+    calls: tuple[CallPart, ...] = ()
+    ids: tuple[int, ...] | None = None
+    """None: the server tells none."""
+    generated: int | None = None
+    """How many tokens the server has made by now."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str | None = None
+    stop_string: str | None = None
+    counted: Counted | None = None
+    error: Any = None
+
+
+def read_piece(data: bytes) -> Piece:
+    """Raises ``msgspec.MsgspecError`` if ``data`` is no event."""
+    event = _decode(data)
+    if event.error is not None:
+        return Piece(error=event.error)
+    if event.content is not None or event.stop:
+        return _of_llama(event)
+    piece = Piece(counted=None if event.usage is None else _counted(event.usage))
+    for choice in event.choices[:1]:
+        delta = choice.delta
+        if delta is not None:
+            piece.text = delta.content or ""
+            piece.thought = delta.reasoning_content or delta.reasoning or ""
+            piece.calls = tuple(_call(each) for each in delta.tool_calls or ())
+        else:
+            piece.text = choice.text or ""
+        piece.ids = None if choice.token_ids is None else tuple(choice.token_ids)
+        if choice.finish_reason is not None:
+            piece.finish = _ENDS.get(choice.finish_reason, "")
+            stop = choice.stop_reason if choice.matched_stop is None else choice.matched_stop
+            piece.stop_string = stop if isinstance(stop, str) else None
+    return piece
+
+
+def _of_llama(event: _Event) -> Piece:
+    probabilities = event.completion_probabilities or ()
+    piece = Piece(
+        text=event.content or "",
+        ids=tuple(event.tokens or ()),
+        generated=event.tokens_predicted,
+        logprobs=tuple(_logprobs(each) for each in probabilities),
+    )
+    if event.stop:
+        piece.finish = {"limit": "length", "eos": "stop", "word": "stop"}.get(event.stop_type, "")
+        piece.stop_string = event.stopping_word or None
+        piece.counted = Counted(
+            event.tokens_evaluated or 0, event.tokens_predicted or 0, event.cached or 0
+        )
+    return piece
+
+
+def _call(part: _Call) -> CallPart:
+    function = part.function or _Function()
+    return CallPart(
+        index=part.index, id=part.id, name=function.name, arguments=function.arguments or ""
+    )
+
+
+def _counted(usage: _Usage) -> Counted:
+    prompt = usage.prompt_tokens_details or _Details()
+    completion = usage.completion_tokens_details or _Details()
+    return Counted(
+        usage.prompt_tokens,
+        usage.completion_tokens or 0,
+        prompt.cached_tokens or 0,
+        completion.reasoning_tokens or 0,
+    )
+
+
+def _logprobs(entry: _Logprob) -> TokenLogprobs:
+    return TokenLogprobs(**_one(entry), top=tuple(map(_top, entry.top_logprobs)))
+
+
+def _top(entry: _Logprob) -> TokenLogprob:
+    return TokenLogprob(**_one(entry))
+
+
+def _one(entry: _Logprob) -> dict[str, Any]:
+    own = None if entry.bytes is None else tuple(entry.bytes)
+    same = own is not None and bytes(own) == entry.token.encode()
+    return {
+        "id": entry.id,
+        "text": entry.token,
+        "logprob": -1e4 if entry.logprob is None else entry.logprob,
+        "bytes": None if same else own,
+    }

@@ -1,0 +1,457 @@
+"""A worker's engine that is a server with OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self, TypeVar
+
+from llorch_worker.contract import (
+    Cancelled,
+    GenerationRequest,
+    InternalError,
+    Journal,
+    LlorchError,
+)
+from llorch_worker.engine.interface import (
+    STEP_TOKENS,
+    TOKEN_GAP_S,
+    Death,
+    DeathLabel,
+    EngineDied,
+    EngineStats,
+    ModelFacts,
+    StepFigures,
+    TallyCounts,
+)
+from llorch_worker.intake.request_checks import check_model
+from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
+from llorch_worker.servers.asking import Asking
+from llorch_worker.servers.bodies import check, is_native
+from llorch_worker.servers.connection import (
+    AnswerCut,
+    Connection,
+    Refusal,
+    ServerAway,
+    WrongAnswer,
+)
+from llorch_worker.servers.probe import Found, probe
+from llorch_worker.servers.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_S: Final = 1.0
+"""How often the server is asked whether it lives, and whether it is back."""
+LOOK_TIMEOUT_S: Final = 5.0
+MOST_MISSED: Final = 3
+"""Looks in a row without an answer, after which a server that still listens is away."""
+CUT_TOGETHER_S: Final = 0.3
+"""Answers that are cut within this time are cut by the server's end."""
+SOON_S: Final = 60.0
+"""Two ends within this time may be the work of one request."""
+RATE_LOOKS: Final = 5
+DEFAULT_SEQUENCES: Final = 16
+_BUSY: Final = (429, 502, 503, 504)
+_GONE: Final = (401, 403, 404)
+
+
+@dataclass
+class Address:
+    """A server, and what outlives the engines that it is."""
+
+    url: str
+    key: str | None = field(repr=False)
+    model: str
+    """As the server calls it."""
+    served_as: str
+    silent_s: float = 60.0
+    """See :meth:`.Connection.stream`."""
+    last_hands: frozenset[str] = field(default=frozenset(), repr=False)
+    """The jobs that it had when it ended last."""
+    last_end_s: float = field(default=float("-inf"), repr=False)
+    """Monotonic."""
+
+
+class ServerEngine:
+    """An ``EngineInterface``. Any thread may call any method; everything happens on an event loop
+    with a thread of its own.
+
+    It lives as long as the server answers. When that stops, it dies as a process would.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        connection: Connection,
+        found: Found,
+        max_sequences: int | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Made by :meth:`load`, on the event loop."""
+        self._address = address
+        self._asking = Asking(connection, found.served, address.silent_s)
+        self._loop = loop
+        self.facts = ModelFacts(
+            model_name=address.served_as,
+            fingerprint=hashlib.sha256("\n".join(found.identity).encode()).hexdigest()[:16],
+            arithmetic=found.identity[0],
+            max_context=found.served.max_context,
+            max_sequences=max_sequences or found.slots or DEFAULT_SEQUENCES,
+            device=found.served.kind,
+            replays=False,
+            weakens=found.weakens,
+        )
+        self._lock = threading.Lock()
+        self._closing = False
+        self._death: Death | None = None
+        self._mourners: list[Callable[[Death], None]] = []
+        self._tasks: dict[ServerGeneration, asyncio.Task[None]] = {}
+        self._turns = Turns()
+        self._cuts: set[ServerGeneration] = set()
+        self._prompt_tokens = self._generated = self._cached = self._finished = 0
+        self._token_gaps = TallyCounts(TOKEN_GAP_S)
+        self._made: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=RATE_LOOKS)
+        self._look_task = loop.create_task(self._look())
+
+    @classmethod
+    def load(
+        cls, address: Address, *, max_sequences: int | None, wait: Callable[[str], None]
+    ) -> Self:
+        """Waits until the server answers, and reads what it serves.
+
+        Args:
+            max_sequences: how many requests it gets at once; None for as many as it says.
+            wait: called about every second with the reason why it is not there yet. May raise.
+
+        Raises:
+            ModelLoadFailed: it is no such server, refuses the key, or lacks the model.
+        """
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="llorch-server", daemon=True).start()
+        try:
+            while True:
+                try:
+                    return _call(loop, cls._find(address, max_sequences, loop))
+                except (ServerAway, AnswerCut) as error:
+                    wait(f"waits for the server at {address.url}: {error}")
+                    time.sleep(LOOK_S)
+        except BaseException:
+            loop.call_soon_threadsafe(loop.stop)
+            raise
+
+    @classmethod
+    async def _find(
+        cls, address: Address, max_sequences: int | None, loop: asyncio.AbstractEventLoop
+    ) -> Self:
+        connection = Connection(address.url, address.key)
+        try:
+            found = await probe(connection, address.model)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(address, connection, found, max_sequences, loop)
+
+    # The engine's interface ------------------------------------------------------------------
+
+    @property
+    def pid(self) -> None:
+        """None of this machine's processes."""
+
+    def warm_up(self) -> None: ...
+
+    def continues(self, request: GenerationRequest, journal: Journal) -> bool:
+        """Whether a job can go on after the tokens of its journal. Raises EngineDied."""
+        if journal.terminal is not None:
+            return True
+        with self._lock:
+            self._require_open()
+        try:
+            return _call(self._loop, self._asking.can_continue(request, journal))
+        except (WrongAnswer, Refusal):
+            return False
+        except (ServerAway, AnswerCut) as error:
+            raise EngineDied(self._death or _away(error)) from None
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        job_id: str | None = None,
+        journal: Journal | None = None,
+        on_asked: object = None,  # noqa: ARG002 - nothing is prepared here
+        **options: Any,
+    ) -> ServerGeneration:
+        """See :meth:`.EngineInterface.submit`. Raises InvalidRequest for what the server does not
+        do; what it refuses itself, the generation raises."""
+        check_model(request, self.facts.model_name)
+        check(request, self._asking.served)
+        generation = ServerGeneration(
+            job_id or str(uuid.uuid4()),
+            request,
+            facts=self.facts,
+            journal=journal or Journal(),
+            request_cancel=self._request_cancel,
+            **options,
+        )
+        with self._lock:
+            self._require_open()
+            self._loop.call_soon_threadsafe(self._begin, generation)
+        return generation
+
+    def logits(self, _token_ids: Ids[int]) -> Any:
+        raise InternalError("a server does not tell logits")
+
+    def stats(self) -> EngineStats:
+        waiting = sum(1 for each in tuple(self._tasks) if not each.began)
+        (since_s, made), *_ = self._made
+        return EngineStats(
+            model=self.facts.model_name,
+            device=self.facts.device,
+            dtype=self.facts.arithmetic,
+            bytes={},
+            planned_bytes={},
+            measured_bytes={},
+            max_context=self.facts.max_context,
+            max_sequences=self.facts.max_sequences,
+            running=len(self._tasks) - waiting,
+            waiting=waiting,
+            tokens_per_s=(self._generated - made) / max(1.0, time.monotonic() - since_s),
+            prompt_tokens_total=self._prompt_tokens,
+            cached_tokens_total=self._cached,
+            completion_tokens_total=self._generated,
+            finished_total=self._finished,
+        )
+
+    def step_figures(self) -> StepFigures:
+        return StepFigures(
+            step_tokens=TallyCounts(STEP_TOKENS).read(),
+            token_gaps=self._token_gaps.read(),
+            prompt_tokens=self._prompt_tokens,
+            looked_up_tokens=self._prompt_tokens,
+            found_tokens=self._cached,
+            generated_tokens=self._generated,
+        )
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def healthy(self) -> bool:
+        return self._death is None and not self._closing
+
+    def stalled_for_s(self) -> float:
+        """Never: the server's own health and the silence of each answer are watched here."""
+        return 0.0
+
+    def on_death(self, callback: Callable[[Death], None]) -> None:
+        """See :meth:`.EngineProcess.on_death`."""
+        with self._lock:
+            if self._death is None:
+                self._mourners.append(callback)
+                return
+        callback(self._death)
+
+    def kill(self, label: DeathLabel, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._die, Death(label, reason))
+
+    def close(self) -> None:
+        with self._lock:
+            closed, self._closing = self._closing, True
+        if not closed and self._death is None:
+            _call(self._loop, self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _require_open(self) -> None:
+        if self._death is not None:
+            raise EngineDied(self._death)
+        if self._closing:
+            raise InternalError("the engine is closed")
+
+    # A request, on the event loop ------------------------------------------------------------
+
+    def _begin(self, generation: ServerGeneration) -> None:
+        if self._death is not None:
+            generation.fail(EngineDied(self._death))
+        else:
+            self._tasks[generation] = self._loop.create_task(self._serve(generation))
+
+    def _request_cancel(self, generation: ServerGeneration) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, generation)
+
+    def _cancel(self, generation: ServerGeneration) -> None:
+        if (task := self._tasks.get(generation)) is not None:
+            generation.cancelled = True
+            task.cancel()
+
+    async def _serve(self, generation: ServerGeneration) -> None:
+        deadline_s = generation.deadline_s
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        try:
+            try:
+                async with asyncio.timeout(left_s) as limit:
+                    await self._run(generation)
+                generation.finish()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                generation.finish("deadline")
+            self._finished += 1
+        except asyncio.CancelledError:
+            death = None if generation.cancelled else self._death
+            generation.fail(EngineDied(death) if death else Cancelled("the job was cancelled"))
+        except LlorchError as error:
+            generation.fail(error)
+        except Exception as error:
+            # Its message may quote the prompt.
+            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
+            place = (type(defect), defect, error.__traceback__)
+            logger.error("job %s failed", generation.id, exc_info=place)
+            generation.fail(defect)
+        finally:
+            self._cuts.discard(generation)
+            del self._tasks[generation]
+
+    async def _run(self, generation: ServerGeneration) -> None:
+        if generation.ended_before:
+            return
+        async with self._turns.turn(generation):
+            generation.send()
+            try:
+                await self._ask(generation)
+            except Refusal as refusal:
+                raise self._refused(generation, refusal) from None
+            except (ServerAway, AnswerCut) as error:
+                raise await self._find_out(generation, error) from None
+
+    async def _ask(self, generation: ServerGeneration) -> None:
+        first, *others = generation.choices
+        prompt = await self._asking.prompt_of(generation.request, first.begun.token_ids)
+        if not others:
+            await self._read(generation, first, prompt)
+            return
+        reads = [
+            asyncio.ensure_future(self._read(generation, c, prompt)) for c in generation.choices
+        ]
+        try:
+            await asyncio.gather(*reads)
+        finally:
+            for each in reads:
+                each.cancel()
+
+    async def _read(
+        self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Ids[int] | str | None
+    ) -> None:
+        request, last_s = generation.request, 0.0
+        async for piece in self._asking.read(generation, choice, prompt):
+            generation.start(0 if prompt is None or isinstance(prompt, str) else len(prompt))
+            told = choice.take(piece)
+            if told is not None:
+                generation.tell(told)
+                self._turns.clear(generation)
+                now = time.monotonic()
+                self._generated += len(piece.ids or (0,))
+                if last_s:
+                    self._token_gaps.add(now - last_s)
+                last_s = now
+        if is_native(request, self._asking.served) and request.include_stop_str_in_output:
+            generation.tell(choice.add(choice.stop_string or ""))
+        if choice.counted is not None:
+            self._prompt_tokens += choice.counted.prompt
+            self._cached += choice.counted.cached
+
+    def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:
+        if refusal.status in _BUSY:
+            return _ended_alone(generation, f"the server answered with HTTP {refusal.status}")
+        if refusal.status in _GONE:
+            self._die(_away(refusal))
+            return EngineDied(self._death or _away(refusal))
+        return self._asking.error_of(generation.request, refusal)
+
+    # Its life --------------------------------------------------------------------------------
+
+    async def _find_out(self, generation: ServerGeneration, error: Exception) -> EngineDied:
+        """Whether the server has ended, or has cut this answer alone."""
+        self._cuts.add(generation)
+        try:
+            await self._asking.connection.get("/v1/models", LOOK_TIMEOUT_S)
+            # One that was started again at once answers, but all answers of the other are cut.
+            await asyncio.sleep(CUT_TOGETHER_S)
+            if len(self._turns.there) > 1 and self._cuts >= self._turns.there:
+                self._die(_away("it was started again"), self._suspects())
+        except ServerAway as away:
+            self._die(_away(away), self._suspects() if away.ended else ())
+        except (AnswerCut, Refusal, WrongAnswer) as away:
+            self._die(_away(away))
+        return EngineDied(self._death) if self._death else _ended_alone(generation, str(error))
+
+    def _suspects(self) -> tuple[str, ...]:
+        """Who may have ended the server: the one that was there alone, or those that were there
+        also when it ended shortly before."""
+        hands = frozenset(each.id for each in self._turns.there)
+        soon = time.monotonic() - self._address.last_end_s < SOON_S
+        return tuple(hands if len(hands) == 1 else hands & self._address.last_hands if soon else ())
+
+    def _die(self, death: Death, suspects: tuple[str, ...] = ()) -> None:
+        with self._lock:
+            if self._death is not None or self._closing:
+                return
+            self._death = death = replace(death, suspects=suspects)
+            mourners = self._mourners
+        self._address.last_hands = frozenset(each.id for each in self._turns.there)
+        self._address.last_end_s = time.monotonic()
+        for callback in mourners:
+            try:
+                callback(death)
+            except Exception:
+                logger.exception("a callback of the engine's death failed")
+        self._end_task = self._loop.create_task(self._end())
+        self._end_task.add_done_callback(lambda _: self._loop.stop())
+
+    async def _end(self) -> None:
+        """Ends all requests, and closes their connections."""
+        self._look_task.cancel()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._asking.connection.close()
+
+    async def _look(self) -> None:
+        missed = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._made.append((time.monotonic(), self._generated))
+            try:
+                await self._asking.connection.get("/health", LOOK_TIMEOUT_S)
+                missed = 0
+            except ServerAway as away:
+                self._die(_away(away), self._suspects() if away.ended else ())
+            except Refusal as refusal:
+                if refusal.status >= 500:
+                    self._die(_away(refusal))
+            except (AnswerCut, WrongAnswer) as error:
+                missed += 1
+                if missed >= MOST_MISSED:
+                    self._die(_away(error))
+
+
+def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _away(reason: object) -> Death:
+    return Death("server", f"the server is away: {reason}")
+
+
+def _ended_alone(generation: ServerGeneration, reason: str) -> EngineDied:
+    return EngineDied(Death("server", reason, (generation.id,), lives=True))
