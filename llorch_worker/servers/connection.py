@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -106,7 +107,7 @@ class Connection:
     async def stream(
         self, path: str, body: dict[str, Any], *, most_bytes: int, silent_s: float
     ) -> AsyncIterator[bytes]:
-        """The data of each event of the answer; leaving it early closes the request.
+        """The data of each event, until the answer ends; leaving it early closes the request.
 
         Once the answer has begun, ``silent_s`` without a byte cut it off. Raises as :meth:`get`,
         WrongAnswer also for more than ``most_bytes``.
@@ -120,7 +121,7 @@ class Connection:
                 async with _told(), asyncio.timeout(silent_s):
                     data = await response.content.readany()
                 if not data:
-                    raise AnswerCut("the server closed the connection")
+                    return
                 read += len(data)
                 lines = (rest + data).split(b"\n")
                 rest = lines.pop()
@@ -206,7 +207,8 @@ class _told:  # noqa: N801 - used like a function
         match error:
             case aiohttp.ClientConnectorError():
                 refused = isinstance(error.os_error, ConnectionRefusedError)
-                reason = error.os_error.strerror or type(error.os_error).__name__
+                code = error.os_error.errno
+                reason = os.strerror(code) if code and code > 0 else type(error).__name__
                 raise ServerAway(reason.lower(), ended=refused) from None
             case aiohttp.ServerTimeoutError() if "connect" in str(error).lower():
                 raise ServerAway(f"no connection within {CONNECT_S:.0f} s") from None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_worker.contract import ModelLoadFailed, shown
-from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.servers.bodies import Served
 from llorch_worker.servers.connection import Connection, Refusal, ServerAway, WrongAnswer
 from llorch_worker.servers.fields import Kind
@@ -97,8 +96,8 @@ def _card(url: str, models: dict[str, Any], model: str) -> dict[str, Any]:
         (c for c in cards if model == c.get("id") or model in (c.get("aliases") or ())), None
     )
     if found is None:
-        sentence = f"the server at {url} serves {', '.join(names)}, and not {shown(model)}"
-        raise ModelLoadFailed(did_you_mean(meant(model, names), sentence))
+        served = ", ".join(names)
+        raise ModelLoadFailed(f"the server at {url} serves {served}, and not {shown(model)}")
     return found
 
 

@@ -61,6 +61,8 @@ SOON_S: Final = 60.0
 """Two ends within this time may be the work of one request."""
 RATE_LOOKS: Final = 5
 DEFAULT_SEQUENCES: Final = 16
+UNKNOWN_CONTEXT: Final = 2**20
+"""Tokens, more than a request may ask for: the server refuses what it does not hold."""
 _BUSY: Final = (429, 502, 503, 504)
 _GONE: Final = (401, 403, 404)
 
@@ -105,7 +107,7 @@ class ServerEngine:
             model_name=address.served_as,
             fingerprint=hashlib.sha256("\n".join(found.identity).encode()).hexdigest()[:16],
             arithmetic=found.identity[0],
-            max_context=found.served.max_context,
+            max_context=found.served.max_context or UNKNOWN_CONTEXT,
             max_sequences=max_sequences or found.slots or DEFAULT_SEQUENCES,
             device=found.served.kind,
             replays=False,

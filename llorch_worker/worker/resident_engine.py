@@ -172,14 +172,14 @@ class ResidentEngine:
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
             self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
-            died = "" if death.label == "server" else "the engine died: "
-            self._be_away(died + death.reason)
+            what = death.reason if death.label == "server" else f"the engine died: {death.reason}"
+            self._be_away(what)
             self.deaths[death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()
         logger.critical(
-            "the engine died: %s; jobs that go on: %d, of these suspects: %d",
-            death.reason,
+            "%s; jobs that go on: %d, of these suspects: %d",
+            what,
             len(HELD_CLAIMS.running()),
             len(blamed),
         )

@@ -1,0 +1,243 @@
+"""A server as an engine: what it is asked, how it answers, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import (
+    Cancelled,
+    ContextLengthExceeded,
+    GenerationRequest,
+    InvalidRequest,
+    Journal,
+    LlorchError,
+    ModelLoadFailed,
+    Tokens,
+    read_journal,
+)
+from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.servers.server_engine import Address, ServerEngine
+from tests.servers.stand_in import MODEL, StandIn
+from tests.waiting import wait_until
+
+KINDS = ("vLLM", "SGLang", "llama-server", "another server")
+
+
+def refuse_to_wait(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def load(stand_in: StandIn, **options: Any) -> ServerEngine:
+    address = Address(stand_in.url, options.pop("key", None), MODEL, MODEL, **options)
+    return ServerEngine.load(address, max_sequences=None, wait=refuse_to_wait)
+
+
+@contextmanager
+def engine_at(stand_in: StandIn, **options: Any) -> Iterator[ServerEngine]:
+    engine = load(stand_in, **options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(params=KINDS)
+def stand_in(request: pytest.FixtureRequest) -> Iterator[StandIn]:
+    with StandIn(request.param).running() as server:
+        yield server
+
+
+@pytest.fixture
+def vllm() -> Iterator[StandIn]:
+    with StandIn("vLLM").running() as server:
+        yield server
+
+
+def asked(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**({"prompt": "one two three", "max_tokens": 4} | fields))
+
+
+def test_an_answer_is_streamed_and_counted_by_each_server(stand_in: StandIn) -> None:
+    with engine_at(stand_in) as engine:
+        generation = engine.submit(asked())
+        told = [event for event in generation.events() if isinstance(event, Tokens)]
+        result = generation.result()
+        assert "".join(event.text for event in told) == result.text == "w0 w1 w2 w3 "
+        ids = () if stand_in.kind == "another server" else (1000, 1001, 1002, 1003)
+        assert result.choices[0].token_ids == tuple(i for event in told for i in event.ids) == ids
+        assert result.choices[0].finish_reason == "length"
+        assert result.usage.completion == 4
+        assert result.usage.estimated is None
+        assert engine.facts.device == stand_in.kind
+        assert engine.stats().completion_tokens_total == 4
+
+
+def test_a_chat_is_sent_as_a_chat(stand_in: StandIn) -> None:
+    with engine_at(stand_in) as engine:
+        messages = [{"role": "user", "content": "one two"}]
+        result = engine.submit(asked(prompt=None, messages=messages)).result()
+        assert result.text == "w0 w1 w2 w3 "
+        path, body = stand_in.bodies[-1]
+        if stand_in.kind == "llama-server":  # whose chats have no ids
+            assert (path, body["prompt"]) == ("/completion", "one two")
+        else:
+            assert (path, body["messages"]) == ("/v1/chat/completions", messages)
+
+
+def test_choices_are_requests_with_seeds_of_their_own(stand_in: StandIn) -> None:
+    with engine_at(stand_in) as engine:
+        result = engine.submit(asked(n=3)).result()
+        assert [choice.text for choice in result.choices] == ["w0 w1 w2 w3 "] * 3
+        assert len({body["seed"] for _, body in stand_in.bodies}) == 3
+        assert result.usage.completion == 12
+
+
+def test_what_a_server_does_not_count_is_counted_here_and_marked() -> None:
+    with StandIn("another server", counts=False).running() as server, engine_at(server) as engine:
+        usage = engine.submit(asked()).result().usage
+        assert usage.completion == 4
+        assert usage.estimated
+
+
+def test_as_many_jobs_are_claimed_as_the_server_has_slots() -> None:
+    with StandIn("llama-server").running() as server, engine_at(server) as engine:
+        assert engine.facts.max_sequences == 3
+
+
+def test_a_cancelled_job_closes_its_request(stand_in: StandIn) -> None:
+    with engine_at(stand_in) as engine:
+        messages = [{"role": "user", "content": "hold"}]
+        generation = engine.submit(asked(prompt=None, messages=messages))
+        wait_until(lambda: stand_in.open == 1)
+        generation.cancel()
+        with pytest.raises(Cancelled):
+            generation.result()
+        wait_until(lambda: stand_in.open == 0)
+
+
+def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        generation = engine.submit(asked(prompt="silent", max_tokens=9, deadline_s=0.5))
+        result = generation.result()
+        assert result.choices[0].finish_reason == "deadline"
+        assert result.text in ("w0 ", "")
+        wait_until(lambda: vllm.open == 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ("cut 2", EngineDied, "closed the connection|broke off"),
+        ("end 2", EngineDied, "before its end"),
+        ("endless", LlorchError, "more than the 4 tokens"),
+        ("huge", LlorchError, "for one answer or event"),
+        ("heap", LlorchError, "for one answer"),
+        ("silent", EngineDied, "sent nothing for too long"),
+        ("noise", LlorchError, "no event"),
+        ("page", LlorchError, "text/html in place of events"),
+        ("error", LlorchError, "the server failed"),
+        ("status 400", InvalidRequest, "HTTP 400"),
+        ("status 500", LlorchError, "HTTP 500"),
+        ("status 503", EngineDied, "HTTP 503"),
+    ],
+)
+def test_a_wrong_answer_costs_one_job(
+    vllm: StandIn, prompt: str, error: type[LlorchError], words: str
+) -> None:
+    with engine_at(vllm, silent_s=0.3 if prompt == "silent" else 60) as engine:
+        failed = engine.submit(asked(prompt=prompt))
+        with pytest.raises(error, match=words) as raised:
+            failed.result()
+        assert isinstance(raised.value, InvalidRequest) or raised.value.retriable
+        assert not isinstance(raised.value, EngineDied) or raised.value.death.lives
+        assert prompt not in str(raised.value), "the server quoted it"
+        assert engine.healthy
+        assert engine.submit(asked()).result().text == "w0 w1 w2 w3 "
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        ("/v1", {"model": "toyy"}, "serves toy, and not toyy"),
+        ("/v1", {"key": "wrong"}, "refuses the key"),
+        ("/nowhere/v1", {}, "HTTP 404 at /v1/models"),
+    ],
+)
+def test_a_server_that_does_not_suit_is_told_in_a_sentence(
+    url: str, options: dict[str, str], words: str
+) -> None:
+    with StandIn("vLLM", key="right").running() as server:
+        given = {"key": "right", "model": MODEL} | options
+        place = server.url.removesuffix("/v1") + url
+        address = Address(place, given["key"], given["model"], MODEL)
+        assert "right" not in repr(address)
+        with pytest.raises(ModelLoadFailed, match=words):
+            ServerEngine.load(address, max_sequences=None, wait=refuse_to_wait)
+
+
+def test_a_job_goes_on_after_the_ids_of_its_journal() -> None:
+    for kind in ("vLLM", "SGLang", "llama-server"):
+        with StandIn(kind).running() as server, engine_at(server) as engine:
+            first = engine.submit(asked(max_tokens=2))
+            journal = read_journal(e for e in first.events() if e.type in ("started", "tokens"))
+            assert engine.continues(asked(), journal)
+            second = engine.submit(asked(), journal=journal)
+            told = [event for event in second.events() if isinstance(event, Tokens)]
+            assert [event.index for event in told] == [2, 3]
+            result = second.result()
+            assert result.text == "w0 w1 w2 w3 "
+            assert result.choices[0].token_ids == (1000, 1001, 1002, 1003)
+            assert (result.usage.prompt, result.usage.completion) == (
+                first.result().usage.prompt,
+                4,
+            )
+
+
+def test_a_job_that_cannot_go_on_as_it_would_have_begins_again(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        generation = engine.submit(asked(max_tokens=2))
+        journal = read_journal(e for e in generation.events() if e.type in ("started", "tokens"))
+        for fields in (
+            {"n": 2},
+            {"frequency_penalty": 1},
+            {"response_format": {"type": "json_object"}},
+        ):
+            assert not engine.continues(asked(**fields), journal)
+        assert not engine.continues(asked(), Journal())
+
+
+def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn) -> None:
+    deaths: list[Death] = []
+    engine = load(vllm)
+    engine.on_death(deaths.append)
+    generations = [engine.submit(asked(prompt="hold")) for _ in range(2)]
+    vllm.well = False
+    for generation in generations:
+        with pytest.raises(EngineDied, match="HTTP 503"):
+            generation.result()
+    assert [death.suspects for death in deaths] == [()]
+    assert not engine.healthy
+    with pytest.raises(EngineDied):
+        engine.submit(asked())
+    engine.close()
+
+
+def test_a_suspect_is_alone_at_the_server_until_its_first_token(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        held = engine.submit(asked(prompt="hold"))
+        wait_until(lambda: vllm.open == 1)
+        suspect = engine.submit(asked(), suspect=True)
+        other = engine.submit(asked())
+        held.cancel()
+        assert suspect.result().text == other.result().text == "w0 w1 w2 w3 "
+        assert vllm.most_open == 1
+
+
+def test_a_prompt_that_is_too_long_is_refused_as_ours_would_be(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine, pytest.raises(InvalidRequest) as raised:
+        engine.submit(asked(prompt="status 400 maximum context length is")).result()
+    assert isinstance(raised.value, ContextLengthExceeded)

@@ -1,0 +1,224 @@
+"""Workers whose engine is a server, through Redis; and their deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker.dead_letters import count
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
+from tests.servers.stand_in import FIRST_ID, MODEL
+from tests.services import (
+    LOCALHOST,
+    REAL_APP,
+    Process,
+    RedisServer,
+    WorkerProcess,
+    begun,
+    environment,
+    free_port,
+    running_worker,
+    start_python,
+    stock_app,
+)
+from tests.waiting import wait_until
+
+
+class Server:
+    """A stand-in as a process that can be killed and started again."""
+
+    def __init__(self, kind: str, folder: Path, step_ms: int = 20) -> None:
+        self.kind, self.port = kind, free_port()
+        self.url = f"http://{LOCALHOST}:{self.port}/v1"
+        self._log = folder / "server.log"
+        self._step_ms = step_ms
+        self.process: Process | None = None
+
+    def start(self) -> None:
+        self.process = start_python(
+            "tests.servers.stand_in",
+            str(self.port),
+            self.kind,
+            variables=environment("redis://unused", STAND_IN_STEP_MS=self._step_ms),
+            log=self._log,
+        )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(60)
+
+    def has_died(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is not None
+
+
+@contextmanager
+def running_server(kind: str, folder: Path, **options: int) -> Iterator[Server]:
+    server = Server(kind, folder, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        if not server.has_died():
+            server.kill()
+
+
+@contextmanager
+def worker_of(
+    server: Server, redis: RedisServer, folder: Path, **options: object
+) -> Iterator[WorkerProcess]:
+    settings = {
+        "app": REAL_APP,
+        "engine_url": server.url,
+        "model": MODEL,
+        "lease_s": 2,
+        "sweep_s": 0.5,
+    }
+    with running_worker(redis.url, folder, **(settings | options)) as worker:
+        yield worker
+
+
+def told(job: Job) -> list[Tokens | Restarted]:
+    events = [entry.event for entry in job.stream(timeout=60)]
+    return [event for event in events if isinstance(event, Tokens | Restarted)]
+
+
+def test_a_stock_producer_gets_a_text_from_a_server(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with (
+        running_server("vLLM", tmp_path) as server,
+        worker_of(server, own_server, tmp_path) as worker,
+    ):
+        with stock_app(own_server.url) as app:
+            job = app.send_task(
+                "llorch.generate",
+                kwargs={"prompt": "one", "max_tokens": 3},
+                queue=f"llorch.{MODEL}",
+            )
+            assert job.get(timeout=60)["text"] == "w0 w1 w2 "
+        card = worker.card()
+        assert card is not None
+        assert card.device == "vLLM"
+        assert card.engine["weakens"], "what a server does not promise"
+        assert worker.find_engine() is None, "it needs no process of its own"
+
+
+def test_a_cancelled_job_ends_at_the_server_too(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with running_server("vLLM", tmp_path) as server, worker_of(server, own_server, tmp_path):
+        job = begun(own_client.submit(model=MODEL, prompt="one", max_tokens=4000))
+        job.cancel()
+        with pytest.raises(Cancelled):
+            job.result(timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["vLLM", "another server"])
+def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
+    own_server: RedisServer, own_client: Client, tmp_path: Path, kind: str
+) -> None:
+    with (
+        running_server(kind, tmp_path) as server,
+        worker_of(server, own_server, tmp_path) as worker,
+    ):
+        jobs = [own_client.submit(model=MODEL, prompt="one", max_tokens=60) for _ in range(3)]
+        for job in jobs:
+            begun(job)
+        server.kill()
+        wait_until(lambda: (card := worker.card()) is not None and card.away)
+        waiting = own_client.submit(model=MODEL, prompt="one", max_tokens=2)
+        assert waiting.status().state == "queued", "nothing is claimed meanwhile"
+        server.start()
+        for job in jobs:
+            result = job.result(timeout=60)
+            events = told(job)
+            again = max((i for i, e in enumerate(events) if isinstance(e, Restarted)), default=-1)
+            texts = [event.text for event in events[again + 1 :] if isinstance(event, Tokens)]
+            assert "".join(texts) == result.text == "".join(f"w{i} " for i in range(60))
+            if kind == "vLLM":
+                assert (again, result.resumed, result.restarted) == (-1, True, None)
+                ids = tuple(range(FIRST_ID, FIRST_ID + 60))
+                assert result.choices[0].token_ids == ids
+            else:
+                assert (result.resumed, result.restarted) == (None, True)
+        assert waiting.result(timeout=60).text == "w0 w1 "
+        assert count(own_client.redis) == 0
+
+
+def test_another_worker_goes_on_after_the_first_is_killed(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with running_server("vLLM", tmp_path) as server:
+        with worker_of(server, own_server, tmp_path) as first:
+            job = begun(own_client.submit(model=MODEL, prompt="one", max_tokens=80))
+            os.kill(first.process.pid, signal.SIGKILL)
+            with worker_of(server, own_server, tmp_path, name="w2"):
+                result = job.result(timeout=60)
+        assert result.text == "".join(
+            event.text for event in told(job) if isinstance(event, Tokens)
+        )
+        assert result.choices[0].token_ids == tuple(range(FIRST_ID, FIRST_ID + 80))
+        assert result.resumed
+
+
+def test_a_job_that_ends_the_server_three_times_alone_is_a_dead_letter(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with running_server("vLLM", tmp_path) as server, worker_of(server, own_server, tmp_path):
+        job = own_client.submit(model=MODEL, prompt="die", max_tokens=9)
+        for _ in range(3):
+            wait_until(server.has_died)
+            server.start()
+        with pytest.raises(AttemptsExhausted):
+            job.result(timeout=60)
+        assert own_client.submit(model=MODEL, prompt="one", max_tokens=1).result(60).text == "w0 "
+
+
+def test_a_worker_waits_for_a_server_that_starts_later_and_tells_of_it(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    server = Server("vLLM", tmp_path)
+    settings = {"app": REAL_APP, "engine_url": server.url, "model": MODEL}
+    worker = WorkerProcess(own_server.url, tmp_path / "w1.log", **settings)
+    try:
+        wait_until(lambda: f"waits for the server at {server.url}" in worker.text())
+        server.start()
+        worker.wait_ready()
+    finally:
+        worker.stop()
+        server.kill()
+
+
+def test_a_wrong_key_ends_the_worker_with_a_sentence_that_does_not_show_it(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    from tests.servers.stand_in import StandIn
+
+    secret = tmp_path / "key"
+    secret.write_text("hunter2\n")
+    with StandIn("vLLM", key="right").running() as server:
+        settings = {"engine_url": server.url, "engine_key_file": secret, "model": MODEL}
+        worker = WorkerProcess(own_server.url, tmp_path / "w1.log", app=REAL_APP, **settings)
+        assert worker.wait_exit() == 1
+        assert "refuses the key" in worker.text()
+        assert "hunter2" not in worker.text()
+
+
+def test_no_other_worker_pays_for_servers() -> None:
+    from tests.services import run_python
+
+    loaded = run_python(
+        "import json, sys; import llorch_worker.worker.celery.bootstep;"
+        "names = ('aiohttp', 'llorch_worker.servers');"
+        "print(json.dumps([n for n in sys.modules if n.startswith(names)]))",
+        "redis://unused",
+    )
+    assert loaded == []
