@@ -170,6 +170,12 @@ class WorkerCard(_Card):
         return sum(int(size) for size in held if isinstance(size, int | float) and size >= 0)
 
     @property
+    def weakens(self) -> tuple[str, ...]:
+        """Which promises its engine does not keep: see :class:`.ModelFacts`."""
+        said = self.engine.get("weakens")
+        return tuple(map(str, said)) if isinstance(said, list | tuple) else ()
+
+    @property
     def silent(self) -> bool:
         """A killed worker stays listed until its announcement expires."""
         return time.time() - self.last_seen > ANNOUNCE_INTERVAL_S + LATE_S

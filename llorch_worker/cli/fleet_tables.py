@@ -199,6 +199,9 @@ def notices(reading: Reading) -> Iterator[Text]:
         if load.abandoned:
             rest = f" of {load.model}: another worker takes over when the lease ends"
             yield _warning(f"{counted(load.abandoned, 'job')} of a silent worker", rest)
+    servers = {(card.model, card.device): card for card in fleet.workers if card.weakens}
+    for card in servers.values():
+        yield Text(f"{card.model} is computed by {card.device}: {'; '.join(card.weakens)}.")
     models = [load.model for load in fleet.models]
     for queue, count in fleet.unserved.items():
         yield _waits(queue, count, remedy_for(queue, models))

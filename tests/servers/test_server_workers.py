@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,10 @@ from tests.services import (
     start_python,
     stock_app,
 )
+from tests.sizes import FULL_SIZE, sized
 from tests.waiting import wait_until
+
+KILLS = sized(3, 100)
 
 
 class Server:
@@ -85,9 +88,15 @@ def worker_of(
         yield worker
 
 
-def told(job: Job) -> list[Tokens | Restarted]:
-    events = [entry.event for entry in job.stream(timeout=60)]
-    return [event for event in events if isinstance(event, Tokens | Restarted)]
+def read_by(job: Job) -> str:
+    """What a reader of the job's stream has at its end."""
+    text = ""
+    for entry in job.stream(timeout=60):
+        if isinstance(entry.event, Restarted):
+            text = ""
+        elif isinstance(entry.event, Tokens):
+            text += entry.event.text
+    return text
 
 
 def test_a_stock_producer_gets_a_text_from_a_server(
@@ -139,12 +148,9 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
         server.start()
         for job in jobs:
             result = job.result(timeout=60)
-            events = told(job)
-            again = max((i for i, e in enumerate(events) if isinstance(e, Restarted)), default=-1)
-            texts = [event.text for event in events[again + 1 :] if isinstance(event, Tokens)]
-            assert "".join(texts) == result.text == "".join(f"w{i} " for i in range(60))
+            assert result.text == read_by(job) == "".join(f"w{i} " for i in range(60))
             if kind == "vLLM":
-                assert (again, result.resumed, result.restarted) == (-1, True, None)
+                assert (result.resumed, result.restarted) == (True, None)
                 ids = tuple(range(FIRST_ID, FIRST_ID + 60))
                 assert result.choices[0].token_ids == ids
             else:
@@ -162,11 +168,39 @@ def test_another_worker_goes_on_after_the_first_is_killed(
             os.kill(first.process.pid, signal.SIGKILL)
             with worker_of(server, own_server, tmp_path, name="w2"):
                 result = job.result(timeout=60)
-        assert result.text == "".join(
-            event.text for event in told(job) if isinstance(event, Tokens)
-        )
+        assert result.text == read_by(job)
         assert result.choices[0].token_ids == tuple(range(FIRST_ID, FIRST_ID + 80))
         assert result.resumed
+
+
+@pytest.mark.parametrize("kind", ["vLLM", "another server"])
+@pytest.mark.timeout(3_000 if FULL_SIZE else 180)
+def test_kills_of_workers_and_servers_lose_no_job_and_repeat_no_token_unsaid(
+    own_server: RedisServer, own_client: Client, tmp_path: Path, kind: str
+) -> None:
+    with ExitStack() as running:
+        server = running.enter_context(running_server(kind, tmp_path))
+        worker = running.enter_context(worker_of(server, own_server, tmp_path))
+        for number in range(KILLS):
+            what = ("server", "worker", "both")[number % 3]
+            jobs = [own_client.submit(model=MODEL, prompt="one", max_tokens=40) for _ in range(3)]
+            for job in jobs:
+                begun(job)
+            if what != "worker":
+                server.kill()
+            if what != "server":
+                os.kill(worker.process.pid, signal.SIGKILL)
+                worker.process.wait(60)
+            if what != "worker":
+                server.start()
+            if what != "server":
+                name = f"w{number + 2}"
+                worker = running.enter_context(worker_of(server, own_server, tmp_path, name=name))
+            for job in jobs:
+                result = job.result(timeout=60)
+                assert result.text == read_by(job) == "".join(f"w{i} " for i in range(40)), what
+                assert result.restarted is None or kind != "vLLM"
+        assert count(own_client.redis) == 0
 
 
 def test_a_job_that_ends_the_server_three_times_alone_is_a_dead_letter(
