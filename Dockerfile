@@ -22,7 +22,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install "torch>=2.11,<2.14"
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
-    wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,gateway,flower,metrics,otel]"
+    wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,server,gateway,flower,metrics,otel]"
 # A volume that is mounted on one of these folders takes its owner over when it is made.
 RUN useradd --create-home --uid 10001 llorch \
     && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices \

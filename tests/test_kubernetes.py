@@ -157,6 +157,23 @@ def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
     assert {name: flower[name] for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
 
 
+def test_a_server_beside_the_worker_has_its_gpu(tmp_path: Path) -> None:
+    base = os.path.relpath(MANIFESTS, tmp_path)
+    overlay = {"resources": [base], "components": [f"{base}/server"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    documents = built(tmp_path)
+    for document in documents:
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    whole, worker, given = pod(documents, "worker")
+    (server,) = whole["initContainers"]
+    assert server["restartPolicy"] == "Always", "what makes it a sidecar"
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "nvidia.com/gpu" not in worker["resources"]["limits"]
+    arguments = dict(each.removeprefix("--").split("=") for each in server["args"][1:])
+    assert given["LLORCH_ENGINE_URL"] == f"http://{arguments['host']}:{arguments['port']}/v1"
+    assert given["LLORCH_MAX_SEQUENCES"] == arguments["max-num-seqs"]
+
+
 def test_a_second_model_has_pods_of_its_own_and_the_same_ways(tmp_path: Path) -> None:
     folder = shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
     text = (MANIFESTS.parents[1] / "docs" / "DEPLOYING.md").read_text()
