@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,6 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.intake.constraints.gbnf import ControlTokens, as_lark, is_gbnf
-from llorch_worker.intake.constraints.keyword_rules import is_plain, keyword_rules
 from llorch_worker.intake.constraints.relaxed import Checks, misspelt, relax
 from llorch_worker.text.dialects import GENERIC, Dialect
 from llorch_worker.text.spellings import any_of
@@ -38,6 +37,16 @@ with ``\\u`` or ``\\/``, a key could pass for another than the one that it spell
 _TERMINALS = {"gbnf": ".", "json_schema": r'"[^"]*"|[:,] |.'}
 """How the text around calls is cut where an answer may also be of this kind: as that is. Of two
 terminals that begin alike the longer one wins, so that the other text could not be written."""
+
+_PLAIN = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "x-guidance", "$defs"),
+        *("definitions", "$schema", "$id", "$comment", "title", "description", "examples"),
+        *("default", "deprecated", "strict"),
+    }
+)
+_SHARED = ("x-guidance", "$defs", "definitions")
+"""What goes with the schema of each property, which is a grammar of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +282,64 @@ def _parameters(tool: Tool) -> dict[str, Any]:
         # Also where null would do: arguments are an object.
         schema = {**schema, "type": "object"}
     return schema
+
+
+def is_plain(parameters: Mapping[str, Any]) -> bool:
+    """Whether keywords can say all that the schema asks for. What else it may allow, such as keys
+    without a name in it, needs an object in JSON."""
+    properties = parameters.get("properties")
+    if properties is None:
+        return parameters.get("additionalProperties") is False
+    return (
+        parameters.keys() <= _PLAIN
+        and all(name.isidentifier() for name in properties)
+        and properties.keys() >= set(parameters.get("required", ()))
+        and all(map(_stands_alone, properties.values()))
+        and all(
+            reference.startswith(("#/$defs/", "#/definitions/"))
+            for reference in _references(parameters)
+        )
+    )
+
+
+def _stands_alone(schema: Any) -> bool:
+    """Whether what is shared does not change its meaning. A schema may also be true or false."""
+    return not isinstance(schema, dict) or schema.keys().isdisjoint(_SHARED)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    left = [schema]
+    while left:
+        match left.pop():
+            case dict() as each:
+                if isinstance(reference := each.get("$ref"), str):
+                    yield reference
+                left += each.values()
+            case list() as each:
+                left += each
+
+
+def keyword_rules(
+    rule: str, parameters: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Lines in Lark that define ``rule``, arguments as in Python: ``city="Bern", days=2``. Each
+    comes with the schema that it calls ``@`` its own name."""
+    properties = [
+        (name, {} if schema is True else schema)
+        for name, schema in parameters.get("properties", {}).items()
+        if schema is not False
+    ]
+    required = set(parameters.get("required", ()))
+    shared = {key: parameters[key] for key in _SHARED if key in parameters}
+    # Two rules a keyword: for the first that is written, and for one behind others.
+    for number, (name, schema) in enumerate(properties):
+        optional = name not in required
+        for begun, sign in ((f"{rule}_{number}", ""), (f"{rule}_{number}_more", ", ")):
+            skipped = f" | {rule}_{number + 1}{'_more' if sign else ''}" if optional else ""
+            value = f"{rule}_value_{number}"
+            spelt = json.dumps(f"{sign}{name}=")
+            line = f"{begun}: {spelt} @{value} {rule}_{number + 1}_more{skipped}"
+            yield line, (None if sign else {"name": value, "json_schema": {**shared, **schema}})
+    for end in (f"{rule}_{len(properties)}", f"{rule}_{len(properties)}_more"):
+        yield f'{end}: ""', None
+    yield f"{rule}: {rule}_0", None
