@@ -13,6 +13,7 @@ from typing import Any
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.installing import install_command
+from llorch_worker.engine_options import SEQUENCES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -146,6 +147,24 @@ def _named(cards: tuple[Card, ...], entry: str) -> Card | None:
     # A prefix of a UUID is enough if only one card has it.
     found = [card for card in cards if entry and card.uuid and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None
+
+
+def default_sequences(device: str) -> int:
+    """How many sequences a worker with this ``device`` takes at most, if no number is set."""
+    if device == "auto":
+        device = "cuda" if has_card() else "cpu"
+    return SEQUENCES.get(device.partition(":")[0], SEQUENCES["cpu"])
+
+
+def has_card(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether workers with the device ``auto`` take cards."""
+    if not torch_has_cuda():
+        return False
+    try:
+        usable_cards(environment)
+    except DeviceUnavailable:
+        return False
+    return True
 
 
 def torch_has_cuda() -> bool:

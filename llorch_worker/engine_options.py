@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Variant = Literal[
@@ -23,6 +24,11 @@ DrafterChoice = Literal["auto", "off", "lookup", "suffix"]
 other rows change no bit, ``off`` elsewhere. A load plan chooses; an engine made from parts has no
 drafts then."""
 
+SEQUENCES: Final = {"cpu": 16, "cuda": 256}
+STEP_TOKENS: Final = {"cpu": 512, "cuda": 8192}
+"""The defaults by kind of device. A card computes a step of many tokens as fast as one of few, as
+long as it waits for its memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -31,9 +37,9 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     """A :data:`Dtype`."""
-    max_sequences: int = 16
+    max_sequences: int | None = None
     max_context: int | None = None
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = None
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
     prefix_sharing: PrefixSharing = "all"
@@ -44,6 +50,28 @@ class EngineOptions:
     drafter: DrafterChoice = "auto"
     suffix_bytes: int = 8 * 2**20
     low_waits_at_most_s: float = 60.0
+
+    @property
+    def sequences(self) -> int:
+        """``max_sequences``, or a CPU's where no load plan has chosen."""
+        return self.max_sequences or SEQUENCES["cpu"]
+
+    @property
+    def step_tokens(self) -> int:
+        """``max_step_tokens``, or a CPU's where no load plan has chosen."""
+        return self.max_step_tokens or STEP_TOKENS["cpu"]
+
+    def sized_for(self, device_type: str) -> Iterator[EngineOptions]:
+        """These with numbers of sequences and tokens where none are given: the device's, then
+        halves of them, as far as a CPU's."""
+        sequences, tokens = SEQUENCES[device_type], STEP_TOKENS[device_type]
+        while sequences >= SEQUENCES["cpu"]:
+            yield replace(
+                self,
+                max_sequences=self.max_sequences or sequences,
+                max_step_tokens=self.max_step_tokens or tokens,
+            )
+            sequences, tokens = sequences // 2, tokens // 2
 
     @property
     def drafts(self) -> bool:

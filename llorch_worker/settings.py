@@ -153,12 +153,14 @@ class Settings(BaseSettings):
     CPUs where batches change no bit, else ``off``. The tokens stay the same."""
     suffix_bytes: Bytes = Field(_ENGINE.suffix_bytes, ge=2**16)
     """Memory for the recent texts of all tenants; the oldest go first."""
-    max_sequences: int = Field(_ENGINE.max_sequences, ge=1, le=1024)
-    """Most sequences in flight; also Celery's concurrency and prefetch."""
+    max_sequences: int | None = Field(None, ge=1, le=1024)
+    """Most sequences in flight; also Celery's concurrency and prefetch. By default 16 on a CPU, on
+    a card 256, or as many as it has memory for."""
     max_context: int | None = Field(None, ge=1)
     """Most tokens in a sequence; by default the model's own context."""
-    max_step_tokens: int = Field(_ENGINE.max_step_tokens, ge=1)
-    """Token budget of one engine step. It limits how long a long prompt delays running decodes."""
+    max_step_tokens: int | None = Field(None, ge=1)
+    """Token budget of one engine step. It limits how long a long prompt delays running decodes. By
+    default 512 on a CPU, on a card 8192, or what it has memory for."""
     kv_cache_bytes: Bytes | None = None
     """Size of the KV blocks, such as ``8GB``; by default enough for ``max_sequences`` full
     contexts, if they fit."""

@@ -104,7 +104,8 @@ class ToyEngine:
                 progress(step + 1, steps)
         place = options.device if options.device.startswith("cuda") else "toy"
         context = options.max_context or 4096
-        return cls(model_name, options.max_sequences, context, place, board, outlet)
+        sequences = options.max_sequences or int(os.environ.get("TOY_ROOM", "16"))
+        return cls(model_name, sequences, context, place, board, outlet)
 
     @property
     def facts(self) -> ModelFacts:

@@ -115,7 +115,7 @@ def measure_startup(plan: Plan) -> StartupFigures:
         model=settings.model,
         device=last.device,
         dtype=last.dtype,
-        max_sequences=fitting.options.max_sequences,
+        max_sequences=fitting.options.sequences,
         max_context=fitting.shape.max_context,
         passes=plan.passes,
         file_bytes=size,

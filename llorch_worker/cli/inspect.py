@@ -103,7 +103,7 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "kernels_reason": plan.kernels.reason,
         "layers_in_one_call": plan.layers_refusal is None,
         "layers_reason": plan.layers_refusal,
-        "max_sequences": plan.options.max_sequences,
+        "max_sequences": plan.options.sequences,
         "max_context_tokens": plan.shape.max_context,
         "full_contexts": plan.full_contexts,
         "weights_bytes": plan.weights_bytes,
@@ -169,7 +169,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     cache = plan.cache_bytes
     kv_bytes = cache["kv"] + cache.get("kv_scales", 0)
     held = f"{plan.full_contexts:g} full context{'' if plan.full_contexts == 1 else 's'}"
-    wish = "" if plan.full_contexts >= plan.options.max_sequences else ", fewer than sequences"
+    wish = "" if plan.full_contexts >= plan.options.sequences else ", fewer than sequences"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -193,7 +193,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
         f"of {human_bytes(plan.free_bytes)} free",
     )
     title = (
-        f"Memory on {plan.device}, {counted(plan.options.max_sequences, 'sequence')} of up to "
+        f"Memory on {plan.device}, {counted(plan.options.sequences, 'sequence')} of up to "
         f"{counted(plan.shape.max_context, 'token')}"
     )
     screen.out.print(Text(f"\n{title}", "bold"))

@@ -95,14 +95,14 @@ class Engine:
         self.config = config = loaded.model.config
         self.cache = cache = loaded.cache
         self.max_context = cache.max_context
-        self.max_sequences = options.max_sequences
+        self.max_sequences = options.sequences
         self.drafter = options.drafter
         self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
         self._counters = Counters()
-        self._board = board or Board(options.max_sequences)
+        self._board = board or Board(options.sequences)
         self._device = device = cache.shape.device
-        self._sizes = (options.max_sequences, options.max_step_tokens)
+        self._sizes = (options.sequences, options.step_tokens)
         self.limits = Limits(
             vocab_size=config.vocab_size,
             max_context=cache.max_context,
@@ -121,8 +121,8 @@ class Engine:
             cache.blocks,
             cache.windows,
             block_size=cache.block_size,
-            max_sequences=options.max_sequences,
-            max_step_tokens=options.max_step_tokens,
+            max_sequences=options.sequences,
+            max_step_tokens=options.step_tokens,
             prefix_caching=options.prefix_caching,
             prefix_sharing=options.prefix_sharing,
             planner=DraftPlanner(DRAFT_ROWS) if options.drafts else None,
@@ -130,7 +130,7 @@ class Engine:
         )
         sample = select_sample(device, options.kernels)
         sampler = Sampler(config.vocab_size, device, sample, truncate_rows)
-        self._scored_rows = scored_rows(config, cache.shape, *self._sizes)
+        self._scored_rows = scored_rows(config, cache.shape, loaded.model.ops, *self._sizes)
         runner = Runner(loaded.steps, cache, sampler, device, queue, scored_rows=self._scored_rows)
         most_threads = num_threads or torch.get_num_threads()
         # The bits of torch's own kernels may depend on the number of threads.

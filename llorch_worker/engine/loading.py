@@ -7,14 +7,21 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.quantities import human_bytes
-from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
+from llorch_worker.engine.device.graphs import (
+    CudaRecorder,
+    DecodeGraphs,
+    Recorder,
+    bucket_sizes,
+)
 from llorch_worker.engine.device.step_errors import is_out_of_memory
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.engine.memory.placement import free_bytes
@@ -84,7 +91,14 @@ def load_as_planned(
     device = plan.device
     model = _load_weights(plan, progress)
     # The caller has loaded the tokenizer: what is free now is free beside it.
-    fitted = plan.fitted_to(free_bytes(device)).require_fit()
+    free = free_bytes(device)
+    recorder = CudaRecorder(device) if plan.shape.decode_rows else None
+    if recorder is not None:
+        with part_of_load("a recorded step", device, plan.recorded_bytes):
+            taken = recorded_bytes(model, plan.shape, recorder, partial(free_bytes, device))
+        logger.info("recorded steps take %s", human_bytes(taken))
+        plan = plan.with_recorded(taken)
+    fitted = plan.fitted_to(free).require_fit()
     if fitted.num_blocks < plan.num_blocks:
         logger.info("%d of %d planned KV blocks fit", fitted.num_blocks, plan.num_blocks)
     with part_of_load("the cache", device, sum(fitted.cache_bytes.values())):
@@ -96,7 +110,7 @@ def load_as_planned(
         loaded = LoadedModel(
             model,
             cache,
-            _recorded(model, cache),
+            model if recorder is None else DecodeGraphs(model, cache, recorder),
             arithmetic=plan.arithmetic,
             workspace_bytes=plan.workspace_bytes,
         )
@@ -122,11 +136,24 @@ def _load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None) -
         )
 
 
-def _recorded(model: Transformer, cache: UnifiedCache) -> ForwardModel:
-    """``model`` with its decode steps recorded, if the cache has buffers for that."""
-    if cache.decode is None:
-        return model
-    return DecodeGraphs(model, cache, CudaRecorder(cache.shape.device))
+def recorded_bytes(
+    model: ForwardModel, shape: CacheShape, recorder: Recorder, free: Callable[[], int]
+) -> int:
+    """What the recordings of all sizes take on the device, and the libraries that they need.
+
+    Measured by the memory that is ``free`` around two of them, the largest and one more, because
+    all share one pool. They use a cache of one block, and are gone afterwards.
+    """
+    cache = UnifiedCache.allocate(shape, 1)
+    sizes = bucket_sizes(shape.decode_rows)
+    left = [free()]
+    recorded = []
+    for size in sizes[:-3:-1]:
+        recorded.append(DecodeGraphs(model, cache, recorder, [size]))
+        left.append(free())
+    recorder.begin_anew()
+    taken = [max(0, before - after) for before, after in pairwise(left)]
+    return taken[0] + sum(taken[1:]) * (len(sizes) - 1)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.interface import (
     PLAIN,
     AttentionForm,
+    AttentionRoom,
     CausalMask,
     FusedSample,
     Ops,
@@ -31,6 +32,7 @@ __all__ = [
     "PLAIN",
     "Arena",
     "AttentionForm",
+    "AttentionRoom",
     "CausalMask",
     "ChosenOps",
     "FusedSample",

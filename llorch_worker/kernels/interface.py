@@ -75,6 +75,23 @@ PLAIN = AttentionForm()
 """Llama's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionRoom:
+    """The largest attention of an engine."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    max_context: int
+    max_sequences: int
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of the keys and values of one full context."""
+        return 2 * self.max_context * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
 class PagedAttention(Protocol):
     """Attention of some sequences, prepared once per forward pass and called once per layer."""
 
@@ -109,6 +126,9 @@ class Ops(Protocol):
     @property
     def reads_mask(self) -> bool:
         """Whether ``paged_prefill`` reads the mask, rather than derive it from positions."""
+
+    def attention_bytes(self, room: AttentionRoom) -> int:
+        """The most memory that attention of one layer takes besides its arguments."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Scale each row of ``x: [tokens, hidden]`` to a root mean square of one, times ``weight``.

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.kernels.interface import (
+    AttentionRoom,
     CausalMask,
     PagedAttention,
     PagedSequences,
@@ -22,6 +23,9 @@ class TorchOps:
     name = "torch"
     recordable = False  # its cost follows from the longest possible context
     reads_mask = True
+
+    def attention_bytes(self, room: AttentionRoom) -> int:
+        return room.gathered_bytes
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

@@ -37,7 +37,7 @@ class EngineLoader:
         assignment: Assignment,
         *,
         engine_class: str,
-        max_sequences: int,
+        max_sequences: int | None,
         report: Callable[[str], None],
     ) -> None:
         """``engine_class``: see :meth:`.EngineProcess.load`. ``report`` gets a line at the

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import PLAIN, AttentionForm, PagedSequences, TorchOps
+from llorch_worker.kernels import (
+    PLAIN,
+    AttentionForm,
+    AttentionRoom,
+    PagedSequences,
+    TorchOps,
+)
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.kernels.triton import TritonOps, attention_work
@@ -231,3 +237,34 @@ def test_prefill_divides_contexts_where_there_are_few_tiles(dtype):
     many = replace(sequences, first_rows=(0,) * 400, query_lengths=(4,) * 400)
     many = replace(many, context_lengths=(100_000,) * 400)
     assert attention_work.prefill_work(many, tiles, 0, 4 * 132 // 8).slots == 0
+
+
+@pytest.mark.parametrize(("contexts", "queries"), [((1300, 90, 1300), None), ((3000,), (6,))])
+def test_what_waits_to_be_joined_is_planned(monkeypatch, contexts, queries):
+    ops = TritonOps(processors=16)
+    made = scene(contexts, queries, heads=4, kv_heads=2, head_dim=16, dtype=torch.float32)
+    taken = []
+    empty = torch.empty
+
+    def counted(*sizes, **options):
+        made = empty(*sizes, **options)
+        if options.get("dtype") is torch.float32:
+            taken.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(torch, "empty", counted)
+    (decoded if queries is None else prefilled)(ops, made)
+    room = AttentionRoom(
+        heads=4, kv_heads=2, head_dim=16, dtype=torch.float32,
+        max_context=max(contexts), max_sequences=len(contexts),
+    )  # fmt: skip
+    assert 0 < sum(taken) <= ops.attention_bytes(room)
+
+
+def test_the_parts_of_a_full_card_are_bounded():
+    room = AttentionRoom(
+        heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
+        max_context=131_072, max_sequences=256,
+    )  # fmt: skip
+    taken = TritonOps(processors=132).attention_bytes(room)
+    assert 130 * 2**20 < taken < 140 * 2**20 < room.gathered_bytes

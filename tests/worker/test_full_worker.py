@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -58,6 +60,27 @@ def test_high_goes_before_normal_and_normal_before_low_with_stock_producers_betw
     assert "stock 3" in order[2:6]
     order.remove("stock 3")
     assert order == ["high", "stock high", "normal", "stock without", "stock 0", "low", "stock 9"]
+
+
+def test_a_worker_whose_engine_chose_takes_no_more_jobs_than_that(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    """The others are free for another worker."""
+    settings = {"model_name": "toy", "TOY_STEP_MS": 5, "TOY_ROOM": 3}
+    with running_worker(own_server.url, tmp_path, **settings) as worker:
+        jobs = [own_client.submit(prompt="x", max_tokens=4000) for _ in range(5)]
+
+        def states() -> Counter[str]:
+            return Counter(job.status().state for job in jobs)
+
+        wait_until(lambda: states()["running"] == 3)
+        next(job for job in jobs if job.status().state == "running").cancel()
+        wait_until(lambda: states() == {"running": 3, "queued": 1, "cancelled": 1})
+        card = worker.card()
+        assert card is not None
+        assert card.max_sequences == 3
+        for job in jobs:
+            job.cancel()
 
 
 def listeners(client: Client) -> set[str]:

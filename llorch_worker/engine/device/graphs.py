@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from functools import partial
 from typing import Protocol
 
@@ -33,6 +34,9 @@ class Recorder(Protocol):
         """Runs ``run`` at least once. The returned function repeats its work on the device, with
         the same host values and the current contents of the memory that it used."""
 
+    def begin_anew(self) -> None:
+        """Shares no memory with what was recorded before."""
+
 
 class CudaRecorder:
     """Records CUDA graphs, which share one memory pool for temporaries because they never overlap.
@@ -44,6 +48,10 @@ class CudaRecorder:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+
+    def begin_anew(self) -> None:
+        """See ``Recorder``."""
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """See ``Recorder``."""
@@ -69,15 +77,21 @@ class DecodeGraphs:
     are blank (see ``DecodeBuffers``) and cost a context of one token each.
     """
 
-    def __init__(self, model: ForwardModel, cache: UnifiedCache, recorder: Recorder) -> None:
-        """Records every size; ``cache`` must be allocated with ``decode_rows``."""
+    def __init__(
+        self,
+        model: ForwardModel,
+        cache: UnifiedCache,
+        recorder: Recorder,
+        sizes: Items[int] | None = None,
+    ) -> None:
+        """Records every size, or these; ``cache`` must be allocated with ``decode_rows``."""
         if cache.decode is None:
             raise ValueError("the cache has no buffers for recorded steps")
         self._model = model
         self._cache = cache
         self._buffers: DecodeBuffers = cache.decode
         self._filled = 0
-        self._sizes = bucket_sizes(self._buffers.rows)
+        self._sizes = bucket_sizes(self._buffers.rows) if sizes is None else sizes
         self._replays: dict[int, Callable[[], None]] = {}
         with torch.inference_mode():
             # Largest first, so that the others reuse its memory from the pool.

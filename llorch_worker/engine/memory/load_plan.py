@@ -24,7 +24,7 @@ from llorch_worker.engine.memory.placement import (
     resolve_device,
     resolve_dtype,
 )
-from llorch_worker.engine.memory.workspace import DRAFT_ROWS, workspace_bytes
+from llorch_worker.engine.memory.workspace import DRAFT_ROWS, recorded_bytes, workspace_bytes
 from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.kernels import ChosenOps, choose_ops
@@ -76,6 +76,10 @@ class KeptType:
         return self.name if alike else f"{self.name} in {self.kept_bits:g} bits"
 
 
+LEAST_TOKENS: Final = 512
+"""Of each sequence, on the average. A card with room for fewer takes fewer sequences by default."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
     """The decisions of :func:`plan_load`. ``llorch inspect`` prints them; ``Engine.load`` follows
@@ -92,6 +96,8 @@ class LoadPlan:
     weights_bytes: int
     workspace_bytes: int
     """The most memory that one step takes besides weights and cache."""
+    recorded_bytes: int
+    """What recorded decode steps take of that."""
     process_bytes: int
     """Memory of Python and its libraries before the load; 0 on a card."""
     vocabulary_bytes: int
@@ -151,6 +157,13 @@ class LoadPlan:
     def full_contexts(self) -> float:
         """How many contexts of full length the KV blocks hold at once."""
         return round(self.num_blocks / self.shape.context_blocks, 2)
+
+    @property
+    def suits(self) -> bool:
+        """Whether the model fits, and each sequence has blocks for a context of some length."""
+        least = min(self.shape.max_context, LEAST_TOKENS)
+        tokens = self.num_blocks * self.shape.block_size
+        return self.misfit is None and tokens >= self.options.sequences * least
 
     @cached_property
     def cache_bytes(self) -> dict[str, int]:
@@ -223,6 +236,11 @@ class LoadPlan:
         counts = self.shape.block_counts(num_blocks)
         return sum(PagedKV.required_bytes(self.shape, counts).values())
 
+    def with_recorded(self, recorded_bytes: int) -> LoadPlan:
+        """This plan with what recorded steps were measured to take."""
+        workspace = self.workspace_bytes - self.recorded_bytes + recorded_bytes
+        return replace(self, workspace_bytes=workspace, recorded_bytes=recorded_bytes)
+
     def _blocks_in(self, room_bytes: int, most: int) -> int:
         """How many KV blocks fit, ``most`` at most."""
         return bisect_right(range(1, most + 1), room_bytes, key=self.kv_bytes)
@@ -232,7 +250,7 @@ class LoadPlan:
         full = PagedKV.slot_bytes(self.shape, len(self.shape.groups[0].layers))
         # If all layers have a window, there is no use for more blocks than sequences can fill, and
         # one for each that the scheduler keeps free.
-        most = self.options.max_sequences * (self.shape.context_blocks + 1)
+        most = self.options.sequences * (self.shape.context_blocks + 1)
         if block_bytes := self.shape.block_size * sum(full.values()):
             most = kv_bytes // block_bytes
         return replace(self, num_blocks=self._blocks_in(kv_bytes, most))
@@ -302,8 +320,16 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
     checkpoint = open_checkpoint(Path(path))
     for name in ("max_sequences", "max_step_tokens"):
         value = getattr(options, name)
-        if value < 1:
+        if value is not None and value < 1:
             raise InvalidLoadOption(f"{name} must be at least 1 (got {value})")
+    for chosen in options.sized_for(resolve_device(options.device).type):
+        plan = _plan(checkpoint, chosen)
+        if plan.suits:
+            break
+    return plan
+
+
+def _plan(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
     place, kernels = resolve_device(options.device), options.kernels
     check_kernels(kernels, place)
     config = resolve_config(checkpoint)
@@ -340,10 +366,10 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         dtype=compute,
         device=place,
         kv_dtype=options.kv_dtype,
-        decode_rows=options.max_sequences if recorded else 0,
+        decode_rows=options.sequences if recorded else 0,
         max_query_tokens=MAX_QUERY_TOKENS if chosen.ops.reads_mask else 0,
-        max_sequences=options.max_sequences,
-        max_step_tokens=options.max_step_tokens,
+        max_sequences=options.sequences,
+        max_step_tokens=options.step_tokens,
     )
     plan = LoadPlan(
         checkpoint=checkpoint,
@@ -356,16 +382,18 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         workspace_bytes=workspace_bytes(
             config,
             shape,
-            max_sequences=options.max_sequences,
-            max_step_tokens=options.max_step_tokens,
+            chosen.ops,
+            max_sequences=options.sequences,
+            max_step_tokens=options.step_tokens,
             draft_rows=DRAFT_ROWS if options.drafts else 0,
         ),
+        recorded_bytes=recorded_bytes(config, shape, chosen.ops),
         process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
         vocabulary_bytes=(
             vocabulary_bytes(checkpoint, config.vocab_size) if place.type == "cpu" else 0
         ),
         free_bytes=free_bytes(place),
-        num_blocks=options.max_sequences * shape.context_blocks,
+        num_blocks=options.sequences * shape.context_blocks,
     )
     if options.kv_cache_bytes is not None:
         plan = plan.with_kv_cache(options.kv_cache_bytes)

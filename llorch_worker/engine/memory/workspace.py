@@ -8,6 +8,7 @@ import torch
 
 from llorch_worker.cache import CacheShape
 from llorch_worker.contract.request import MAX_LOGPROBS
+from llorch_worker.kernels import AttentionRoom, Ops
 from llorch_worker.model import ModelConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
@@ -29,6 +30,7 @@ whole output matrix for each piece, so its pieces are larger; on the CPU that ga
 def workspace_bytes(
     config: ModelConfig,
     shape: CacheShape,
+    ops: Ops,
     *,
     max_sequences: int,
     max_step_tokens: int,
@@ -36,23 +38,29 @@ def workspace_bytes(
 ) -> int:
     """Bytes that a full step needs at once besides weights and cache.
 
-    That is the largest of its MLP, its attention with the keys and values of one full context
-    gathered, and its logits and sampling. Recorded decode steps need separate memory. Scoring
-    prompts takes no more (see :func:`scored_rows`).
+    That is the largest of its MLP, its attention, and its logits and sampling. Recorded decode
+    steps need separate memory. Scoring prompts takes no more (see :func:`scored_rows`).
 
     This is a plan; a worker measures the real use of its steps after the warm-up.
     """
     slots = 2 * len(shape.groups) * shape.max_context * torch.int64.itemsize
-    # A recorded step gathers nothing: it reads the blocks in place.
-    logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
-    recorded_row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)
     libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
-    step = _step_bytes(config, shape, max_sequences, max_step_tokens, draft_rows)
-    return step + slots + shape.decode_rows * recorded_row + libraries
+    step = _step_bytes(config, shape, ops, max_sequences, max_step_tokens, draft_rows)
+    return step + slots + recorded_bytes(config, shape, ops) + libraries
+
+
+def recorded_bytes(config: ModelConfig, shape: CacheShape, ops: Ops) -> int:
+    """Bytes that recorded decode steps need for themselves; a load on a card measures them."""
+    rows = shape.decode_rows
+    if not rows:
+        return 0
+    logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
+    row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)
+    return rows * row + ops.attention_bytes(_attention_room(config, shape, rows))
 
 
 def scored_rows(
-    config: ModelConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+    config: ModelConfig, shape: CacheShape, ops: Ops, max_sequences: int, max_step_tokens: int
 ) -> int:
     """How many rows of logits may exist at once while prompts are scored; a power of two.
 
@@ -63,7 +71,7 @@ def scored_rows(
     # A row, a target and a log probability; ids and log probabilities of the alternatives.
     score = 20 + 12 * MAX_LOGPROBS
     stays = max_step_tokens * (2 * config.hidden_size * item + _token(config) + score)
-    room = _step_bytes(config, shape, max_sequences, max_step_tokens) - stays
+    room = _step_bytes(config, shape, ops, max_sequences, max_step_tokens) - stays
     row = config.vocab_size * (item + 2 * torch.float32.itemsize) + 2 * config.hidden_size * item
     most = SCORED_LOGITS_BYTES[shape.device.type] // (config.vocab_size * torch.float32.itemsize)
     return 1 << (max(1, min(room // row, most)).bit_length() - 1)
@@ -72,20 +80,32 @@ def scored_rows(
 def _step_bytes(
     config: ModelConfig,
     shape: CacheShape,
+    ops: Ops,
     max_sequences: int,
     max_step_tokens: int,
     draft_rows: int = 0,
 ) -> int:
     item = shape.dtype.itemsize
-    gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
+    attention = ops.attention_bytes(_attention_room(config, shape, max_sequences))
     sampled_row = config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
     sampled_row += 2 * config.hidden_size * item + _token(config)
     return max(
         max_step_tokens * _mlp_row(config, shape),
-        max_step_tokens * _qkv_row(config, shape) + gathered,
+        max_step_tokens * _qkv_row(config, shape) + attention,
         # The logits after drafts, and a copy of those that are sampled.
         max_sequences * sampled_row
         + draft_rows * config.vocab_size * (item + 2 * torch.float32.itemsize),
+    )
+
+
+def _attention_room(config: ModelConfig, shape: CacheShape, max_sequences: int) -> AttentionRoom:
+    return AttentionRoom(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=shape.dtype,
+        max_context=shape.max_context,
+        max_sequences=max_sequences,
     )
 
 

@@ -70,7 +70,7 @@ from llorch_worker.engine.process.messages import (
     event_of,
     result_of,
 )
-from llorch_worker.engine_options import EngineOptions
+from llorch_worker.engine_options import SEQUENCES, EngineOptions
 from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.processes.board import Board
@@ -113,7 +113,8 @@ _SIGNALS: Final[dict[int, DeathLabel]] = {
 
 def most_handles(options: EngineOptions) -> int:
     """How many jobs an engine has in hand at most: two steps of them, and those taken in."""
-    return 2 * options.max_sequences + INTAKE_THREADS
+    # The process may be on a card, and choose.
+    return 2 * (options.max_sequences or SEQUENCES["cuda"]) + INTAKE_THREADS
 
 
 class EngineProcess:

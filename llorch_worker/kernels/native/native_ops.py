@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.interface import (
+    AttentionRoom,
+    CausalMask,
+    PagedAttention,
+    PagedSequences,
+)
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
 from llorch_worker.kernels.native.paged_attention import NativeAttention, layer_arguments
@@ -34,6 +39,9 @@ class NativeOps:
         if head_dim % 32 or head_dim > MAX_HEAD_DIM:
             return f"native kernels need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
         return None
+
+    def attention_bytes(self, room: AttentionRoom) -> int:
+        return room.gathered_bytes
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)

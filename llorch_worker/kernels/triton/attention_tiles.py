@@ -10,6 +10,8 @@ import triton
 DATA_CENTRE_SHARED_BYTES = 160 * 1024
 """A100 has 163 kB for a program, H100 and later 227; other cards since Ampere have 99."""
 
+MOST_ROWS = 128
+
 
 @dataclass(frozen=True)
 class AttentionTiles:
@@ -42,10 +44,10 @@ class AttentionTiles:
             rows = max(padded, min(32, wanted))
             return cls(rows, rows // padded, 32 if rows == 16 else 16, num_warps=8, num_stages=1)
         roomy = shared_bytes >= DATA_CENTRE_SHARED_BYTES
-        most = 128 if block_dim <= 64 or (block_dim == 128 and roomy) else 64
+        most = MOST_ROWS if block_dim <= 64 or (block_dim == 128 and roomy) else 64
         rows = max(padded, min(most, wanted))
-        tile = 64 if rows == 128 and block_dim == 128 else 32
-        warps = 8 if rows == 128 or (rows == 64 and block_dim > 128) else 4
+        tile = 64 if rows == MOST_ROWS and block_dim == 128 else 32
+        warps = 8 if rows == MOST_ROWS or (rows == 64 and block_dim > 128) else 4
         return cls(rows, rows // padded, tile, warps, num_stages=3 if rows == 16 else 2)
 
 

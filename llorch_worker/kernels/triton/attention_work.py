@@ -58,7 +58,7 @@ def decode_work(sequences: PagedSequences, tiles: AttentionTiles, window: int) -
         rows = torch.arange(count, device=tables.device)
     else:
         rows = on_device(sequences.first_rows, torch.int64, tables.device)
-    most = [_most_pieces(context, window) for context in sequences.context_lengths]
+    most = [most_pieces(context, window) for context in sequences.context_lengths]
     items = min(sum(most), MOST_SLOTS + count)
     work = torch.empty(1 + items, COLUMNS, dtype=torch.int32, device=tables.device)
     joins = torch.empty(count, 4, dtype=torch.int32, device=tables.device)
@@ -143,7 +143,7 @@ def prefill_work(
     )
 
 
-def _most_pieces(context: int, window: int) -> int:
+def most_pieces(context: int, window: int = 0) -> int:
     """At most of any context up to this one."""
     most = min(-(-context // PIECE), MOST_PIECES)
     return min(most, min(-(-window // PIECE), MOST_PIECES) + 1) if window else most

@@ -42,6 +42,11 @@ class Card:
     shared_bytes: int
     """Shared memory that a program may have."""
 
+    @property
+    def programs(self) -> int:
+        """So many run at once."""
+        return self.processors * _PROGRAMS_PER_PROCESSOR
+
 
 class TritonAttention:
     """See ``PagedAttention``."""
@@ -69,7 +74,7 @@ class TritonAttention:
             1 if self._folds else self._longest,
             self._card.shared_bytes,
         )
-        programs = self._card.processors * _PROGRAMS_PER_PROCESSOR
+        programs = self._card.programs
         work = self._work_of(form.window or 0, tiles, kv_heads, programs)
         stored = group * (1 if self._decodes else min(self._longest, tiles.tokens))
         shape = (work.slots, kv_heads, stored)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.interface import (
+    AttentionRoom,
+    CausalMask,
+    PagedAttention,
+    PagedSequences,
+)
+from llorch_worker.kernels.triton.attention_tiles import MOST_ROWS
+from llorch_worker.kernels.triton.attention_work import MOST_SLOTS, most_pieces
 from llorch_worker.kernels.triton.gate_and_mul import gelu_and_mul, silu_and_mul
 from llorch_worker.kernels.triton.paged_attention import Card, TritonAttention
 from llorch_worker.kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -52,6 +59,15 @@ class TritonOps:
             shared_bytes=card.shared_memory_per_block_optin,  # type: ignore[attr-defined] # it has
             batch_invariant=batch_invariant,
         )
+
+    def attention_bytes(self, room: AttentionRoom) -> int:
+        """What is divided waits in float32 for the other parts."""
+        pieces = most_pieces(room.max_context)
+        divided = min(room.max_sequences * pieces, MOST_SLOTS + room.max_sequences)
+        decode = divided * room.heads if pieces > 1 else 0
+        # In prefill no more parts than programs that the card runs at once.
+        parts = -(-self._card.programs // room.kv_heads) * room.kv_heads
+        return max(decode, parts * MOST_ROWS) * (room.head_dim + 2) * torch.float32.itemsize
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
         return self._attention(sequences, decodes=True)

@@ -13,8 +13,8 @@ from llorch_worker.devices import (
     VISIBLE,
     Card,
     DeviceUnavailable,
+    has_card,
     no_such_card,
-    torch_has_cuda,
     usable_cards,
 )
 from llorch_worker.worker.card.lock import CardLocks, Holder
@@ -114,11 +114,7 @@ def chosen_cards(
 
 
 def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
-    if not torch_has_cuda():
-        return ()
-    try:
-        usable_cards(environment)
-    except DeviceUnavailable:
+    if not has_card(environment):
         return ()
     # If there are cards but none works, falling back to the CPU would hide the problem.
     return chosen_cards(None, environment)

@@ -138,15 +138,17 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 settings,
                 assignment,
                 engine_class=worker.app.engine_class,
-                max_sequences=worker.pool.limit,
+                max_sequences=_asked_sequences(worker),
                 report=self._signs.loading,
             )
             engine = loader.load(worker.app.on_load_progress)
             load_s = time.monotonic() - began_s
+            most = engine.facts.max_sequences
             if settings.engine_url is not None:
                 worker.app.assignment = assignment = Assignment(engine.facts.device)
-                worker.pool.resize(engine.facts.max_sequences)
-                worker.consumer.initial_prefetch_count = engine.facts.max_sequences
+                _take_at_once(worker, most)
+            elif most < worker.pool.limit:
+                _take_at_once(worker, most)
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment
@@ -252,6 +254,19 @@ class _HandBackInOneLine(logging.Filter):
 def _give_up(sentence: str, exit_code: int = EX_FAILURE) -> NoReturn:
     logger.critical("cannot start: %s", sentence)
     raise WorkerShutdown(exit_code)
+
+
+def _asked_sequences(worker: Any) -> int | None:
+    """None if the engine has to find out how many its card has memory for."""
+    limit: int = worker.pool.limit
+    is_asked = worker.app.settings.max_sequences is not None
+    return limit if is_asked or limit != worker.app.own_config["worker_concurrency"] else None
+
+
+def _take_at_once(worker: Any, sequences: int) -> None:
+    """Takes so many jobs at once, and leaves in the queue what the engine cannot batch."""
+    worker.pool.resize(sequences)
+    worker.concurrency = worker.consumer.initial_prefetch_count = sequences
 
 
 def _claim_again() -> None:

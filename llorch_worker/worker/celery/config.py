@@ -16,6 +16,7 @@ from llorch_worker.broker.producer import (
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues, route
 from llorch_worker.broker.url import is_sentinel
 from llorch_worker.contract import TASK_NAME
+from llorch_worker.devices import default_sequences
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
 from llorch_worker.worker.celery.pool import EnginePool
@@ -39,7 +40,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_track_started": False,  # the claim stores STARTED: see lua/claim.lua
         "worker_pool": EnginePool,
         "worker_consumer": JobConsumer,
-        "worker_concurrency": settings.max_sequences,
+        "worker_concurrency": settings.max_sequences or default_sequences(settings.device),
         # Jobs that this worker cannot batch stay in Redis for other workers.
         "worker_prefetch_multiplier": 1,
         "worker_send_task_events": True,

@@ -11,10 +11,11 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine import Engine
+from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
-from llorch_worker.engine.loading import LoadedModel
-from llorch_worker.engine.memory.load_plan import cache_shape
+from llorch_worker.engine.loading import LoadedModel, recorded_bytes
+from llorch_worker.engine.memory import load_plan
+from llorch_worker.engine.memory.load_plan import cache_shape, plan_load
 from llorch_worker.engine_options import EngineOptions
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
@@ -148,3 +149,58 @@ class FakeCuda:
         assert capture_error_mode == "thread_local"
         self.used += [pool, stream]
         return nullcontext()
+
+
+class Card:
+    """A recorder that keeps memory for all recordings at first, and for each of them."""
+
+    def __init__(self) -> None:
+        self.free_bytes = 10**9
+        self.shared = False
+        self.recorded = 0
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        self.free_bytes -= 1_000 if self.shared else 70_000
+        self.shared = True
+        self.recorded += 1
+        return run
+
+    def begin_anew(self) -> None:
+        self.free_bytes, self.shared = 10**9, False
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(1, 70_000), (ROWS, 73_000)])
+def test_two_recordings_tell_what_all_sizes_take(loaded: Any, rows: int, taken: int) -> None:
+    shape = cache_shape(
+        loaded.config, 64, dtype=torch.float32, device=torch.device("cpu"), decode_rows=rows
+    )
+    card = Card()
+    assert recorded_bytes(loaded.model, shape, card, lambda: card.free_bytes) == taken
+    assert card.recorded == min(2, rows)
+    assert card.free_bytes == 10**9, "the recordings that count share nothing with these"
+
+
+def test_kv_blocks_get_the_memory_that_recorded_steps_left(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As loading finds it out on a card, whatever was planned."""
+    monkeypatch.setattr(load_plan, "records_decode", lambda *_: True)
+    options = EngineOptions(
+        device="cpu", dtype="float32", max_sequences=ROWS, max_context=64, kernels="torch"
+    )
+    plan = plan_load(loaded.path, options)
+    assert plan.num_blocks == ROWS * 4
+    card = Card()
+    monkeypatch.setattr(loading, "CudaRecorder", lambda _: card)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: card.free_bytes)
+    planned = plan.with_recorded(0)
+    card.free_bytes = needed = next(
+        free
+        for free in range(0, 10**9, 10_000)
+        if planned.fitted_to(free).num_blocks == ROWS * 4 and not planned.fitted_to(free).misfit
+    )
+    monkeypatch.setattr(card, "begin_anew", lambda: setattr(card, "free_bytes", needed))
+    fewer = planned.with_recorded(73_000).fitted_to(needed)
+    assert 0 < fewer.num_blocks < ROWS * 4
+    assert loading.load_as_planned(planned).cache.blocks.total == fewer.num_blocks

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.errors import InvalidLoadOption
@@ -209,3 +210,54 @@ def test_a_load_reads_the_tokenizer_once(
     monkeypatch.setattr(load_plan, "load_tokenizer", noted)
     with Engine.load(model, OPTIONS):
         assert read == [model]
+
+
+def on_a_card(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, free_bytes: int, **options: Any
+) -> LoadPlan:
+    """The plan for a card with so much free memory, and torch's kernels."""
+    monkeypatch.setattr(load_plan, "resolve_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(load_plan, "free_bytes", lambda _: free_bytes)
+    return plan_load(loaded.path, EngineOptions(dtype="bfloat16", kernels="torch", **options))
+
+
+def test_a_card_takes_many_sequences_by_default_or_as_many_as_it_has_memory_for(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = on_a_card(loaded, monkeypatch, 10**12)
+    assert (largest.options.sequences, largest.options.step_tokens) == (256, 8192)
+    seen = set()
+    for sixteenths in range(1, 33):
+        plan = on_a_card(loaded, monkeypatch, largest.total_bytes * sixteenths // 16)
+        sequences = plan.options.sequences
+        assert plan.options.step_tokens == 32 * sequences
+        if sequences > 16:
+            assert plan.misfit is None
+            assert plan.num_blocks * 16 >= sequences * min(512, plan.shape.max_context)
+        seen.add(sequences)
+    assert seen == {16, 32, 64, 128, 256}
+
+
+def test_numbers_that_are_given_stay_on_a_card(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = on_a_card(loaded, monkeypatch, 10**12, max_sequences=300)
+    assert (full.options.sequences, full.options.step_tokens) == (300, 8192)
+    short = on_a_card(loaded, monkeypatch, full.total_bytes // 20, max_sequences=300)
+    assert (short.options.sequences, short.options.step_tokens) == (300, 512)
+    both = on_a_card(loaded, monkeypatch, 10**6, max_sequences=7, max_step_tokens=9999)
+    assert (both.options.sequences, both.options.step_tokens) == (7, 9999)
+    assert both.misfit is not None
+
+
+def test_a_cpu_keeps_its_defaults(loaded: LoadedModel) -> None:
+    plan = plan_load(loaded.path, EngineOptions(device="cpu"))
+    assert (plan.options.sequences, plan.options.step_tokens) == (16, 512)
+
+
+def test_what_recorded_steps_took_is_no_room_for_kv_blocks(plan: LoadPlan) -> None:
+    left = left_for(plan, 10)
+    assert plan.fitted_to(left).num_blocks == 10
+    block = plan.kv_bytes(1)
+    assert plan.with_recorded(3 * block).fitted_to(left).num_blocks == 7
+    assert plan.with_recorded(9 * block).with_recorded(block).fitted_to(left).num_blocks == 9

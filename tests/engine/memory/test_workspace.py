@@ -81,7 +81,7 @@ def measured_and_planned(
             generations = [engine.submit(request) for request in requests]
         for generation in generations:
             generation.result(60)
-        planned = workspace_bytes(loaded.config, engine.cache.shape, **sizes)
+        planned = workspace_bytes(loaded.config, engine.cache.shape, loaded.model.ops, **sizes)
     assert model.counted is not None
     return model.counted.peak, planned
 
