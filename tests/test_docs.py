@@ -15,7 +15,7 @@ from llorch_worker.client import AsyncClient, AsyncJob, Client, Job, JobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")]
-MOST_BYTES = 135_000
+MOST_BYTES = 138_500
 """Of all pages together: who has to know more than that reads nothing."""
 
 
