@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llorch_worker.broker import body, claim_delivery, claims, message
+from llorch_worker.broker import body, claims, message
 from llorch_worker.broker.backend import ResultBackend
-from llorch_worker.worker.celery import consumer
+from llorch_worker.worker.celery import consumer, job_message
 from llorch_worker.worker.celery.request import JobRequest
 from llorch_worker.worker.celery.task import GenerateTask
 from llorch_worker.worker.delivery import Delivery
@@ -61,7 +61,7 @@ _object_hook = body.object_hook
 body.object_hook = _typed
 body._DECOMPRESS["application/x-gzip"] = _decompress  # type: ignore[index]
 claims.reread = _raising("reread", message.reread, _of_raw)
-claim_delivery.read_envelope = _raising("envelope", message.read_envelope, _of_raw)
+job_message.read_envelope = _raising("envelope", message.read_envelope, _of_raw)
 consumer.fault_of = _raising("fault", consumer.fault_of, lambda found: found.headers)
 Delivery.request = _raising(  # type: ignore[method-assign]
     "arguments", Delivery.request, lambda job: _of_raw(job.claim.message)

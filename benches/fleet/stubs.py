@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from llorch_worker.broker import claims, keys, queues, registry, watch
-from llorch_worker.broker.claim_channel import JITTER, WAIT_S
 from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.doorbell import Doorbell
@@ -30,6 +29,7 @@ from llorch_worker.broker.results import SUCCESS, result_meta
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
 from llorch_worker.settings import Settings
+from llorch_worker.worker.claimer import JITTER, WAIT_S
 from llorch_worker.worker.queue_watcher import QueueWatcher
 
 MODEL = "toy"
@@ -69,9 +69,9 @@ class Stub:
         self._client, self._loop = client, loop
         self._consumed = queues.queues(MODEL, self.name)
         self._bells = [keys.bell(queue) for queue in queues.ordered(self._consumed)]
-        self._doorbell = Doorbell()
-        self._connection = client.connection_pool.get_connection()
-        loop.selector.register(self._connection._sock, selectors.EVENT_READ, self._on_ring)
+        self._doorbell = Doorbell(client)
+        self._doorbell.wait(self._bells, 1)
+        loop.selector.register(self._doorbell, selectors.EVENT_READ, self._on_ring)
 
     def look(self) -> None:
         """Claims; then waits for a ring if there is room."""
@@ -90,17 +90,15 @@ class Stub:
                 self._begin(claim)
             if len(self.held) < self._slots and taken.look_again_s != 0:
                 wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
-                self._doorbell.wait(self._connection, self._bells, wait_s)
+                self._doorbell.wait(self._bells, wait_s)
                 return
 
     def _leave(self) -> None:
-        if self._doorbell.waits(self._connection) and self._doorbell.leave(
-            self._connection, self._client
-        ):
+        if self._doorbell.leave():
             watch.pass_ring_on(self._client, MODEL)
 
     def _on_ring(self) -> None:
-        self._doorbell.read(self._connection)
+        self._doorbell.read()
         self.look()
 
     def _begin(self, claim: Claim) -> None:

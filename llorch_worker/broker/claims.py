@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kombu.log import get_logger
 from redis import Redis
@@ -31,7 +31,7 @@ from llorch_worker.broker.results import (
 from llorch_worker.broker.scripts import Reply, as_bytes, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.settings import DEAD_LETTERS_BYTES, MAX_MESSAGE_BYTES
+from llorch_worker.settings import DEAD_LETTERS_BYTES, MAX_MESSAGE_BYTES, Settings
 
 logger = get_logger(__name__)
 
@@ -63,6 +63,20 @@ class ClaimTerms:
     low_waits_at_most_ms: int = round(EngineOptions.low_waits_at_most_s * 1e3)
     max_message_bytes: int = MAX_MESSAGE_BYTES
     dead_letters_bytes: int = DEAD_LETTERS_BYTES
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            lease_ms=round(settings.lease_s * 1e3),
+            max_attempts=settings.max_attempts,
+            max_deaths=settings.max_deaths,
+            result_ttl_s=settings.result_ttl_s,
+            stream_ttl_s=settings.stream_ttl_s,
+            tenant_weights=settings.tenant_weights,
+            low_waits_at_most_ms=round(settings.low_waits_at_most_s * 1e3),
+            max_message_bytes=settings.max_message_bytes,
+            dead_letters_bytes=settings.dead_letters_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,11 +152,13 @@ def claim(client: Redis, request: ClaimRequest, terms: ClaimTerms) -> Taken:
 
     A ``client`` that itself sends a command again would claim twice: call it again instead.
     """
-    taken, again_s, repeated = [], [], []
+    taken: list[Claim] = []
+    again_s: list[float] = []
+    repeated: list[str] = []
     for model in request.models:
-        limit = request.limit - len(taken)
         consumed = [name for name in request.queues if queues.model_of(name) == model]
-        if consumed and limit > 0:
+        limit = max(0, request.limit - len(taken)) if consumed else 0
+        if limit or request.sent_before:
             found = _claim_of(client, model, replace(request, limit=limit), consumed, terms)
             taken += found.claims
             again_s += [] if found.look_again_s is None else [found.look_again_s]

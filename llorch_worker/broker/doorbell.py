@@ -15,64 +15,93 @@ comes between a worker's look and its BLPOP stays in the list, which holds one r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery.utils import uuid
 from redis import Redis
-from redis.exceptions import ResponseError
-
-from llorch_worker.broker import keys
-from llorch_worker.broker.scripts import run_script, text
+from redis.exceptions import RedisError, ResponseError
 
 ANSWER_S = 1.0
 """How long the end of a wait may take, before its connection is taken for dead."""
-KEPT_S = 60
-"""How long a ring that ends a wait stays, if its worker dies."""
+ASK_AGAIN_S = 0.02
+"""A wait whose command arrives after that which ends it is ended by the next."""
 
 
 class Doorbell:
-    """A worker's wait on a connection that does nothing else."""
+    """A worker's wait, on a connection that does nothing else."""
 
-    def __init__(self) -> None:
-        self._own = keys.bell(uuid())
-        """Its ring ends the wait."""
-        self._waiting_on: Any = None
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._connection: Any = None
+        self._id: int | None = None
+        """By which Redis knows the connection; None if it does not say."""
+        self.bells: tuple[str, ...] = ()
+        """Those that it waits for now."""
 
-    def waits(self, connection: Any) -> bool:
-        return self._waiting_on is not None and self._waiting_on is connection._sock
+    def wait(self, bells: Sequence[str], timeout_s: float) -> None:
+        """Begins to wait; :meth:`fileno` becomes readable at a ring, or after ``timeout_s``."""
+        if self._connection is None:
+            self._connect()
+        try:
+            # No health check: its PING would take the reply.
+            command = ("BLPOP", *bells, f"{timeout_s:.3f}")
+            self._connection.send_command(*command, check_health=False)
+        except RedisError:
+            self.close()
+            raise
+        self.bells = tuple(bells)
 
-    def wait(self, connection: Any, bells: Sequence[str], timeout_s: float) -> None:
-        """Begins to wait; the connection becomes readable at a ring, or after ``timeout_s``."""
-        # No health check: its PING would take the reply.
-        connection.send_command("BLPOP", *bells, self._own, f"{timeout_s:.3f}", check_health=False)
-        self._waiting_on = connection._sock
+    def fileno(self) -> int:
+        """The socket, while it waits."""
+        number: int = self._connection._sock.fileno()
+        return number
 
-    def read(self, connection: Any) -> bool:
+    def has_answer(self, within_s: float = 0.0) -> bool:
+        """Whether :meth:`read` need not wait."""
+        return bool(self._connection.can_read(timeout=within_s))
+
+    def read(self) -> bool:
         """Ends a wait whose reply has arrived; whether a bell rang."""
-        self._waiting_on = None
+        self.bells = ()
         try:
-            reply = connection.read_response()
-        except ResponseError:
+            return self._connection.read_response() is not None
+        except RedisError:
+            # A server that becomes a replica says so, and then closes the connection.
+            self.close()
             raise
-        except Exception:
-            # The next turn of the loop opens it and registers it again.
-            connection.disconnect()
-            raise
-        return reply is not None and text(reply[0]) != self._own
 
-    def leave(self, connection: Any, client: Redis) -> bool:
-        """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
+    def leave(self) -> bool:
+        """Ends a wait, if there is one, by a command on another connection; whether a bell rang
+        meanwhile."""
+        give_up_s = time.monotonic() + ANSWER_S
         try:
-            run_script(client, "end_wait", [KEPT_S], [self._own])
-            ended = connection.can_read(timeout=ANSWER_S)
-            # It is still there if a bell rang just before.
-            client.delete(self._own)
-        except ResponseError:
-            ended = False  # Redis takes no writes now
-        if ended:
-            return self.read(connection)
+            while self.bells and self._id is not None and time.monotonic() < give_up_s:
+                self._client.client_unblock(self._id)
+                if self.has_answer(ASK_AGAIN_S):
+                    return self.read()
+        except RedisError:
+            pass
         # A ring may just have reached it.
-        self._waiting_on = None
-        connection.disconnect()
-        return True
+        waited = bool(self.bells)
+        if waited:
+            self.close()
+        return waited
+
+    def close(self) -> None:
+        self.bells = ()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
+
+    def _connect(self) -> None:
+        self._connection = self._client.connection_pool.get_connection()
+        try:
+            self._connection.send_command("CLIENT", "ID", check_health=False)
+            self._id = self._connection.read_response()
+        except ResponseError:
+            self._id = None
+        except RedisError:
+            self.close()
+            raise

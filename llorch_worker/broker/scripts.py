@@ -30,7 +30,6 @@ _PARTS = {
     "enqueue": ("lists", "bells", "tenants", "placing", "first_job"),
     **dict.fromkeys(("earlier", "reserve_key"), ("first_job",)),
     "ring": ("lists", "bells", "scheduled", "placing"),
-    "purge": ("tenants",),
     "heads": ("tenants", "head"),
     **dict.fromkeys(("position", "list_jobs"), ("lists", "tenants", "head")),
     "release": ("lists", "bells"),

@@ -428,7 +428,7 @@ def test_what_happened_to_a_job_since_its_claims_reply_was_lost_is_seen(store: r
     call = lose_reply(store, call_of())
     store.zadd(keys.LEASES, {"swept": 0})
     assert sweep(store) == ["swept"]
-    assert cancel(store, "cancelled")
+    cancel(store, "cancelled", result_ttl_s=60, stream_ttl_s=60)
     found = {claim.job_id: claim for claim in claims.claim(store, call, TERMS).claims}
     assert {job_id: claim.cancelled for job_id, claim in found.items()} == {
         "cancelled": True,

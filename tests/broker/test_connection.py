@@ -13,7 +13,7 @@ from llorch_worker.broker.connection import (
     connect,
     connect_async,
 )
-from llorch_worker.broker.transport import ClaimTransport
+from llorch_worker.broker.transport import ControlTransport
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import find_redis_server
@@ -60,7 +60,7 @@ def test_clients_replace_connections_that_redis_closed(redis_server: RedisServer
     app = build_app(Settings(redis_url=redis_server.url))
     with (
         connect(redis_server.url) as ours,
-        Connection(redis_server.url, transport=ClaimTransport) as connection,
+        Connection(redis_server.url, transport=ControlTransport) as connection,
         connection.default_channel.conn_or_acquire() as of_channel,
         redis.Redis.from_url(redis_server.url) as stranger,
     ):

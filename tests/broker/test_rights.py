@@ -185,7 +185,7 @@ def test_a_worker_without_the_rights_that_only_save_time_ends_every_job(
             ]
             assert [job.result(GET_S).text for job in [*ours, *stock]] == [TEXT] * 6
         wait_until(lambda: "jobs of stock producers wait up to a second" in worker.text())
-    asked = {f"client|{name}" for name in ("id", "tracking", "setinfo")}
+    asked = {f"client|{name}" for name in ("id", "tracking", "unblock", "setinfo")}
     assert {refusal for _, _, refusal in refused(admin)} <= asked
 
 

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import pytest
 import redis
-from kombu import Connection
 
 from llorch_worker.broker import claims, keys
 from llorch_worker.broker.queues import tenants_list, worker_queue
-from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.client import Client
 from llorch_worker.contract import QueueFull
 from tests.broker.jobs import TERMS, announce, load, note_seen, push, take
-from tests.services import RedisServer
 
 
 def send(producer: Client, tenant: str | None, count: int, **fields: str) -> list[str]:
@@ -165,17 +162,3 @@ def test_jobs_behind_the_first_of_a_tenant_count_towards_the_limit(producer: Cli
     send(producer, "b", 1)
     with pytest.raises(QueueFull, match="5 jobs"):
         send(producer, "c", 1)
-
-
-def test_celerys_purge_reaches_the_jobs_of_tenants(
-    producer: Client, redis_server: RedisServer
-) -> None:
-    send(producer, None, 2)
-    send(producer, "a", 3)
-    send(producer, "b", 2, priority="low")
-    high = send(producer, "a", 2, priority="high")
-    with Connection(redis_server.url, transport=ClaimTransport) as connection:
-        assert connection.default_channel.queue_purge("llorch.toy") == 7
-        assert connection.default_channel.queue_purge("llorch.toy") == 0
-    later = send(producer, "a", 2)
-    assert claimed(producer.redis, 9) == [*high, *later]

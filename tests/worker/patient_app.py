@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_worker.broker import claim_channel
+from llorch_worker.worker import claimer
 from tests.toy_app import app as app
 
-claim_channel.WAIT_S = 600
+claimer.WAIT_S = 600

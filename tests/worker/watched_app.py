@@ -11,9 +11,10 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from llorch_worker.broker import claim_delivery
 from llorch_worker.broker.claims import Claim
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.worker.celery import job_message
+from llorch_worker.worker.celery.consumer import JobConsumer
 from llorch_worker.worker.celery.request import JobRequest
 from llorch_worker.worker.celery.task import JobTask
 from llorch_worker.worker.delivery import Delivery
@@ -42,9 +43,9 @@ def _read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
     return read
 
 
-def _deliver(channel: Any, claim: Claim, consumed: list[str]) -> None:
+def _take(consumer: JobConsumer, claim: Claim) -> None:
     watch(claim, claim.job_id)
-    _really_deliver(channel, claim, consumed)
+    _really_take(consumer, claim)
 
 
 def _request(delivery: Delivery) -> GenerationRequest:
@@ -59,8 +60,9 @@ class WatchedRequest(JobRequest):
         watch(self, self.id)
 
 
-_really_read, claim_delivery.read_envelope = claim_delivery.read_envelope, _read_envelope
-_really_deliver, claim_delivery._deliver = claim_delivery._deliver, _deliver
+_really_read, job_message.read_envelope = job_message.read_envelope, _read_envelope
+_really_take = JobConsumer._take
+JobConsumer._take = _take  # type: ignore[method-assign]
 _really_request = Delivery.request
 Delivery.request = _request  # type: ignore[method-assign]
 JobTask.Request = f"{__name__}:{WatchedRequest.__name__}"

@@ -83,7 +83,7 @@ end
 
 if terms.sent_before then
   claims = begun_by(terms.call, terms.call_key, terms) or claims
-  if #claims > 0 then
+  if #claims > 0 or limit == 0 then
     return reply(0)
   end
 end

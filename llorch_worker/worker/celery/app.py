@@ -18,7 +18,6 @@ from celery.utils.text import str_to_list
 from pydantic import ValidationError
 
 from llorch_worker.broker import transport
-from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.broker.producer import OwnBroker
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE, explain
@@ -90,18 +89,7 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     CeleryLogs(settings.log_format).install()
     # Its banner has many lines.
     instance.quiet |= settings.log_format == "json"
-    terms = ClaimTerms(
-        lease_ms=round(settings.lease_s * 1e3),
-        max_attempts=settings.max_attempts,
-        max_deaths=settings.max_deaths,
-        result_ttl_s=settings.result_ttl_s,
-        stream_ttl_s=settings.stream_ttl_s,
-        tenant_weights=settings.tenant_weights,
-        low_waits_at_most_ms=round(settings.low_waits_at_most_s * 1e3),
-        max_message_bytes=settings.max_message_bytes,
-        dead_letters_bytes=settings.dead_letters_bytes,
-    )
-    transport.install(terms, worker=sender)
+    transport.install()
     # Only now are the worker's name and its worker queue known.
     instance.app.own_config["task_queues"] = task_queues(settings.served_name, sender)
     instance.app.conf.task_queues = instance.app.own_config["task_queues"]

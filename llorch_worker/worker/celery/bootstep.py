@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +18,6 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
 
-from llorch_worker.broker.claim_channel import ClaimChannel
 from llorch_worker.broker.connection import broker_errors, connect, connect_impatient
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import LlorchError
@@ -168,7 +166,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             assignment,
             answer=loader.answer,
             on_lost_card=_shut_down,
-            claim_again=partial(worker.pool.call_soon, _claim_again),
+            claim_again=worker.consumer.claimer.look_again,
             load_s=load_s,
             takes_direct_jobs=not worker.named_queues,
         )
@@ -267,11 +265,6 @@ def _take_at_once(worker: Any, sequences: int) -> None:
     """Takes so many jobs at once, and leaves in the queue what the engine cannot batch."""
     worker.pool.resize(sequences)
     worker.concurrency = worker.consumer.initial_prefetch_count = sequences
-
-
-def _claim_again() -> None:
-    if ClaimChannel.consuming is not None:
-        ClaimChannel.consuming.look_again()
 
 
 def _shut_down() -> None:

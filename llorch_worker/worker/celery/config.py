@@ -43,6 +43,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "worker_concurrency": settings.max_sequences or default_sequences(settings.device),
         # Jobs that this worker cannot batch stay in Redis for other workers.
         "worker_prefetch_multiplier": 1,
+        # Those that run through a new connection count without it.
+        "worker_enable_prefetch_count_reduction": False,
         "worker_send_task_events": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_redirect_stdouts": False,

@@ -17,12 +17,16 @@ from redis.exceptions import TimeoutError as NoReply
 from vine import promise
 
 from llorch_worker.broker.body import is_exit
-from llorch_worker.broker.claim_channel import MOST_JOBS_A_CLAIM
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.queues import worker_queue
-from llorch_worker.broker.transport import keep_claims
+from llorch_worker.broker.settling import Settler
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
+from llorch_worker.worker.celery.job_message import JobMessage
+from llorch_worker.worker.celery.job_source import JobSource
 from llorch_worker.worker.celery.message_faults import fault_of, id_of
+from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, Claimer, Startable
 
 logger = get_logger(__name__)
 
@@ -39,21 +43,100 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     """Answers messages that cannot become a task: with a log line that gives the size, a dead
     letter and, if there is an id, a FAILURE result with the reason."""
 
-    task_consumer: Any = None
+    task_consumer: JobSource | None = None
 
     def __init__(
         self, *args: Any, worker_options: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         self._events_due = False
-        self._awaits_token = False
         # With them every worker hears every other's heartbeats, and greets all others at its start.
         # What they would report, it reads in Redis.
         alone = dict(worker_options or {}) | {"without_gossip": True, "without_mingle": True}
         super().__init__(*args, worker_options=alone, **options)
+        settings = self.app.settings
+        self._terms = ClaimTerms.of(settings)
+        self._claims = connect(settings.redis_url, decode=False)
+        self.claimer = Claimer(
+            settings.redis_url,
+            settings.served_name,
+            self._terms,
+            self.hostname,
+            startable=self._startable,
+            place=self._place,
+            on_arrival=self._call_take,
+        )
+        self._settler = Settler(self._claims, self._terms, self.claimer.note_room)
+        self.app.amqp.TaskConsumer = self._job_source
+
+    def _job_source(self, connection: Any, **_: Any) -> JobSource:
+        """In place of kombu's consumer of tasks."""
+        self._hold(self.initial_prefetch_count)
+        return JobSource(
+            connection.default_channel,
+            self.app.amqp.queues.consume_from.values(),
+            on_queues=self._claim_from,
+            on_prefetch_count=self._hold,
+            on_close=self._end_claims,
+        )
+
+    def _claim_from(self, names: tuple[str, ...]) -> None:
+        self.claimer.queues = names
+        self.claimer.look_again()
+        if names:
+            self.claimer.begin()
+            self._call_take()  # what came when there was no connection
+
+    def _hold(self, most: int) -> None:
+        self.claimer.prefetch_count = most
+        self.claimer.look_again()
+
+    def _end_claims(self) -> None:
+        """The worker's last act: jobs that never began go back to their queues."""
+        self.claimer.close()
+        # Latest first: each goes to the head, so the earliest ends up in front.
+        for claim in reversed(HELD_CLAIMS.all()):
+            self._settler.hand_back(claim)
+        self._claims.close()
+
+    def _call_take(self) -> None:
+        self.pool.call_soon(self._take_arrived)
+
+    def _take_arrived(self) -> None:
+        """Takes what the claimer has brought; on the event loop's thread."""
+        arrived, repeated = self.claimer.arrived, self.claimer.repeated
+        while repeated:
+            self._on_repeated(repeated.popleft())
+        while arrived and not self.claimer.queues:
+            # They came while this worker left.
+            self._settler.hand_back(arrived.pop())
+        while arrived:
+            self._take(arrived[0])
+            # Only now: what it takes of the rate limit counts for the next claim.
+            arrived.popleft()
+        self.claimer.wake()
+
+    def _take(self, claim: Claim) -> None:
+        assert self.task_consumer is not None
+        message = JobMessage(claim, self._settler, self._terms.max_message_bytes)
+        try:
+            self.task_consumer.on_message(message)
+        except BaseException:
+            # The others wait for the next connection.
+            self.claimer.arrived.popleft()
+            if not message.acknowledged:
+                message.requeue()
+            self._call_take()
+            raise
+
+    def on_close(self) -> None:
+        """Called before each new connection. Celery forgets what waits for the rate limit."""
+        for bucket in filter(None, self.task_buckets.values()):
+            for request, _ in tuple(bucket.contents):
+                request.reject(requeue=True)
+        super().on_close()
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Keeps running jobs."""
-        keep_claims(self.connection)
         with warnings.catch_warnings():
             # Hides a warning about a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
@@ -63,13 +146,6 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """Like Celery's, but tries again sooner: its pauses of 2 to 30 s outlast a lease."""
         conn.ensure_connection = partial(conn.ensure_connection, **RECONNECT_PAUSES_S)
         return super().ensure_connected(conn)
-
-    def connect(self) -> Any:
-        connection = super().connect()
-        connection.default_channel.allowance = self._startable
-        connection.default_channel.place = self._place
-        connection.default_channel.on_repeated = self._on_repeated
-        return connection
 
     def _place(self) -> str:
         residency = self.app.residency
@@ -89,28 +165,19 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def reset_rate_limits(self) -> None:
         """Called when a limit changed."""
         super().reset_rate_limits()
-        self._claim_again()
+        if self.task_consumer is not None:
+            self.claimer.look_again()
 
-    def _startable(self) -> int:
+    def _startable(self) -> Startable:
         """The most jobs that engine and rate limit let start now. The others wait in Redis, where
         other workers can take them. The token itself is taken by Celery, when the job arrives."""
         if self.app.residency is not None and not self.app.residency.is_ready:
-            return 0  # the residency says when to claim again
+            return Startable(0)  # the residency says when to claim again
         bucket = None if self.disable_rate_limits else self.task_buckets[TASK_NAME]
         if bucket is None:
-            return MOST_JOBS_A_CLAIM
+            return Startable(MOST_JOBS_A_CLAIM)
         wait_s = bucket.expected_time()
-        if not wait_s:
-            return 1
-        if not self._awaits_token:
-            self._awaits_token = True
-            self.hub.call_later(wait_s, self._claim_again)
-        return 0
-
-    def _claim_again(self) -> None:
-        self._awaits_token = False
-        if self.task_consumer is not None:
-            self.task_consumer.channel.look_again()
+        return Startable(0, wait_s) if wait_s else Startable(1)
 
     def on_send_event_buffered(self) -> None:
         """Sends buffered events every few ms. Sending them at each turn of the event loop would
@@ -162,9 +229,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def _put_back(self, message: Any) -> None:
         """Has the job run again after the next sweep. The attempt counts, so that it ends if the
         reason lasts."""
-        lapse = partial(message.channel.lapse, message.delivery_tag)
         free = partial(message.reject_log_error, logger, self.connection_errors, requeue=True)
-        for settle in (lapse, free):
+        for settle in (message.lapse, free):
             try:
                 settle()
             except RedisError as error:
@@ -181,8 +247,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._refuse(message, _NO_TASK)
 
     def on_decode_error(self, message: Any, _exc: Exception) -> None:
-        """Of a control message: the others are decoded before kombu gets them."""
-        logger.error("ignored a control message of %d bytes that cannot be read", message.size)
+        """Of a control message: the others are decoded before."""
+        size = len(message.body or "")
+        logger.error("ignored a control message of %d bytes that cannot be read", size)
 
     def _refuse(self, message: Any, reason: str, error: Exception | None = None) -> None:
         size = message.size
@@ -190,7 +257,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
             error = InvalidRequest.from_faults([fault])
-        message.channel.refuse(message.delivery_tag, reason, error)
+        message.refuse(reason, error)
         message.reject_log_error(logger, self.connection_errors)
         job_id = id_of(message)
         if job_id is not None and self.event_dispatcher:

@@ -98,7 +98,7 @@ class JobRequest(Request):  # type: ignore[misc]
             raise
         except Exception:
             # It would fail again: its attempts must count.
-            self.message.channel.lapse(self.message.delivery_tag)
+            self.message.lapse()
             raise
         finally:
             # Does nothing if the message was settled. Otherwise its claim would stay for ever.

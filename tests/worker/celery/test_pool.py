@@ -13,9 +13,9 @@ from celery.worker import state
 from kombu.asynchronous import Hub
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from llorch_worker.broker.claim_qos import MOST_URGENT_JOBS
 from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
 from llorch_worker.worker.celery.pool import EnginePool
+from llorch_worker.worker.claimer import MOST_URGENT_JOBS
 from tests.broker.jobs import claim_on
 from tests.services import wait_until
 

@@ -1,0 +1,290 @@
+"""The thread that claims this worker's jobs: while there is room it looks, and then it waits.
+
+A script cannot block, so it looks first, and then waits until a bell of its queues rings: see
+``broker/doorbell.py``. It looks again every few seconds in any case.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as NoReply
+
+from llorch_worker.broker import claims, keys, placement, queues, watch
+from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms, Taken
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.doorbell import Doorbell
+from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.limits import REPLY_TIMEOUT_S
+from llorch_worker.broker.repeater import Repeater
+
+logger = get_logger(__name__)
+
+WAIT_S = 5.0
+"""How long an idle worker waits for a ring before it looks."""
+JITTER = 0.2
+"""Workers that started together must not all look at once."""
+MOST_JOBS_A_CLAIM = 64
+MOST_URGENT_JOBS = 4
+"""How many high jobs a worker holds beyond its room, while it has others to preempt."""
+
+
+@dataclass(frozen=True)
+class Startable:
+    """How many jobs the engine and the rate limit let start now."""
+
+    most: int
+    again_s: float | None = None
+    """When there may be more, in seconds; None if :meth:`Claimer.look_again` says so."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a worker may claim now."""
+
+    most: int
+    queues: tuple[str, ...] = ()
+    urgent: bool = False
+    """Whether only high jobs may come, to preempt others."""
+
+    @property
+    def bells(self) -> tuple[str, ...]:
+        """What to wait for if nothing is there."""
+        shared = keys.full_bell if self.urgent else keys.bell
+        names = self.queues if self.most else ()
+        return tuple((keys.bell if queues.WORKER_MARK in name else shared)(name) for name in names)
+
+
+class Claimer(Repeater):
+    """Claims, and hands over what it has claimed: :attr:`arrived`.
+
+    The event loop's thread takes it from there. Before it has, this thread neither looks nor waits,
+    so that jobs that this worker cannot take wait in Redis, where others can.
+
+    Methods that the loop calls take no lock, because a signal handler may call them too.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        terms: ClaimTerms,
+        worker: str,
+        *,
+        startable: Callable[[], Startable],
+        place: Callable[[], str],
+        on_arrival: Callable[[], object],
+    ) -> None:
+        """``place``: this worker's queue, if jobs may be placed with it, see ``placement.py``;
+        ``on_arrival`` is called on this thread."""
+        self.queues: tuple[str, ...] = ()
+        """Those that Celery consumes now; call :meth:`look_again` after a change."""
+        self.prefetch_count = 0
+        """The most jobs to hold; 0 for any number."""
+        self.arrived: deque[Claim] = deque()
+        """Claims that the loop has not taken; call :meth:`wake` when it has taken all."""
+        self.repeated: deque[str] = deque()
+        """The ids of messages that were dropped because their jobs had ended."""
+        # A claim that redis-py sent again would be another: see _unanswered.
+        self._redis = connect(url, retries=0, decode=False)
+        self._model, self._terms, self._worker = model, terms, worker
+        self._startable, self._place, self._on_arrival = startable, place, on_arrival
+        self._doorbell = Doorbell(self._redis)
+        self._silent_at_s = 0.0
+        """When a wait without a reply is over."""
+        self._asked = self._looks = False
+        self._look_at_s = float("inf")
+        self._lacks_room = False
+        self._unanswered: ClaimRequest | None = None
+        """The last claim, until its reply has come."""
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        super().__init__("claimer", "claim jobs", self._turn)
+
+    # On any thread -------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Ends the thread's sleep."""
+        with suppress(OSError):  # a full socket wakes it already
+            self._wake_writer.send(b"\0")
+
+    def look_again(self) -> None:
+        """Claims soon, with or without a ring."""
+        self._asked = True
+        self.wake()
+
+    def begin(self) -> None:
+        """Starts the thread, unless it runs."""
+        if not self._thread.is_alive() and not self.closing.is_set():
+            self.start()
+
+    def note_room(self) -> None:
+        """Call it when a claim has been settled."""
+        if self._lacks_room:
+            self.look_again()
+
+    def close(self) -> None:
+        """Ends the thread. What it has claimed last is in :attr:`arrived`."""
+        self.queues = ()
+        self.closing.set()
+        self.wake()
+        super().close()
+
+    # On its own ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        super()._run()
+        with suppress(RedisError):
+            if self._unanswered is not None:
+                self._look(Room(0))
+            self._wait(Room(0))
+        self._doorbell.close()
+        self._redis.close()
+
+    def _turn(self) -> None:
+        if self.arrived or self.repeated:
+            self._sleep(hears=False)
+            return
+        if self._asked:
+            self._asked, self._looks = False, True
+        try:
+            room = self._room()
+            if self._looks and (room.most or self._unanswered is not None):
+                self._look(room)
+                if self.arrived or self.repeated:
+                    self._on_arrival()
+                    return
+            if not (self._looks and room.most) and self._wait(room):
+                self._sleep()
+        except RedisError as error:
+            self._looks = True
+            if not isinstance(error, ResponseError):
+                self._doorbell.close()
+            raise
+
+    def _room(self) -> Room:
+        held = HELD_CLAIMS.all()
+        free = self.prefetch_count - len(held)
+        is_full = bool(self.prefetch_count) and free <= 0
+        consumed = tuple(queues.ordered(self.queues))
+        most = free if self.prefetch_count else MOST_JOBS_A_CLAIM
+        if is_full:
+            consumed = tuple(filter(queues.is_high, consumed))
+            # A high job preempts no other high one.
+            high = sum(queues.is_high(claim.list_key) for claim in held)
+            most = min(free + MOST_URGENT_JOBS, self.prefetch_count - high)
+        may_start = self._startable() if consumed else Startable(0)
+        if may_start.again_s is not None:
+            self._look_at(may_start.again_s)
+        return Room(max(0, min(most, may_start.most)), consumed, is_full)
+
+    def _look(self, room: Room) -> None:
+        if not self._lacks_room:
+            # Its own claim rings for jobs that it leaves to others.
+            self._doorbell.leave()
+        self._look_at_s = float("inf")
+        request = ClaimRequest(
+            models=(self._model,),
+            queues=room.queues,
+            limit=room.most,
+            worker=self._worker,
+            held=HELD_CLAIMS.running(),
+            urgent=room.urgent,
+            place=self._place_in(room),
+        )
+        if self._unanswered is not None:
+            request = replace(request, call=self._unanswered.call, sent_before=True)
+        self._unanswered = request
+        try:
+            taken = claims.claim(self._redis, request, self._terms)
+        except ResponseError:
+            self._unanswered = None
+            raise
+        self._unanswered = None
+        self._keep(taken)
+
+    def _keep(self, taken: Taken) -> None:
+        self._looks = taken.look_again_s == 0
+        if taken.look_again_s:
+            self._look_at(taken.look_again_s)
+        # All are held before any is delivered, so that their leases are renewed.
+        for claim in taken.claims:
+            HELD_CLAIMS.add(claim)
+        self.repeated.extend(taken.repeated)
+        self.arrived.extend(taken.claims)
+
+    def _look_at(self, after_s: float) -> None:
+        self._look_at_s = min(self._look_at_s, time.monotonic() + after_s)
+
+    def _place_in(self, room: Room) -> str:
+        """Its place, unless this worker takes no jobs that wait for any worker."""
+        takes_any = not room.urgent and queues.normal_queue(self._model) in room.queues
+        return self._place() if takes_any else ""
+
+    def _wait(self, room: Room) -> bool:
+        """Waits for the bells of what it may claim now, and for no others; False if it has to look
+        first."""
+        self._lacks_room = room.urgent or not room.most
+        if self._lacks_room and self._room() != room:
+            # Nobody told it of the change, because it was not noted yet that it lacks room.
+            self._looks = True
+            return False
+        bells, before = room.bells, self._doorbell.bells
+        if bells == before:
+            return True
+        had_room = keys.bell(queues.normal_queue(self._model)) in before
+        # A claim that filled the worker has left already.
+        if had_room and not room.urgent and (place := self._place()):
+            placement.leave(self._redis, place)
+        if self._doorbell.leave():
+            if room.most and not room.urgent:
+                self._looks = True
+                return False
+            watch.pass_ring_on(self._redis, self._model, self.queues)
+        if bells:
+            wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+            self._doorbell.wait(bells, wait_s)
+            self._silent_at_s = time.monotonic() + wait_s + REPLY_TIMEOUT_S
+        return True
+
+    def _sleep(self, *, hears: bool = True) -> None:
+        """Until a bell rings, its time has come, or it is woken."""
+        waits = hears and bool(self._doorbell.bells)
+        until_s = min(self._look_at_s, self._silent_at_s if waits else float("inf"))
+        poll = select.poll()
+        poll.register(self._wake_reader, select.POLLIN)
+        if waits:
+            poll.register(self._doorbell, select.POLLIN)
+        left_s = min(max(0.0, until_s - time.monotonic()), 2 * WAIT_S)
+        ready = {file for file, _ in poll.poll(left_s * 1e3)}
+        if self._wake_reader.fileno() in ready:
+            with suppress(BlockingIOError):
+                self._wake_reader.recv(4096)
+        if time.monotonic() >= self._look_at_s:
+            self._looks, self._look_at_s = True, float("inf")
+        if waits:
+            self._hear()
+
+    def _hear(self) -> None:
+        if self._doorbell.has_answer():
+            self._looks = self._doorbell.read() or self._looks or self._something_waits()
+        elif time.monotonic() >= self._silent_at_s:
+            raise NoReply("a wait for jobs got no reply")
+
+    def _something_waits(self) -> bool:
+        """Asks in one command, which an idle worker repeats for ever."""
+        room = self._room()
+        mine = [] if room.urgent else [queues.suspects(self._model)]
+        if place := self._place_in(room):
+            placement.note_idle(self._redis, place, len(HELD_CLAIMS.running()))
+        return bool(room.queues and self._redis.exists(*mine, *queues.lists(room.queues)))
