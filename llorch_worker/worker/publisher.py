@@ -99,6 +99,9 @@ class Publisher(Repeater):
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
+        self._wakes_at_s = float("-inf")
+        """When the thread looks again by itself: it need not be woken for what is due later, as
+        nearly all tokens are."""
         super().__init__("publisher", "write to streams", self._write_until_closed)
 
     def open(self, claim: Claim, next_entry: int) -> None:
@@ -117,7 +120,8 @@ class Publisher(Repeater):
                 outbox.events = merge_tokens(outbox.events)
             if isinstance(event, Tokens) and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
-            self._changed.notify()
+            if self._due_at_s(outbox) < self._wakes_at_s:
+                self._changed.notify()
 
     def flush(self, claim: Claim, give_up: Callable[[], bool]) -> bool:
         """Waits until all events of the job are written. ``False`` if its claim was lost, or if
@@ -191,7 +195,9 @@ class Publisher(Repeater):
                 due = [o for o in waiting if self.closing.is_set() or times[id(o)] <= now_s]
                 if due or self.closing.is_set():
                     return due
-                self._changed.wait(min(times.values()) - now_s if times else None)
+                self._wakes_at_s = min(times.values(), default=float("inf"))
+                self._changed.wait(self._wakes_at_s - now_s if times else None)
+                self._wakes_at_s = float("-inf")
 
     def _due_at_s(self, outbox: _Outbox) -> float:
         if outbox.urgent or outbox.sending:
