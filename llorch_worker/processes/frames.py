@@ -34,6 +34,8 @@ class Frames:
         self._socket = end
         self._most_bytes = most_bytes
         self._sending = threading.Lock()
+        self._room = bytearray(_READ_BYTES)
+        """What is read at once: new memory for each read would cost more than the read."""
         self._begun = bytearray()
         """What was read of frames that nobody has taken yet."""
 
@@ -78,12 +80,12 @@ class Frames:
             if give_up_s is not None:
                 self._wait(give_up_s)
             # Memory grows with what has come, not with what a length says.
-            more = self._socket.recv(_READ_BYTES)
-            if not more:
+            count = self._socket.recv_into(self._room)
+            if not count:
                 if self._begun:
                     raise NoFrame(f"the connection ended after {len(self._begun)} bytes of a frame")
                 return None
-            self._begun += more
+            self._begun += memoryview(self._room)[:count]
 
     def _wait(self, give_up_s: float) -> None:
         look = select.poll()
