@@ -16,6 +16,7 @@ import pytest
 
 from llorch_worker.contract import (
     Cancelled,
+    ContextLengthExceeded,
     DeadlineExceeded,
     GenerationRequest,
     InternalError,
@@ -31,6 +32,7 @@ from llorch_worker.contract.token_questions import (
 )
 from llorch_worker.intake import process
 from llorch_worker.intake.asking import Bounds
+from llorch_worker.intake.desk import LONG_BYTES
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits, PreparedRequest
 from llorch_worker.intake.process import IntakeProcess, Preparation
@@ -287,6 +289,17 @@ def test_a_request_too_large_for_a_message_is_refused(
     with pytest.raises(InvalidRequest, match="request: must fit into a message to the intake"):
         patient.prepare(chat("a" * 1000), limits)
     assert patient.prepare(chat("Hi"), limits).prompt_ids
+
+
+def test_a_long_request_gives_way_from_its_beginning(intake: IntakeProcess, limits: Limits) -> None:
+    intake.prepare(chat("Hi"), limits)
+    (before,) = forks(intake)
+    # It takes no time: nothing is to be encoded.
+    long = GenerationRequest(prompt_token_ids=[5] * LONG_BYTES, max_tokens=1)
+    with pytest.raises(ContextLengthExceeded):
+        intake.prepare(long, limits)
+    # What has given way takes no other request.
+    wait_until(lambda: before not in forks(intake))
 
 
 def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
