@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
 import numpy.typing as npt
@@ -109,15 +109,14 @@ class Runner:
         grammar has to see the tokens of ``after`` first. Then :meth:`sample` must follow.
         """
         # In the order of their rows in the tables, which then need not be copied.
-        rows = self._tables.rows_of([chunk.sequence for chunk in plan.chunks])
-        places = [(c.rows > 1, row) for c, row in zip(plan.chunks, rows, strict=True)]
-        chunks = [plan.chunks[i] for i in sorted(range(len(places)), key=places.__getitem__)]
-        due = [chunk for chunk in chunks if chunk.samples]
+        chunks = self._in_order(plan.chunks)
+        samples = [chunk.samples for chunk in chunks]
+        due = [*compress(chunks, samples)]
         sequences = tuple(chunk.sequence for chunk in due)
         vocab_size = self._cache.shape.vocab_size
         scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
         drafts = DraftLogits.of(due, self._sampler)
-        positions = [c.end - c.sequence.prompt_length for c in due]
+        positions = [c.start + c.count - c.sequence.prompt_length for c in due]
         choose = before = None
         row_before: dict[Sequence, int] = {}
         if after is not None:
@@ -127,7 +126,7 @@ class Runner:
         if due and (after is None or not any(s.constrained for s in sequences)):
             # Before the forward pass, so that masks are filled in meanwhile.
             choose = self._sampler.prepare(sequences, positions)
-        layout = self._layout(chunks, row_before)
+        layout = self._layout(chunks, samples, row_before)
         pending = self._queue.launch(partial(self._compute, layout, before, scorer, drafts))
         step = Step(plan, pending, sequences, positions, not due, scorer, drafts)
         if choose is not None:
@@ -193,9 +192,25 @@ class Runner:
         rows, targets = upload((scorer.rows, scorer.targets), self._device)
         scorer.score(rows, targets, logits_of)
 
-    def _layout(self, chunks: Items[Chunk], row_before: Mapping[Sequence, int]) -> _Layout:
+    def _in_order(self, chunks: Items[Chunk]) -> Items[Chunk]:
+        """Those of one row first, and then as their sequences have rows in the tables, which need
+        not be copied for a step in this order."""
+        rows = self._tables.rows_of([chunk.sequence for chunk in chunks])
+        behind = max(rows) + 1
+        places = [
+            row + behind * (chunk.count + len(chunk.drafts) > 1)
+            for chunk, row in zip(chunks, rows, strict=True)
+        ]
+        ordered = sorted(places)
+        if places == ordered:
+            return chunks
+        return [chunks[i] for i in sorted(range(len(places)), key=places.__getitem__)]
+
+    def _layout(
+        self, chunks: Items[Chunk], samples: list[bool], row_before: Mapping[Sequence, int]
+    ) -> _Layout:
         count = len(chunks)
-        lengths = tuple(chunk.rows for chunk in chunks)
+        lengths = tuple([chunk.count + len(chunk.drafts) for chunk in chunks])
         starts = np.array([chunk.start for chunk in chunks])
         query = np.array(lengths)
         ends = query.cumsum()
@@ -219,23 +234,22 @@ class Runner:
             ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
             blocks = np.concatenate([_blocks_of(chunk, size) for chunk in chunks])
-        unknown = [
-            (int(end) - 1, row_before[chunk.sequence])
-            for chunk, end, k in zip(chunks, ends, known, strict=True)
-            if not k
-        ]
+        lacking = [row for row, k in enumerate(known) if not k]
+        from_rows = [row_before[chunks[row].sequence] for row in lacking]
+        unknown = np.array([ends[lacking] - 1, from_rows], np.int64)
         of_groups = [blocks, *(window.partners[blocks] for window in self._cache.windows)]
-        due = np.array([chunk.samples for chunk in chunks])
-        # First a row for each sequence, then the rows of the drafts.
-        drafts = np.array([len(chunk.drafts) for chunk in chunks])
-        rows = (ends - 1 - drafts)[due]
-        if drafts.any():
-            rows = np.concatenate([rows, *map(np.arange, ends - drafts, ends)])
+        due = np.array(samples)
+        if any(chunk.drafts for chunk in chunks):
+            # First a row for each sequence, then the rows of the drafts.
+            drafts = np.array([len(chunk.drafts) for chunk in chunks])
+            rows = np.concatenate([(ends - 1 - drafts)[due], *map(np.arange, ends - drafts, ends)])
+        else:
+            rows = (ends - 1)[due]
         return _Layout(
             ids=ids,
             positions=positions,
             logits_rows=rows,
-            unknown=np.array(unknown, np.int64).reshape(-1, 2).T,
+            unknown=unknown,
             slots=tuple(each * size + positions % size for each in of_groups),
             tables=self._tables.lay_out([chunk.sequence for chunk in chunks]),
             query_lengths=lengths,

@@ -187,9 +187,8 @@ class Scheduler:
 
         decodes: list[Chunk] = []
         prefills: list[Chunk] = []
-        for sequence in self._running:
-            rest = _rest(sequence, launched.get(sequence))
-            if rest is not None and takes_part(sequence):
+        for sequence in filter(takes_part, self._running):
+            if (rest := _rest(sequence, launched.get(sequence))) is not None:
                 decodes_next = rest.start > 0 and rest.count <= 1 + sequence.forced_count
                 (decodes if decodes_next else prefills).append(rest)
         chunks = self._decodes(decodes, may_preempt=after is None)
@@ -358,11 +357,11 @@ class Scheduler:
                 if sequence.rank <= prefill_rank:
                     count = min(rest.count, 1 + spare)
             chunk = rest if rest.count == count else replace(rest, count=count)
-            if may_preempt:
+            if not self.blocks.allocate(sequence, chunk.start + count):
+                if not may_preempt:
+                    raise _Undecided
                 if not self._make_room(chunk):
                     continue
-            elif not self.blocks.allocate(sequence, chunk.end):
-                raise _Undecided
             spare -= count - 1
             chunks.append(chunk)
         return chunks
@@ -425,7 +424,7 @@ def _rest(sequence: Sequence, launched: Chunk | None) -> Chunk | None:
     if launched is None:
         start = sequence.computed
     else:
-        start = launched.end
+        start = launched.start + launched.count
         if launched.samples:
             known += 1
             if known - sequence.prompt_length >= sequence.max_tokens:

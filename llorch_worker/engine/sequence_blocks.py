@@ -114,28 +114,31 @@ class SequenceBlocks:
 
         It gets its reserved blocks first. Returns False, and gives none, if too few are free.
         """
-        missing = self._blocks_for(tokens) - len(sequence.blocks)
+        missing = -(-tokens // self._block_size) - len(sequence.blocks)
+        if missing <= 0:
+            return True
         reserved = min(missing, sequence.reserved_blocks)
         if missing - reserved > self._unreserved:
             return False
-        if missing > 0:
-            blocks = self._pool.allocate(missing)
-            self._add(sequence, blocks, reserved)
-            for window in self._windows:
-                window.allocate(blocks)
+        blocks = self._pool.allocate(missing)
+        self._add(sequence, blocks, reserved)
+        for window in self._windows:
+            window.allocate(blocks)
         return True
 
     def advance(self, sequence: Sequence, tokens: int) -> None:
         """Notes that a step has computed the next ``tokens``: lets other sequences find the blocks
         that are full now, and gives up those that the windows have left behind."""
         before = sequence.computed
-        sequence.computed += tokens
-        self._publish(sequence)
-        self._slide(sequence, before, len(sequence.blocks))
+        sequence.computed = computed = before + tokens
+        if computed >= (sequence.prefix.depth + 1) * self._block_size:
+            self._publish(sequence)
+        if self._windows:
+            self._slide(sequence, before, len(sequence.blocks))
 
     def _publish(self, sequence: Sequence) -> None:
         prefix, size = sequence.prefix, self._block_size
-        if sequence.computed < (prefix.depth + 1) * size or not self._in_tree(sequence):
+        if not self._in_tree(sequence):
             return
         for index in range(prefix.depth, sequence.computed // size):
             prefix = self._pool.publish(sequence.blocks[index], prefix, self._ids(sequence, index))

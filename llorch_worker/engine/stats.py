@@ -33,8 +33,9 @@ class Counters:
         self.steps_total += 1
         self.completion_tokens_total += tokens
         for chunk in plan.chunks:
-            self.drafts_total += bool(chunk.drafts)
-            self.draft_tokens_total += len(chunk.drafts)
+            if chunk.drafts:
+                self.drafts_total += 1
+                self.draft_tokens_total += len(chunk.drafts)
             prompt_left = chunk.sequence.prompt_length - chunk.start
             if prompt_left > 0:
                 self.prompt_tokens_total += min(chunk.count, prompt_left)
@@ -81,7 +82,7 @@ class StepCounts:
     def step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
         """A step was computed, and each of ``sequences`` has a new token at ``now_s``, monotonic
         seconds."""
-        self._step_tokens.add(sum([chunk.rows for chunk in plan.chunks]))
+        self._step_tokens.add(sum([chunk.count + len(chunk.drafts) for chunk in plan.chunks]))
         last_s, self._step_s = self._step_s, now_s
         together = 0
         for sequence in sequences:

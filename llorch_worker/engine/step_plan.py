@@ -33,7 +33,8 @@ class Chunk:
         """Whether the chunk reaches the last known token and the step samples the next."""
         # A chunk planned ahead may compute a token that is not known yet.
         sequence = self.sequence
-        return self.start + self.count >= len(sequence.token_ids) and sequence.samples
+        known = len(sequence.token_ids)
+        return self.start + self.count >= known and sequence.samples
 
 
 @dataclass(frozen=True, slots=True)

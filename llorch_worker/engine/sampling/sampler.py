@@ -32,9 +32,10 @@ SEGMENT = 128
 """Tokens; near the square root of a vocabulary, so that both stages see about as many numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would double what it takes to make one.
+@dataclass(slots=True)
 class RowLogprobs:
-    """Log probabilities of one row under the model's own distribution."""
+    """Log probabilities of one row under the model's own distribution. Nothing changes it."""
 
     chosen: float
     top_ids: list[int]
