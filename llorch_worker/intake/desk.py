@@ -39,6 +39,7 @@ from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits
 from llorch_worker.processes.frames import Frames, NoFrame
 from llorch_worker.processes.oom import oom_kills
+from llorch_worker.processes.stacks import stacks
 from llorch_worker.processes.started import PR_SET_PDEATHSIG
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.chat_templates import ChatTemplates
@@ -283,12 +284,23 @@ class _Desk:
             header = header_of(request)
             if header["ask"] == "withdraw":
                 self._withdraw(header["number"])
+            elif header["ask"] == "stacks":
+                answer = frame({"number": header["number"]}, self._stacks().encode())
+                self._keeper.send(answer)
             else:
                 if header.get("has_grammar"):
                     self._prepare_grammars(Limits(*header["limits"]))
                 self._waiting.append(_Job(header["number"], request))
             if not self._keeper.has_frame:
                 return
+
+    def _stacks(self) -> str:
+        forks = [
+            f"Fork {fork.pid}: {Phase(fork.phase[0]).name} for {fork.busy_s():.1f} s\n"
+            for fork in self._forks
+            if fork.job is not None
+        ]
+        return "".join([stacks("of the intake"), *forks])
 
     def _withdraw(self, number: int) -> None:
         """Ends what nobody waits for any more: others get its place."""

@@ -52,6 +52,8 @@ processor, is killed and starts again."""
 _SILENT_S: Final = 900.0
 """And one that answers nobody for so long, whatever it does. It ends a request that gets too little
 processor time before."""
+_STACKS_S: Final = 1.0
+"""How long a question where it is waits for an answer."""
 _EXIT_S: Final = 2.0
 """How long a process that has nothing more to do may take to end."""
 
@@ -187,6 +189,11 @@ class IntakeProcess:
             broken = self._bounds.broken(ended.code, len(body))
             raise _prompt_refusal(field, broken, getattr(question, field)) from None
         return answer
+
+    def stacks(self) -> str:
+        """Where the process is, and what its forks do. Raises DeadlineExceeded if it does not
+        answer soon."""
+        return self._ask({"ask": "stacks"}, b"", _STACKS_S).decode()
 
     @property
     def pid(self) -> int:

@@ -68,6 +68,10 @@ class EngineLoader:
             )
         return self.intake().answer(question)
 
+    def intake_stacks(self) -> str:
+        """See :meth:`.IntakeProcess.stacks`; "" if there is no intake."""
+        return "" if self._intake is None else self._intake.stacks()
+
     def close(self) -> None:
         """Ends the intake."""
         if self._intake is not None:

@@ -176,6 +176,10 @@ class Residency:
             f"{stats['waiting']} waiting, {stats['tokens_per_s']:.0f} tokens/s"
         )
 
+    def engine_stacks(self) -> str:
+        """See :meth:`.EngineProcess.stacks`."""
+        return self._engine.stacks()
+
     def dead_letters(self) -> int | None:
         """The number of dead letters; None if Redis does not answer."""
         try:

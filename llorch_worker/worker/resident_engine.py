@@ -160,6 +160,10 @@ class ResidentEngine:
     def misplaced_tensors(self) -> tuple[str, ...]:
         return () if self.absence else self._engine.misplaced_tensors()
 
+    def stacks(self) -> str:
+        """See :meth:`.EngineProcess.stacks`."""
+        return self._engine.stacks()
+
     def stalled_for_s(self) -> float:
         return 0.0 if self.absence else self._engine.stalled_for_s()
 

@@ -226,6 +226,17 @@ def test_a_request_for_which_memory_is_short_is_not_at_fault(
     assert patient.prepare(chat("Hi"), limits).prompt_ids
 
 
+def test_it_says_where_it_is_and_what_its_forks_do(
+    patient: IntakeProcess, begin: Callable[[str], Future[PreparedRequest]]
+) -> None:
+    waits = begin("wait")
+    busy = wait_until(lambda: giving_way(patient))
+    found = patient.stacks()
+    assert "Thread of the intake MainThread:" in found
+    assert f"Fork {busy.pid}: ENCODES for " in found
+    assert waits.result(60).prompt_ids
+
+
 def test_one_that_hangs_is_replaced_and_what_it_was_asked_is_prepared(
     folder: Path, limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:

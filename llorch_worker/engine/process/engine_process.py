@@ -333,6 +333,11 @@ class EngineProcess:
     def misplaced_tensors(self) -> tuple[str, ...]:
         return tuple(self._call("misplaced_tensors").result(ANSWER_S))
 
+    def stacks(self) -> str:
+        """Where its threads are. Raises TimeoutError if it does not answer soon."""
+        found: str = self._call("stacks").result(ANSWER_S)
+        return found
+
     @property
     def healthy(self) -> bool:
         return self._death is None and not self._closing

@@ -55,6 +55,7 @@ from llorch_worker.engine.process.messages import (
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge
+from llorch_worker.processes.stacks import stacks
 from llorch_worker.text.control_tokens import AroundTurns
 
 logger = logging.getLogger(__name__)
@@ -249,6 +250,7 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
     "stats": lambda engine: engine.stats(),
     "step_figures": lambda engine: engine.step_figures(),
     "misplaced_tensors": lambda engine: engine.misplaced_tensors(),
+    "stacks": lambda _: stacks("of the engine"),
 }
 
 

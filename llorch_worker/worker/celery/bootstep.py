@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -106,7 +106,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """Exits with one sentence if the model cannot be loaded: with 2 for a wrong setting, else
         with 1."""
-        write_on_sigusr1()
+        write_on_sigusr1(self._stacks_of_others)
         trace_logger.addFilter(_HandBackInOneLine())
         self._trace(worker.hostname)
         settings = worker.app.settings
@@ -224,6 +224,17 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
             self._attempt_spans = AttemptSpans()
             self._attempt_spans.connect()
+
+    def _stacks_of_others(self) -> Iterator[str]:
+        """Where the threads of the engine and the intake are, as far as they answer."""
+        asked = {} if self._residency is None else {"engine": self._residency.engine_stacks}
+        if self._loader is not None:
+            asked["intake"] = self._loader.intake_stacks
+        for name, ask in asked.items():
+            try:
+                yield ask()
+            except (LlorchError, TimeoutError) as error:
+                yield f"The {name} does not say where its threads are: {error or 'it hangs'}\n"
 
     def _on_ready(self, **_: Any) -> None:
         residency = self._residency

@@ -96,7 +96,7 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         raise JobCancelled("cancelled") from None
     except HandedBack:
         # Nothing is queued if another worker already has the job.
-        raise Reject("the job continues elsewhere", requeue=True) from None
+        raise Reject("the job continues here or elsewhere", requeue=True) from None
 
 
 def register(app: Celery) -> Task:
