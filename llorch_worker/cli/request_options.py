@@ -110,7 +110,9 @@ def with_sampling(
     greedy = "temperature" in request.model_fields_set and request.temperature == 0
     own = {} if greedy or _SAMPLING.keys() & config.keys() else _SAMPLING
     own = {name: value for name, value in own.items() if name not in request.model_fields_set}
-    told = [f"sampling: {_listed(own)}"] if own else []
+    # With what it names of them: else that would seem not to count.
+    used = {name: own.get(name, getattr(request, name)) for name in _SAMPLING} if own else {}
+    told = [f"sampling: {_listed(used)}"] if used else []
     if request.taken_config:
         told.append(f"sampling as the model's makers set it: {_listed(request.taken_config)}")
     return request.model_copy(update=own) if own else request, "; ".join(told)

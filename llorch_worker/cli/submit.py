@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.request_options import request_fields, request_options, with_sampling
 from llorch_worker.cli.terminal.interrupts import deaf_from_now_on
@@ -53,7 +54,7 @@ def submit(
         request, sampling = with_sampling(request, card.generation_config, settings)
         if sampling:
             screen.note(sampling)
-        job = client.submit(request, worker=worker, stream=stream and not as_json)
+        job = enqueue(client, request, worker=worker, stream=stream and not as_json)
         if not client.workers():
             screen.note(
                 f"no worker is running at {safe_url(client.settings.redis_url)}: the job waits "

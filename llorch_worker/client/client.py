@@ -225,9 +225,10 @@ class Job:
         return f"<Job {self.id}>"
 
     def stream(
-        self, from_id: str = FROM_THE_START, timeout: float | None = None
+        self, from_id: str | Position = FROM_THE_START, timeout: float | None = None
     ) -> Iterator[StreamEntry]:
-        """Events as they arrive, from the first or the one after ``from_id`` to the terminal one.
+        """Events as they arrive, from the first or the one after ``from_id`` to the terminal one. A
+        :class:`.Position` moves on with them.
 
         Any number of readers may follow a job. A reader that was cut off resumes with
         ``from_id=entry.entry_id`` and misses nothing. The terminal event may arrive a moment

@@ -197,6 +197,15 @@ def test_a_signal_ends_it_amid_an_answer_and_leaves_the_terminal_as_it_was(
         assert client.job(job).status().state == "cancelled"
 
 
+def test_who_leaves_an_empty_prompt_leaves_no_hint_on_it(talk: Opener) -> None:
+    terminal = talk()
+    see(terminal, "Say something, or /help")
+    terminal.press("\x04")
+    assert terminal.process.wait(COMMAND_TIMEOUT_S) == 0
+    wait_until(lambda: "\x1b[?2004l" in terminal.raw)  # the prompt was given up
+    assert "Say something" not in terminal.raw.rpartition("›")[2]
+
+
 def test_a_refusal_in_a_terminal_does_not_end_the_conversation(talk: Opener) -> None:
     terminal = talk(*QUICK)
     terminal.press("/set temperature 9\r")

@@ -40,5 +40,5 @@ def test_where_no_file_says_how_it_samples_narrowly_and_says_so(demo_model: Path
     assert "sampling: temperature 0.7, top_p 0.95\n" in ran.err
     named = run(*options, "-t", "0.7", "--top-p", "0.95")
     assert (named.out, "sampling" in named.err) == (ran.out, False)
-    assert "sampling: top_p 0.95\n" in run(*options, "-t", "1.5").err
+    assert "sampling: temperature 1.5, top_p 0.95\n" in run(*options, "-t", "1.5").err
     assert "sampling" not in run(*options, "-t", "0").err

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import worker_queue
+from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.client import Client
+from llorch_worker.contract import GenerationRequest
 from tests.broker.jobs import announce
 from tests.cli.command import Served, Started, run
+from tests.latch import Latch
 from tests.services import WorkerProcess, own_redis, wait_until
 from tests.store import job_ids
 
@@ -96,6 +101,37 @@ def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
         command.signal(signal.SIGINT)
         command.wait_for(" is cancelled")
         assert command.ended() == 130
+        (job,) = job_ids(client.redis) - before
+        wait_until(lambda: client.job(job).status().ended)
+        assert client.job(job).status().state == "cancelled"
+
+
+def test_a_stream_says_why_nothing_comes_and_who_goes_on(
+    own_worker: WorkerProcess, own_client: Client, latch: Latch
+) -> None:
+    submit = ("submit", latch.prompt(), "--max-tokens", "3", "--stream")
+    command = Started(*submit, LLORCH_REDIS_URL=own_client.settings.redis_url)
+    command.wait_for("no token for 5 s: the worker is busy, or it died and another goes on ")
+    os.kill(own_worker.engine_pid(), signal.SIGKILL)
+    latch.open()
+    command.wait_for(f"{own_worker.hostname} goes on with it")
+    assert command.ended() == 0
+
+
+def test_ctrl_c_within_the_enqueue_leaves_no_job(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(served.redis_url) as client:
+        before = job_ids(client.redis)
+        submit = client.submit
+
+        def interrupted(*request: Any, **options: Any) -> None:
+            submit(*request, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            enqueue(client, GenerationRequest(prompt="One day", max_tokens=450, ignore_eos=True))
         (job,) = job_ids(client.redis) - before
         wait_until(lambda: client.job(job).status().ended)
         assert client.job(job).status().state == "cancelled"

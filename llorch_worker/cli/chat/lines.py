@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.formatted_text import FormattedText
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyPressEvent
 
@@ -96,9 +97,18 @@ def _session(words: Callable[[], Sequence[str]]) -> PromptSession[str]:
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
         key_bindings=keys,
-        placeholder=FormattedText([("ansibrightblack", "Say something, or /help")]),
+        placeholder=_placeholder,
         enable_open_in_editor=True,
     )
+
+
+def _placeholder() -> FormattedText:
+    from prompt_toolkit.application import get_app
+    from prompt_toolkit.formatted_text import FormattedText
+
+    # What Ctrl-C or Ctrl-D ends stays on the screen.
+    hint = "" if get_app().is_done else "Say something, or /help"
+    return FormattedText([("ansibrightblack", hint)])
 
 
 def _history() -> History:

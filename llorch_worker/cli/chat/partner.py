@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from uuid import uuid4
 
+from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.cli.terminal import extras
-from llorch_worker.cli.terminal.interrupts import deaf
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult
 from llorch_worker.contract.command_errors import CommandError
@@ -152,14 +151,7 @@ class _Served:
 
     def ask(self, request: GenerationRequest) -> Answer:
         named = request.model_copy(update={"model": self.name})
-        job_id = str(uuid4())
-        try:
-            return _JobAnswer(self._client.submit(named, job_id=job_id, stream=True))
-        except (KeyboardInterrupt, SystemExit):
-            # It may be in its queue already.
-            with deaf():
-                self._client.job(job_id).cancel()
-            raise
+        return _JobAnswer(enqueue(self._client, named, stream=True))
 
     def close(self) -> None:
         """The connection stays for others."""

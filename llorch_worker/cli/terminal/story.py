@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.wrapping import WordWrap
-from llorch_worker.contract import Event, GenerationRequest, GenerationResult, Restarted, Tokens
+from llorch_worker.contract import (
+    Event,
+    GenerationRequest,
+    GenerationResult,
+    Restarted,
+    Started,
+    Tokens,
+)
 from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
     from llorch_worker.client import Job
 
+QUIET_S = 5.0
+"""A silence after which somebody who reads a job's text hears why."""
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
@@ -28,8 +38,14 @@ def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live:
     story = StoryPrinter(screen, choices=request.n if request else 1, opening=opening)
     if live and not screen.as_json:
         try:
-            for entry in job.stream():
-                story.show(entry.event)
+            for event in _events(job):
+                if event is None:
+                    story.remark(
+                        f"no token for {QUIET_S:.0f} s: the worker is busy, or it died and another "
+                        "goes on within seconds"
+                    )
+                else:
+                    story.show(event)
         finally:
             story.end()
         result = job.result()
@@ -60,6 +76,23 @@ def outcome(result: GenerationResult) -> str:
     return f"{counted(tokens, 'token')}, {speed}, {first}, {reasons}"
 
 
+def _events(job: Job) -> Iterator[Event | None]:
+    """What comes; None once in each silence of :data:`QUIET_S` after the job has begun."""
+    from llorch_worker.client.stream import Position
+
+    position = Position()
+    begun = quiet = False
+    while not position.ended:
+        try:
+            for entry in job.stream(position, QUIET_S):
+                yield entry.event
+                begun, quiet = True, False
+        except TimeoutError:
+            if begun and not quiet:
+                yield None
+            quiet = True
+
+
 class StoryPrinter:
     """Prints the texts of one job: the first choice live, the others at the end.
 
@@ -79,8 +112,18 @@ class StoryPrinter:
         self._thinking = False
         self._at_line_start = True
 
+    def remark(self, text: str) -> None:
+        """Say something beside the text."""
+        if self._styled:
+            self._break_line()
+        self._screen.note(text)
+
     def show(self, event: Event) -> None:
         """Print the text that ``event`` adds."""
+        if isinstance(event, Started):
+            if self._begun:
+                self.remark(f"{event.worker} goes on with it")
+            return
         if isinstance(event, Restarted):
             self._kept.clear()
             if self._begun:
