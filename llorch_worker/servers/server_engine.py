@@ -244,6 +244,10 @@ class ServerEngine:
             generated_tokens=self._generated,
         )
 
+    def stacks(self) -> str:
+        """None: the server's threads are its own."""
+        return ""
+
     def misplaced_tensors(self) -> tuple[str, ...]:
         return ()
 

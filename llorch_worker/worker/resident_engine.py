@@ -212,6 +212,7 @@ class ResidentEngine:
         if self._closing.wait(max(0.0, (absence.starts_at or 0.0) - time.time())):
             return
         self.absence = replace(absence, starts_at=None)
+        began_s = time.monotonic()
         try:
             engine = self._load()
         except Exception as error:
@@ -231,7 +232,11 @@ class ResidentEngine:
         self._engine = engine
         self._served_since_s = time.monotonic()
         self.absence = None
-        logger.info("the engine serves again after %.1f s", time.time() - absence.since)
+        logger.info(
+            "the engine serves again after %.1f s, of which it loaded for %.1f s",
+            time.time() - absence.since,
+            self._served_since_s - began_s,
+        )
         # If it is dead already, this is called at once.
         engine.on_death(self._note_death)
         self._tell_change()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from tests.store import held_ids
 GET_S = 60
 LONG_LEASE_S = 600
 """A test that ends before does not wait for one to lapse."""
+LATE_S = 2.0
+"""How much longer than its load a first restart takes at most."""
+LOADED = re.compile(r"serves again after ([\d.]+) s, of which it loaded for ([\d.]+) s")
 KEPT = {"lease_s": LONG_LEASE_S}
 
 
@@ -76,6 +80,8 @@ def test_one_worker_goes_on_with_its_jobs_once_its_next_engine_serves(
     latch.open()
     witness.assert_whole(job, *neighbours)
     assert reason in worker.text()
+    again_s, load_s = map(float, LOADED.search(worker.text()).groups())
+    assert again_s <= load_s + LATE_S
     card = worker.card()
     assert card is not None
     assert (card.away, card.engine_pid) == (None, worker.engine_pid())

@@ -51,7 +51,7 @@ def _write_own(*_: Any) -> None:
 def _write_others(ask: Callable[[], Iterable[str]]) -> None:
     while True:
         _asked.get()
-        for found in ask():
+        for found in filter(None, ask()):
             _write(found)
 
 
