@@ -11,6 +11,8 @@ from typing import Final
 
 LOOK_S: Final = 1.0
 """Pauses between two looks at a process that somebody waits for."""
+_SUSPENDED_S: Final = 10 * LOOK_S
+"""If nobody looked for so long, who looks was suspended, and perhaps the process as well."""
 _WORKS: Final = 0.01
 """A process that works takes this part of a processor at least. Threads that only wake up now and
 then, such as a driver's, take less."""
@@ -36,6 +38,7 @@ class Standstill:
         self._session = pid
         self._idle_s = idle_s
         self._silent_s = silent_s
+        self._looked_s = time.monotonic()
         self.heard()
 
     def heard(self) -> None:
@@ -46,6 +49,9 @@ class Standstill:
     def reason(self) -> str | None:
         """Why the process is given up now, in a few words."""
         now_s = time.monotonic()
+        looked_s, self._looked_s = self._looked_s, now_s
+        if now_s - looked_s >= _SUSPENDED_S:
+            self.heard()
         if (silent_s := now_s - self._heard_s) >= self._silent_s:
             return f"it told nothing for {silent_s:.0f} s"
         idle_s, before_s = now_s - self._worked_s, self._work_s

@@ -124,7 +124,7 @@ def test_an_engine_that_hangs_while_it_loads_is_replaced(
         wait_until(lambda: resident.healthy)
 
 
-def test_an_engine_that_hangs_while_it_rests_is_replaced_once_it_owes_an_answer() -> None:
+def test_an_engine_that_hangs_while_it_rests_is_replaced_once_a_job_comes() -> None:
     first = load()
     with resident_of(first, load, watchdog_s=1) as resident, ThreadPoolExecutor(1) as threads:
         os.kill(first.pid, signal.SIGSTOP)

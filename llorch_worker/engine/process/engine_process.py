@@ -149,8 +149,8 @@ class EngineProcess:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._generations: dict[int, RemoteGeneration] = {}
-        self._accepting: dict[int, _Owed] = {}
-        self._answers: dict[int, _Owed] = {}
+        self._accepting: dict[int, _Accepting] = {}
+        self._answers: dict[int, Future[Any]] = {}
         self._reads_since_s: float | None = None
         """Since when the reading thread waits; None while it does not."""
         self._closing = False
@@ -280,7 +280,7 @@ class EngineProcess:
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
-        accepting = _Owed()
+        accepting = _Accepting()
         with self._lock:
             self._require_open()
             self._generations[handle] = generation
@@ -345,15 +345,15 @@ class EngineProcess:
     def stalled_for_s(self) -> float:
         """Seconds without a sign of life.
 
-        One that hangs while it has no job is at rest on the board. So an answer that it owes
-        counts too, for as long as this process waits for what it sends.
+        One that hangs while it has no job is at rest on the board. So it counts too how long a job
+        has waited to be taken in, while this process waited for what the engine sends.
         """
         with self._lock:
             if not self.healthy:
                 return 0.0
             stalled_s = self._board.stalled_for_s()
         waits_since_s = self._reads_since_s
-        owed = [*self._accepting.values(), *self._answers.values()]
+        owed = [*self._accepting.values()]
         if waits_since_s is None or not owed:
             return stalled_s
         since_s = max(waits_since_s, min(each.since_s for each in owed))
@@ -401,7 +401,7 @@ class EngineProcess:
         self._outbox.send(encode(message))
 
     def _call(self, name: str, *arguments: Any) -> Future[Any]:
-        number, answer = next(self._numbers), _Owed()
+        number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._require_open()
             self._answers[number] = answer
@@ -590,8 +590,8 @@ class EngineProcess:
         return Death(label, reason, suspects, code)
 
 
-class _Owed(Future[Any]):
-    """An answer that the engine owes."""
+class _Accepting(Future[int | None]):
+    """Whether the engine takes a job in, with the ``max_tokens`` that fit."""
 
     def __init__(self) -> None:
         super().__init__()
