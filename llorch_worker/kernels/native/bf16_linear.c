@@ -127,12 +127,10 @@ void KERNEL(multiply_bf16)(
 
 // y[:, :outputs] = x[rows][columns] times the transpose of weights packed by pack_bf16.
 void KERNEL(bf16_linear)(
-    const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
-    long rows, long outputs, long columns, int threads
+    const Matrix *matrix, const bf16 *x, void *y, long y_stride, int wide, long rows, int threads
 ) {
-    const Matrix matrix = {weights, 0, 0, 0, outputs, columns, BF16_BITS, 0, 0, 0};
 #pragma omp parallel num_threads(threads)
-    KERNEL(multiply_bf16)(&matrix, x, y, y_stride, wide, rows, threads);
+    KERNEL(multiply_bf16)(matrix, x, y, y_stride, wide, rows, threads);
 }
 
 // weights[tiles * 16][columns] to tiles, in place; work has 16 * columns elements per thread.

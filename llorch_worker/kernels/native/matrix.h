@@ -1,5 +1,5 @@
-// A piece of a matrix in tiles, as quantised_linear.c and bf16_linear.c describe them; native/layers.py has the
-// same fields.
+// A piece of a matrix in tiles, as quantised_linear.c and bf16_linear.c describe them; tiles.py has the same
+// fields.
 #pragma once
 
 #include <stdint.h>

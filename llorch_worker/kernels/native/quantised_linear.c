@@ -338,18 +338,14 @@ void KERNEL(multiply_rounded)(
 // y[:, :outputs] = x[rows][columns] times the transpose of the weights; work has
 // quantised_work_bytes bytes.
 void KERNEL(quantised_linear)(
-    const bf16 *x, const uint8_t *codes, const uint16_t *scales, const uint16_t *offsets,
-    const uint8_t *scale_levels, void *y, long y_stride, int wide, uint8_t *work,
-    long rows, long outputs, long columns, int bits, int group, int zero, int levels, int threads
+    const Matrix *matrix, const bf16 *x, void *y, long y_stride, int wide, uint8_t *work, long rows,
+    int threads
 ) {
-    const Matrix matrix = {
-        codes, scales, offsets, scale_levels, outputs, columns, bits, group, zero, levels,
-    };
 #pragma omp parallel num_threads(threads)
     {
         const int share = omp_get_thread_num(), shares = omp_get_num_threads();
-        KERNEL(round_activations)(&matrix, x, work, rows, share, shares);
+        KERNEL(round_activations)(matrix, x, work, rows, share, shares);
 #pragma omp barrier
-        KERNEL(multiply_rounded)(&matrix, work, y, y_stride, wide, rows, threads);
+        KERNEL(multiply_rounded)(matrix, work, y, y_stride, wide, rows, threads);
     }
 }

@@ -29,7 +29,7 @@ LEVEL_BYTES: dict[Levels, int] = {"none": 0, "byte": 16, "nibble": 16, "six_bit"
 
 
 class Matrix(ctypes.Structure):
-    """A piece of a matrix for ``layers.c``; the fields are those of ``matrix.h``."""
+    """A piece of a matrix; the fields are those of ``matrix.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "scale_levels")),
@@ -195,22 +195,13 @@ class QuantisedTiles:
         work = torch.empty(work_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         work_start = work.data_ptr()
         self.kernels.quantised_linear(
+            ctypes.byref(self.matrix()),
             x.data_ptr(),
-            self.codes.data_ptr(),
-            self.scales.data_ptr(),
-            None if self.offsets is None else self.offsets.data_ptr(),
-            None if self.level_bytes is None else self.level_bytes.data_ptr(),
             out.data_ptr() + column * out.itemsize,
             out.stride(0),
             out.dtype is torch.float32,
             work_start + -work_start % ALIGNMENT_BYTES,
             tokens,
-            self.rows,
-            self.columns,
-            self.bits,
-            self.group,
-            self.zero,
-            list(LEVEL_BYTES).index(self.levels),
             threads,
         )
 
@@ -259,14 +250,12 @@ class Bf16Tiles:
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
         """See ``QuantisedTiles.multiply_into``."""
         self.kernels.bf16_linear(
+            ctypes.byref(self.matrix()),
             x.data_ptr(),
-            self.weights.data_ptr(),
             out.data_ptr() + column * out.itemsize,
             out.stride(0),
             out.dtype is torch.float32,
             len(x),
-            self.rows,
-            self.weights.shape[1],
             torch.get_num_threads(),
         )
 

@@ -1,7 +1,7 @@
 // Truncates rows of probabilities by min_p, top_k and top_p: keeps the tokens at or above a threshold.
 //
 // No row is sorted. The threshold is found digit by digit in the bits of the floats, by counting tokens
-// or adding up their mass, so it is exact. engine/sampling/truncation.py does the same by sorting.
+// or adding up their mass, so it is exact. kernels/torch_ops.py does the same by sorting.
 #include <math.h>
 #include <omp.h>
 

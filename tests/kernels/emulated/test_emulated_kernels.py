@@ -7,7 +7,7 @@ import functools
 import math
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,11 +69,16 @@ def emulated(request: pytest.FixtureRequest, caller) -> EmulatedKernels:
     return on_processor(caller, request.param, request.param)
 
 
-def here(name: str, *arguments: Argument) -> int:
-    """The kernel for AVX2."""
+def here(name: str, *arguments: Argument, memory: Sequence[Array] = ()) -> int:
+    """The kernel for AVX2. Here, ``memory`` is where others point to anyway."""
     passed = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
     result = getattr(native_or_skip("avx2"), name)(*passed)
     return 0 if result is None else int(result)
+
+
+def matrix_of(*parts: Array | None, numbers: Sequence[int]) -> Array:
+    """The fields of a ``Matrix``: where its parts are, and its ``numbers``."""
+    return np.array([*(0 if each is None else each.ctypes.data for each in parts), *numbers])
 
 
 def bf16(values: torch.Tensor) -> Bf16:
@@ -238,7 +243,8 @@ def quantised(
     for values, into in zip(table, (scales, shifts), strict=True):
         call("pack_scales", values, into, outputs, width)
     call("pack_levels", level_bytes, packed_levels, outputs, small)
-    matrix = (packed, scales, shifts if offsets else None, packed_levels if small else None)
+    parts = (packed, scales, shifts if offsets else None, packed_levels if small else None)
+    sizes = (outputs, columns, bits, group, zero, list(LEVEL_BYTES).index(levels))
     products = []
     torch.manual_seed(0)
     for many in rows:
@@ -248,8 +254,10 @@ def quantised(
             x[-1, 5] = math.nan
         out = np.zeros((many, outputs + 5), np.float32)
         work = np.zeros(call("quantised_work_bytes", many, columns, bits, group, THREADS), np.uint8)
-        sizes = (many, outputs, columns, bits, group, zero, list(LEVEL_BYTES).index(levels))
-        call("quantised_linear", bf16(x), *matrix, out, outputs + 5, 1, work, *sizes, THREADS)
+        matrix, stride = matrix_of(*parts, numbers=sizes), outputs + 5
+        memory = [each for each in parts if each is not None]
+        form = (out, stride, 1, work, many, THREADS)
+        call("quantised_linear", matrix, bf16(x), *form, memory=memory)
         products.append(out)
     return [packed, scales, shifts, packed_levels, *products]
 
@@ -307,7 +315,8 @@ def test_bfloat16_products(emulated: EmulatedKernels, rows: int) -> None:
         tiles, work = weights.copy(), np.zeros(THREADS * 16 * 70, np.uint16)
         call("pack_bf16", tiles, work, 9, 70, THREADS)
         out = np.zeros((rows, 140), np.float32)
-        call("bf16_linear", x, tiles, out, 140, 1, rows, 140, 70, THREADS)
+        matrix = matrix_of(tiles, None, None, None, numbers=(140, 70, 16, 0, 0, 0))
+        call("bf16_linear", matrix, x, out, 140, 1, rows, THREADS, memory=[tiles])
         return tiles, out
 
     (tiles, out), (expected_tiles, expected) = run(emulated), run(here)
