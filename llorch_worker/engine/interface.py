@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, Protocol
 from llorch_worker.contract import (
     Event,
     GenerationRequest,
-    GenerationResult,
     InternalError,
     Journal,
 )
+from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.intake.prepared import Limits
 
 
@@ -85,34 +85,6 @@ class EngineDied(InternalError):
         super().__init__(f"the engine died: {death.reason}")
 
 
-class RunningGeneration(Protocol):
-    """One request in an engine: the handle that the submitter keeps. Any thread may call it."""
-
-    id: str
-    request: GenerationRequest
-    """With the ``max_tokens`` that fit."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the terminal event has been emitted."""
-
-    def events(self) -> Iterator[Event]:
-        """All events from the first on, as they arrive; ends after the terminal event. Raises
-        ``RuntimeError`` if ``on_event`` has taken them."""
-
-    def cancel(self) -> None:
-        """Asks the engine to stop within one step. Does nothing once the generation is done."""
-
-    def result(self, timeout: float | None = None) -> GenerationResult:
-        """Waits for the result and returns it.
-
-        Raises:
-            TimeoutError: no result after ``timeout`` seconds; the generation continues.
-            EngineDied: the engine's process has died.
-            LlorchError: the generation failed; ``Cancelled`` if it was cancelled.
-        """
-
-
 class EngineInterface(Protocol):
     """An engine, wherever it runs: ``Engine`` in the caller's process, ``EngineProcess`` in one of
     its own. Any thread may call any method."""
@@ -135,7 +107,7 @@ class EngineInterface(Protocol):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-    ) -> RunningGeneration:
+    ) -> GenerationHandle:
         """See :meth:`.Engine.submit`. ``on_event`` must not block: every job waits for it."""
 
     def logits(self, token_ids: Ids[int]) -> Any:

@@ -47,7 +47,7 @@ from llorch_worker.worker.other_workers import OtherWorkers
 from llorch_worker.worker.publisher import Publisher
 
 if TYPE_CHECKING:
-    from llorch_worker.engine.interface import RunningGeneration
+    from llorch_worker.engine.handle import GenerationHandle
     from llorch_worker.worker.resident_engine import ResidentEngine
 
 logger = get_logger(__name__)
@@ -213,7 +213,7 @@ class JobRunner:
             logger.warning("cannot ask whether job %s was cancelled: %s", claim.job_id, error)
             return False
 
-    def _submit(self, job: ActiveJob, delivery: Delivery, journal: Journal) -> RunningGeneration:
+    def _submit(self, job: ActiveJob, delivery: Delivery, journal: Journal) -> GenerationHandle:
         claim = delivery.claim
         try:
             request = _request_of(delivery)

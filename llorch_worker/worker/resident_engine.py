@@ -18,11 +18,11 @@ from llorch_worker.engine.interface import EngineDied
 if TYPE_CHECKING:
     from llorch_worker.broker.ended_jobs import EndedJob
     from llorch_worker.contract import GenerationRequest, Journal
+    from llorch_worker.engine.handle import GenerationHandle
     from llorch_worker.engine.interface import (
         Death,
         EngineStats,
         ModelFacts,
-        RunningGeneration,
         StepFigures,
     )
     from llorch_worker.engine.process.engine_process import EngineProcess
@@ -138,7 +138,7 @@ class ResidentEngine:
     def healthy(self) -> bool:
         return self.absence is None and self._engine.healthy
 
-    def submit(self, *args: Any, **options: Any) -> RunningGeneration:
+    def submit(self, *args: Any, **options: Any) -> GenerationHandle:
         """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
         return self._engine.submit(*args, **options)
 
