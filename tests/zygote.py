@@ -44,7 +44,7 @@ def let_spawned_processes_fork() -> None:
         ours.close()
         _serve(theirs, parent)
     theirs.close()
-    spawn.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+    spawn.subprocess = SimpleNamespace(  # type: ignore[assignment, attr-defined]
         Popen=_Zygote(ours).popen, DEVNULL=subprocess.DEVNULL
     )
 
