@@ -22,6 +22,7 @@ from llorch_worker.engine.device.graphs import (
     Recorder,
     bucket_sizes,
 )
+from llorch_worker.engine.device.pieces import RecordedPieces, piece_sizes
 from llorch_worker.engine.device.step_errors import is_out_of_memory
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.engine.memory.placement import free_bytes
@@ -110,7 +111,7 @@ def load_as_planned(
         loaded = LoadedModel(
             model,
             cache,
-            model if recorder is None else DecodeGraphs(model, cache, recorder),
+            model if recorder is None else recorded(model, cache, recorder),
             arithmetic=plan.arithmetic,
             workspace_bytes=plan.workspace_bytes,
         )
@@ -137,23 +138,58 @@ def _load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None) -
 
 
 def recorded_bytes(
-    model: ForwardModel, shape: CacheShape, recorder: Recorder, free: Callable[[], int]
+    model: Transformer, shape: CacheShape, recorder: Recorder, free: Callable[[], int]
 ) -> int:
     """What the recordings of all sizes take on the device, and the libraries that they need.
 
-    Measured by the memory that is ``free`` around two of them, the largest and one more, because
-    all share one pool. They use a cache of one block, and are gone afterwards.
+    Measured by the memory that is ``free`` around two of each kind, the largest and one more,
+    because all share one pool. They use a cache of one block, and are gone afterwards.
     """
     cache = UnifiedCache.allocate(shape, 1)
-    sizes = bucket_sizes(shape.decode_rows)
-    left = [free()]
-    recorded = []
-    for size in sizes[:-3:-1]:
-        recorded.append(DecodeGraphs(model, cache, recorder, [size]))
-        left.append(free())
+    weighed = _Weighed(recorder, free)
+    total = 0
+    kept: list[ForwardModel] = []
+    for kind, sizes in (
+        (RecordedPieces, piece_sizes(shape.max_step_tokens)),
+        (DecodeGraphs, bucket_sizes(shape.decode_rows)),
+    ):
+        weighed.left_bytes = [free()]
+        kept.append(kind(model, cache, weighed, sizes[-2:]))
+        first, *others = (max(0, a - b) for a, b in pairwise(weighed.left_bytes))
+        total += first + sum(others) * (len(sizes) - 1)
     recorder.begin_anew()
-    taken = [max(0, before - after) for before, after in pairwise(left)]
-    return taken[0] + sum(taken[1:]) * (len(sizes) - 1)
+    return total
+
+
+class _Weighed:
+    """A recorder that notes what is free after each recording."""
+
+    def __init__(self, recorder: Recorder, free: Callable[[], int]) -> None:
+        self._recorder = recorder
+        self._free = free
+        self.left_bytes: list[int] = []
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See ``Recorder``."""
+        replay = self._recorder.record(run)
+        self.left_bytes.append(self._free())
+        return replay
+
+    def record_pieces(self, run: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        """See ``Recorder``."""
+        pieces = self._recorder.record_pieces(run)
+        self.left_bytes.append(self._free())
+        return pieces
+
+    def begin_anew(self) -> None:
+        """See ``Recorder``."""
+        self._recorder.begin_anew()
+
+
+def recorded(model: Transformer, cache: UnifiedCache, recorder: Recorder) -> ForwardModel:
+    """``model`` with its decode steps recorded, and those of mixed lengths but for attention."""
+    pieces = RecordedPieces(model, cache, recorder, piece_sizes(cache.shape.max_step_tokens))
+    return DecodeGraphs(model, cache, recorder, others=pieces)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from llorch_worker.kernels import PLAIN, AttentionForm, Ops
-from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.model.forward_pass import Attends
 from llorch_worker.weights import Linear
 
 
@@ -60,7 +60,7 @@ class Attention:
         self.bias = bias
         self.norms = norms
 
-    def __call__(self, x: torch.Tensor, step: ForwardPass) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Attends) -> torch.Tensor:
         """``x: [tokens, hidden]`` to the same shape; new keys and values go to the cache."""
         qkv = self.qkv(x)
         if self.bias is not None:
@@ -148,7 +148,7 @@ class Block:
         self.mlp = mlp
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardPass
+        self, x: torch.Tensor, residual: torch.Tensor | None, step: Attends
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take and return hidden states as two addends, ``x`` and ``residual``: [tokens, hidden].
 

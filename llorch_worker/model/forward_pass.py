@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -12,6 +12,15 @@ from llorch_worker.kernels import PLAIN, AttentionForm, Ops, PagedAttention, Pag
 from llorch_worker.kernels.native.layers import NativeLayers
 from llorch_worker.kernels.native.paged_attention import NativeAttention
 from llorch_worker.model.batch import RaggedBatch
+
+
+class Attends(Protocol):
+    """What blocks need of a forward pass."""
+
+    def attend(
+        self, layer: int, qkv: torch.Tensor, form: AttentionForm = PLAIN, rope: int = 0
+    ) -> torch.Tensor:
+        """See :meth:`.ForwardPass.attend`."""
 
 
 class ForwardPass:
@@ -44,16 +53,23 @@ class ForwardPass:
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
         the new keys and values go to the cache. Returns [tokens, heads * head_dim].
         """
+        tokens, heads, head_dim = qkv.shape
+        heads -= 2 * self._kv.layers[layer].keys.shape[-2]
+        out = qkv.new_empty(tokens, heads * head_dim)
+        self.attend_into(out, layer, qkv, form, rope)
+        return out
+
+    def attend_into(
+        self, out: torch.Tensor, layer: int, qkv: torch.Tensor, form: AttentionForm, rope: int
+    ) -> None:
+        """As :meth:`attend`, which writes to ``out``."""
         kv, group = self._kv.layers[layer], self._kv.group_of[layer]
-        tokens, _, head_dim = qkv.shape
         heads = qkv.shape[1] - 2 * kv.keys.shape[-2]
         if self._query_growth is not None:
             qkv[:, :heads] *= self._query_growth
         self._ops.rope_and_write(qkv, *self._angles[rope], self._places[group].slots, kv)
-        out = qkv.new_empty(tokens, heads * head_dim)
         for attention in self._attentions[group]:
             attention(qkv, kv, out, form)
-        return out
 
     def through(self, layers: NativeLayers, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``x`` after all layers, as two addends; see ``Block``."""

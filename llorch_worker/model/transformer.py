@@ -15,7 +15,7 @@ from llorch_worker.model import weight_table
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Attention, Block, Branch, GatedMlp, QkNorms, RmsNorm
 from llorch_worker.model.config import ModelConfig
-from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.model.forward_pass import Attends, ForwardPass
 from llorch_worker.model.native_layers import native_layers
 from llorch_worker.model.weight_table import LayerWeights
 from llorch_worker.weights import (
@@ -71,21 +71,41 @@ class Transformer:
 
         Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
         """
-        step = ForwardPass(batch, cache, self.ops, self._query_growth(batch.positions))
-        x = self.embedding(batch.token_ids)  # [tokens, hidden]
-        if self.config.graph.embedding_scale != 1.0:
-            x *= self.config.graph.embedding_scale
-        residual: torch.Tensor | None = None
+        step = self.begin(batch, cache)
         if self.native is not None:
-            x, residual = step.through(self.native, x)
-        else:
-            for block in self.blocks:
-                x, residual = block(x, residual, step)
+            return self.finish(batch, *step.through(self.native, self._embedded(batch.token_ids)))
+        return self.finish(batch, *self.through_blocks(batch.token_ids, step))
+
+    def begin(self, batch: RaggedBatch, cache: UnifiedCache) -> ForwardPass:
+        """The pass of ``batch``, before the first layer."""
+        return ForwardPass(batch, cache, self.ops, self._query_growth(batch.positions))
+
+    def through_blocks(
+        self, token_ids: torch.Tensor, step: Attends
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What comes out of the last layer, as two addends; see ``Block``."""
+        x = self._embedded(token_ids)
+        residual: torch.Tensor | None = None
+        for block in self.blocks:
+            x, residual = block(x, residual, step)
+        return x, residual
+
+    def finish(
+        self, batch: RaggedBatch, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The logits from what came out of the last layer; see :meth:`forward`."""
         if batch.read_logits is not None:
             batch.read_logits(partial(self._logits, x, residual))
         if not len(batch.logits_rows):  # every prompt of this step continues in the next one
             return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         return self._logits(x, residual, batch.logits_rows)
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden]"""
+        x = self.embedding(token_ids)
+        if self.config.graph.embedding_scale != 1.0:
+            x *= self.config.graph.embedding_scale
+        return x
 
     def _logits(
         self, x: torch.Tensor, residual: torch.Tensor | None, rows: torch.Tensor

@@ -58,8 +58,8 @@ class LoadedModel:
         chosen = EngineOptions(**options)
         cache = self.cache(
             num_blocks,
-            max_sequences=chosen.max_sequences,
-            max_step_tokens=chosen.max_step_tokens,
+            max_sequences=chosen.sequences,
+            max_step_tokens=chosen.step_tokens,
         )
         return Engine(
             InMemory(self.model, cache, model or self.model),

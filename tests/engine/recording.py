@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,34 @@ class Recorder:
         self.replayed = 0
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        operations = _Operations()
-        with operations:
-            run()
-
-        def replay() -> None:
-            self.replayed += 1
-            operations.replay()
-
+        (replay,) = self.record_pieces(lambda _: run())
         return replay
+
+    def record_pieces(self, run: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        pieces: list[_Operations] = []
+
+        def begin() -> None:
+            pieces.append(_Operations())
+            pieces[-1].__enter__()
+
+        def end() -> None:
+            pieces[-1].__exit__(None, None, None)
+
+        def cut() -> None:
+            end()
+            begin()
+
+        begin()
+        run(cut)
+        end()
+        return [partial(self._replay, piece) for piece in pieces]
+
+    def _replay(self, operations: _Operations) -> None:
+        self.replayed += 1
+        operations.replay()
+
+    def begin_anew(self) -> None:
+        pass
 
 
 class _Operations(TorchDispatchMode):

@@ -10,6 +10,7 @@ import torch
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
+from llorch_worker.engine.loading import recorded
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
@@ -55,7 +56,12 @@ def greedy(
     cache = UnifiedCache.allocate(shape, 12)
     runs = model
     if graphs:
-        runs = DecodeGraphs(model, cache, Replayed() if INTERPRETED else CudaRecorder(DEVICE))
+        # The interpreter runs no part of a function alone.
+        runs = (
+            DecodeGraphs(model, cache, Replayed())
+            if INTERPRETED
+            else recorded(model, cache, CudaRecorder(DEVICE))
+        )
 
     def step(chunks: list[list[int]], starts: list[int]) -> list[int]:
         lengths = [len(chunk) for chunk in chunks]

@@ -27,12 +27,20 @@ def records_decode(device: torch.device, ops: Ops) -> bool:
     return device.type == "cuda" and ops.recordable
 
 
+_OF_THIS_THREAD = "thread_local"
+"""Other engines of the process may run while one records."""
+
+
 class Recorder(Protocol):
     """Records the device work that a function launches."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Runs ``run`` at least once. The returned function repeats its work on the device, with
         the same host values and the current contents of the memory that it used."""
+
+    def record_pieces(self, run: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        """As :meth:`record`, in pieces: where ``run`` calls its argument, one ends and another
+        begins."""
 
     def begin_anew(self) -> None:
         """Shares no memory with what was recorded before."""
@@ -62,16 +70,39 @@ class CudaRecorder:
                 run()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # "thread_local": other engines of the process may run meanwhile.
             with torch.cuda.graph(
-                graph, self._pool, self._stream, capture_error_mode="thread_local"
+                graph, self._pool, self._stream, capture_error_mode=_OF_THIS_THREAD
             ):
                 run()
             return graph.replay
 
+    def record_pieces(self, run: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        """See ``Recorder``."""
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode=_OF_THIS_THREAD)
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            # Not by torch's context, which collects garbage before each recording.
+            with torch.cuda.stream(self._stream):
+                run(lambda: None)
+                torch.cuda.synchronize()
+                begin()
+                run(cut)
+                graphs[-1].capture_end()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return [graph.replay for graph in graphs]
+
 
 class DecodeGraphs:
-    """A model that replays decode steps and computes all other steps directly.
+    """A model that replays decode steps, and leaves all other steps to another.
 
     A step of n sequences takes the smallest recorded size that is at least n. The rows beyond n
     are blank (see ``DecodeBuffers``) and cost a context of one token each.
@@ -83,11 +114,15 @@ class DecodeGraphs:
         cache: UnifiedCache,
         recorder: Recorder,
         sizes: Items[int] | None = None,
+        *,
+        others: ForwardModel | None = None,
     ) -> None:
-        """Records every size, or these; ``cache`` must be allocated with ``decode_rows``."""
+        """Records every size, or these; ``cache`` must be allocated with ``decode_rows``.
+        ``others`` computes other steps; None: ``model`` does."""
         if cache.decode is None:
             raise ValueError("the cache has no buffers for recorded steps")
         self._model = model
+        self._others = model if others is None else others
         self._cache = cache
         self._buffers: DecodeBuffers = cache.decode
         self._filled = 0
@@ -103,7 +138,7 @@ class DecodeGraphs:
         count = len(batch.query_lengths)
         decodes = len(batch.token_ids) == len(batch.logits_rows) == count
         if cache is not self._cache or not decodes or count > self._sizes[-1]:
-            return self._model.forward(batch, cache)
+            return self._others.forward(batch, cache)
         self._fill(batch, count)
         self._replays[self._sizes[bisect_left(self._sizes, count)]]()
         return self._buffers.logits[:count]

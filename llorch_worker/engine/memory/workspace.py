@@ -8,6 +8,7 @@ import torch
 
 from llorch_worker.cache import CacheShape
 from llorch_worker.contract.request import MAX_LOGPROBS
+from llorch_worker.engine.device.pieces import piece_sizes
 from llorch_worker.kernels import AttentionRoom, Ops
 from llorch_worker.model import ModelConfig
 
@@ -56,7 +57,10 @@ def recorded_bytes(config: ModelConfig, shape: CacheShape, ops: Ops) -> int:
         return 0
     logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
     row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)
-    return rows * row + ops.attention_bytes(_attention_room(config, shape, rows))
+    mixed = piece_sizes(shape.max_step_tokens)[-1]
+    # What is exchanged with attention, and what a piece computes.
+    pieces = mixed * (_qkv_row(config, shape) + _mlp_row(config, shape))
+    return pieces + rows * row + ops.attention_bytes(_attention_room(config, shape, rows))
 
 
 def scored_rows(

@@ -17,6 +17,7 @@ from llorch_worker.engine.loading import LoadedModel, recorded_bytes
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import cache_shape, plan_load
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.model import RaggedBatch
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
 
@@ -81,6 +82,59 @@ def test_a_smaller_batch_leaves_nothing_of_a_larger_one(
     assert [g.result(60).choices[0].token_ids for g in again] == [expected] * 3
 
 
+def test_mixed_steps_replay_all_but_their_attention(loaded: Any, make_engine: Any) -> None:
+    """Prompts come and grow beside decodes, in steps of up to 70 tokens, and steps of more."""
+    cpu = torch.device("cpu")
+    shape = cache_shape(
+        loaded.config, 256, dtype=torch.float32, device=cpu, decode_rows=ROWS, max_step_tokens=70
+    )
+    cache = UnifiedCache.allocate(shape, 80)
+    recorder = Recorder()
+    steps = Mixed(loading.recorded(loaded.model, cache, recorder), recorder)
+    options = EngineOptions(max_sequences=ROWS, max_step_tokens=200)
+    prompts = [[5 + i, *range(9, 9 + 30 * i)] for i in range(6)]
+    wanted = [
+        GenerationRequest(prompt_token_ids=ids, max_tokens=6 + 3 * i, temperature=0, **more)
+        for i, (ids, more) in enumerate(zip(prompts, [{}, {"prompt_logprobs": 1}] * 3, strict=True))
+    ]
+    with Engine(
+        LoadedModel(loaded.model, cache, steps),
+        tokenizer=loaded.tokenizer,
+        model_name="stories",
+        options=options,
+    ) as engine:
+        results = []
+        for first in (0, 3):
+            with all_at_once(engine):
+                generations = [engine.submit(each) for each in wanted[first : first + 3]]
+            results += [generation.result(60) for generation in generations]
+    alone = make_engine(max_sequences=1)
+    for request, result in zip(wanted, results, strict=True):
+        expected = alone.submit(request).result(60)
+        assert result.choices[0].token_ids == expected.choices[0].token_ids
+        assert (result.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    # A graph before each attention, and one after the last.
+    assert steps.replays[True] == {loaded.config.num_layers + 1}
+    assert steps.replays[False] == {0}, "steps of more tokens than were recorded"
+
+
+class Mixed:
+    """Notes how many recordings each mixed step replays, by whether it has at most 128 tokens."""
+
+    def __init__(self, model: Any, recorder: Recorder) -> None:
+        self.model = model
+        self.recorder = recorder
+        self.replays: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        before = self.recorder.replayed
+        logits: torch.Tensor = self.model.forward(batch, cache)
+        if max(batch.query_lengths) > 1:
+            small = len(batch.token_ids) <= 128
+            self.replays[small].add(self.recorder.replayed - before)
+        return logits
+
+
 def test_prefills_and_other_caches_are_not_replayed(
     recorded: tuple[Engine, Recorder], loaded: Any
 ) -> None:
@@ -102,7 +156,7 @@ def test_recorded_sizes_end_at_max_sequences(most: int, sizes: list[int]) -> Non
 def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS keeps a workspace for every stream."""
     cuda = FakeCuda()
-    for name in ("device", "stream", "graph", "Stream", "CUDAGraph"):
+    for name in ("device", "stream", "graph", "Stream", "CUDAGraph", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
     monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
@@ -111,6 +165,18 @@ def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) 
         recorder.record(lambda: None)
     assert len(cuda.streams) == 1
     assert cuda.used == ["the pool", cuda.streams[0]] * 3
+    runs: list[int] = []
+
+    def run(cut: Callable[[], None]) -> None:
+        runs.append(len(cuda.used))
+        cut()
+        cut()
+
+    cuda.used.clear()
+    assert len(recorder.record_pieces(run)) == 3
+    # Once before, so that nothing is compiled while the card records.
+    assert runs == [0, 1]
+    assert cuda.used == ["the pool", "an end"] * 3
 
 
 class FakeStream:
@@ -118,6 +184,21 @@ class FakeStream:
         self.device = device
 
     def wait_stream(self, other: FakeStream) -> None:
+        pass
+
+
+class FakeGraph:
+    def __init__(self, used: list[object]) -> None:
+        self.used = used
+
+    def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        self.used.append(pool)
+
+    def capture_end(self) -> None:
+        self.used.append("an end")
+
+    def replay(self) -> None:
         pass
 
 
@@ -132,9 +213,11 @@ class FakeCuda:
         self.streams.append(FakeStream(device))
         return self.streams[-1]
 
-    class CUDAGraph:
-        def replay(self) -> None:
-            pass
+    def CUDAGraph(self) -> FakeGraph:
+        return FakeGraph(self.used)
+
+    def synchronize(self) -> None:
+        assert not self.used, "nothing waits for the card while it records"
 
     def device(self, _device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
@@ -144,7 +227,7 @@ class FakeCuda:
         return nullcontext()
 
     def graph(
-        self, _graph: CUDAGraph, pool: str, stream: FakeStream, capture_error_mode: str
+        self, _graph: FakeGraph, pool: str, stream: FakeStream, capture_error_mode: str
     ) -> AbstractContextManager[None]:
         assert capture_error_mode == "thread_local"
         self.used += [pool, stream]
@@ -166,18 +249,28 @@ class Card:
         self.recorded += 1
         return run
 
+    def record_pieces(self, run: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        cuts: list[None] = []
+        run(lambda: cuts.append(None))
+        self.record(lambda: None)
+        return [lambda: None] * (len(cuts) + 1)
+
     def begin_anew(self) -> None:
         self.free_bytes, self.shared = 10**9, False
 
 
-@pytest.mark.parametrize(("rows", "taken"), [(1, 70_000), (ROWS, 73_000)])
-def test_two_recordings_tell_what_all_sizes_take(loaded: Any, rows: int, taken: int) -> None:
+@pytest.mark.parametrize(("rows", "tokens", "taken"), [(1, 9, 71_000), (ROWS, 512, 81_000)])
+def test_two_recordings_of_a_kind_tell_what_all_sizes_take(
+    loaded: Any, rows: int, tokens: int, taken: int
+) -> None:
+    """Decodes of 1, 2, 4 and 6 sequences, and mixed steps of up to 64, 128 .. 512 tokens."""
+    cpu = torch.device("cpu")
     shape = cache_shape(
-        loaded.config, 64, dtype=torch.float32, device=torch.device("cpu"), decode_rows=rows
+        loaded.config, 64, dtype=torch.float32, device=cpu, decode_rows=rows, max_step_tokens=tokens
     )
     card = Card()
     assert recorded_bytes(loaded.model, shape, card, lambda: card.free_bytes) == taken
-    assert card.recorded == min(2, rows)
+    assert card.recorded == (2 if rows == 1 else 4)
     assert card.free_bytes == 10**9, "the recordings that count share nothing with these"
 
 
@@ -201,6 +294,7 @@ def test_kv_blocks_get_the_memory_that_recorded_steps_left(
         if planned.fitted_to(free).num_blocks == ROWS * 4 and not planned.fitted_to(free).misfit
     )
     monkeypatch.setattr(card, "begin_anew", lambda: setattr(card, "free_bytes", needed))
-    fewer = planned.with_recorded(73_000).fitted_to(needed)
+    # As above.
+    fewer = planned.with_recorded(81_000).fitted_to(needed)
     assert 0 < fewer.num_blocks < ROWS * 4
     assert loading.load_as_planned(planned).cache.blocks.total == fewer.num_blocks
