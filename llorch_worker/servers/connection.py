@@ -45,20 +45,23 @@ class WrongAnswer(LlorchError):
 
 
 class Refusal(Exception):
-    """The server answered with an error. ``said``: its words, which may quote the request."""
+    """The server answered with an error, or amid an answer. ``said``: its words, which may quote
+    the request."""
 
     def __init__(self, status: int, error: object) -> None:
-        self.status = status
         error = error.get("error", error) if isinstance(error, dict) else error
         fields = error if isinstance(error, dict) else {"message": error}
+        code = fields.get("code")
+        self.status = status or (code if isinstance(code, int) else 0)
         self.type = str(fields.get("type") or "")
         self.said = printable(str(fields.get("message") or fields.get("detail") or ""))
-        super().__init__(f"HTTP {status}")
+        super().__init__(f"HTTP {self.status}")
 
     @property
     def is_for_context(self) -> bool:
+        said = self.said.lower()
         return self.type == "exceed_context_size_error" or (
-            self.status == 400 and "context length" in self.said.lower()
+            self.status == 400 and ("context length" in said or "max_model_len" in said)
         )
 
     def shown(self, *texts: str) -> str:
