@@ -65,7 +65,8 @@ class ChoiceSoFar:
         self.pieces += bool(piece.ids) or said
         self._take_ids(piece, has_ids=piece.ids is not None or not said)
         self._untold += piece.logprobs
-        self.finish, self.stop_string = piece.finish or self.finish, piece.stop_string
+        self.finish = piece.finish or self.finish
+        self.stop_string = piece.stop_string or self.stop_string
         self.counted = piece.counted or self.counted
         if not said:
             return None
