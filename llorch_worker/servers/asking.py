@@ -15,6 +15,7 @@ from llorch_worker.contract import (
     InvalidRequest,
     Journal,
     LlorchError,
+    describe,
 )
 from llorch_worker.contract.seeds import choice_seed
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
@@ -95,6 +96,14 @@ class Asking:
         left: int | None,
     ) -> AsyncIterator[Piece]:
         request = generation.request
+        is_text = request.messages is None or prompt is not None
+        if left is None and is_text and self.served.kind == "SGLang":
+            ids = prompt or await self._prompt_ids(request)
+            left = max(1, self.served.max_context - len(ids))
+        if left is None and is_text and self.served.kind == "another server":
+            rule = "must be given, and fit: the server does not say what its context holds"
+            fault = Fault(field="max_tokens", rule=rule, got=describe(request.max_tokens))
+            raise InvalidRequest.from_faults([fault])
         seed = choice_seed(generation.seed, choice.index)
         path, body = body_of(request, self.served, seed=seed, prompt=prompt, most_tokens=left)
         most = left or self.served.max_context or request.most_tokens or MOST_TOKENS

@@ -99,7 +99,8 @@ def body_of(
         body |= {"top_k": request.top_k or -1, "return_token_ids": True}
     if served.kind == "SGLang":
         body.pop("add_generation_prompt", None)
-    if most_tokens is not None:
+    if most_tokens is not None or (served.kind == "vLLM" and not is_chat):
+        # Without the parameter, texts get 16 tokens at all servers but llama-server.
         body["n_predict" if native else "max_tokens"] = most_tokens
     body |= _shape(request, native=native, kind=served.kind)
     if native:

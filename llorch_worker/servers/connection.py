@@ -217,7 +217,7 @@ class _told:  # noqa: N801 - used like a function
                 raise ServerAway(f"no connection within {CONNECT_S:.0f} s") from None
             case TimeoutError():
                 raise AnswerCut("the server sent nothing for too long") from None
-            case aiohttp.ServerDisconnectedError() | ConnectionError():
+            case aiohttp.ClientConnectionError() | ConnectionError():
                 raise AnswerCut("the server closed the connection") from None
             case aiohttp.ClientPayloadError():
                 raise AnswerCut("the server's answer broke off") from None

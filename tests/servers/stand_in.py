@@ -134,11 +134,15 @@ class StandIn:
             return web.json_response({"error": error}, status=number)
         if words[0] == "page":
             return web.Response(text="<html>", content_type="text/html")
+        # As servers do: a text without a number gets 16, one with null as many as fit.
+        most = body.get("n_predict", body.get("max_tokens", 16)) or CONTEXT - len(words)
+        if most + len(words) > CONTEXT:
+            error = {"message": f"maximum context length is {CONTEXT}", "type": "some_error"}
+            return web.json_response({"error": error}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if words[0] == "hold":
             await asyncio.sleep(300)
-        most = body.get("n_predict", body.get("max_tokens", 10))
         step_s = number / 1e3 if words[0] == "slow" else self._step_s
         for at in range(begun, 10**9 if words[0] == "endless" else begun + most):
             made = at - begun

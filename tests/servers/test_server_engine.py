@@ -237,6 +237,23 @@ def test_a_suspect_is_alone_at_the_server_until_its_first_token(vllm: StandIn) -
         assert vllm.most_open == 1
 
 
+@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+@pytest.mark.parametrize("most", [None, 10**6])
+def test_a_text_whose_maximum_is_cut_gets_what_the_context_holds(
+    kind: str, most: int | None
+) -> None:
+    with StandIn(kind).running() as server, engine_at(server) as engine:
+        result = engine.submit(asked(max_tokens=most, cut_max_tokens=True)).result()
+        assert result.usage.prompt + result.usage.completion == engine.facts.max_context
+
+
+def test_a_text_without_a_maximum_is_refused_where_no_context_is_known() -> None:
+    with StandIn("another server").running() as server, engine_at(server) as engine:
+        generation = engine.submit(asked(max_tokens=None, cut_max_tokens=True))
+        with pytest.raises(InvalidRequest, match="max_tokens: must be given"):
+            generation.result()
+
+
 def test_a_prompt_that_is_too_long_is_refused_as_ours_would_be(vllm: StandIn) -> None:
     with engine_at(vllm) as engine, pytest.raises(InvalidRequest) as raised:
         engine.submit(asked(prompt="status 400 maximum context length is")).result()

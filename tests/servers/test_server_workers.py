@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -214,6 +215,29 @@ def test_a_job_that_ends_the_server_three_times_alone_is_a_dead_letter(
         with pytest.raises(AttemptsExhausted):
             job.result(timeout=60)
         assert own_client.submit(model=MODEL, prompt="one", max_tokens=1).result(60).text == "w0 "
+
+
+def test_a_job_that_ends_the_server_in_company_is_found_and_no_other_pays(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with running_server("vLLM", tmp_path) as server, worker_of(server, own_server, tmp_path):
+        others = [own_client.submit(model=MODEL, prompt="one", max_tokens=90) for _ in range(2)]
+        for job in others:
+            begun(job)
+        poison = own_client.submit(model=MODEL, prompt="die", max_tokens=9)
+        deaths = 0
+        while not poison.status().ended:
+            if server.has_died():
+                deaths += 1
+                server.start()
+            time.sleep(0.02)
+        with pytest.raises(AttemptsExhausted):
+            poison.result(timeout=60)
+        assert deaths <= 4
+        for job in others:
+            assert (
+                job.result(timeout=60).text == read_by(job) == "".join(f"w{i} " for i in range(90))
+            )
 
 
 def test_a_worker_waits_for_a_server_that_starts_later_and_tells_of_it(
