@@ -73,7 +73,10 @@ class Asking:
     ) -> AsyncIterator[Piece]:
         """The pieces of one choice."""
         request, begun = generation.request, len(choice.begun.token_ids)
-        most = request.most_tokens
+        most, holds = request.most_tokens, self.served.max_context
+        if request.cut_max_tokens and self.served.kind == "vLLM" and holds:
+            # Of no more than it holds, vLLM leaves what does not fit beside the prompt.
+            most = min(most or holds, holds)
         left = None if most is None else most - begun
         if begun and left is not None and left <= 0:
             yield Piece(finish="length")
