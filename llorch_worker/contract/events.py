@@ -1,5 +1,5 @@
 """The events of a job's stream: ``started``, ``tokens``*, then one terminal event; ``restarted``
-before ``started`` if the model was replaced meanwhile."""
+before ``started`` if the job begins again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Started(_Event):
 
 
 class Restarted(_Event):
-    """The model was replaced, and the job begins again: the text before this event is void."""
+    """The job begins again, as its model was replaced, or its server cannot go on: the text before
+    this event is void."""
 
     type: Literal["restarted"] = "restarted"
     worker: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
@@ -13,6 +14,7 @@ from celery.worker import state
 from llorch_worker.contract import InvalidRequest, ModelLoadFailed
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.process.engine_process import ENGINE, EngineProcess
+from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.model_files.hub import local_path
 from llorch_worker.settings import Settings
@@ -121,6 +123,10 @@ class EngineLoader:
 
         settings, said_at_s = self._settings, float("-inf")
         if self._address is None:
+            if ignored := ", ".join(_without_effect(settings)):
+                logger.warning(
+                    "no effect with LLORCH_ENGINE_URL, where the server decides: %s", ignored
+                )
             model = settings.model
             self._address = Address(
                 url, None, str(model), settings.served_name, silent_s=settings.watchdog_s
@@ -160,6 +166,17 @@ class EngineLoader:
                 self._report(f"loaded {percent}% of {total_bytes // MIB} MiB")
 
         return progress
+
+
+def _without_effect(settings: Settings) -> list[str]:
+    """The variables that were set and concern an engine of ours alone."""
+    given, usual = settings.engine_options, EngineOptions()
+    return [
+        f"LLORCH_{each.name.upper()}"
+        for each in fields(EngineOptions)
+        if each.name not in ("device", "max_sequences", "low_waits_at_most_s")
+        and getattr(given, each.name) != getattr(usual, each.name)
+    ]
 
 
 def _key_of(settings: Settings) -> str | None:

@@ -244,12 +244,16 @@ def test_a_worker_waits_for_a_server_that_starts_later_and_tells_of_it(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
     server = Server("vLLM", tmp_path)
-    settings = {"app": REAL_APP, "engine_url": server.url, "model": MODEL}
+    settings = {"app": REAL_APP, "engine_url": server.url, "model": MODEL, "dtype": "float16"}
     worker = WorkerProcess(own_server.url, tmp_path / "w1.log", **settings)
     try:
         wait_until(lambda: f"waits for the server at {server.url}" in worker.text())
         server.start()
         worker.wait_ready()
+        assert (
+            "no effect with LLORCH_ENGINE_URL, where the server decides: LLORCH_DTYPE"
+            in worker.text()
+        )
     finally:
         worker.stop()
         server.kill()
