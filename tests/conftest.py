@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.failed_fixtures import pytest_fixture_setup
 from tests.made_models import (
@@ -22,6 +23,7 @@ from tests.made_models import (
     make_sentencepiece_vocabulary,
     make_trained_model,
 )
+from tests.sizes import FULL_SIZE
 from tests.skips import one_skip_for_each_lack, pytest_terminal_summary
 
 if TYPE_CHECKING:
@@ -43,9 +45,14 @@ sys.dont_write_bytecode = False
 # each HTTP client 20 ms: this folder has none.
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
-# A busy machine must not fail a property.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# A busy machine must not fail a property, and what is tried is new in a run of full size alone.
+settings.register_profile(
+    "the same on any machine",
+    deadline=None,
+    derandomize=not FULL_SIZE,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("the same on any machine")
 
 __all__ = ["pytest_fixture_setup", "pytest_terminal_summary"]
 
@@ -112,6 +119,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # much or wait much, and processes that compute use the time in which others wait.
     one_skip_for_each_lack(items)
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path.name, item.path))
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws depends on no other test, and so not on the process that it runs in."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
