@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
@@ -113,11 +115,17 @@ def test_each_endpoint_says_what_it_does_after_an_introduction(keyed: GatewayPro
     assert [said for said in summaries.values() if said == said.title()] == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 @pytest.mark.parametrize("path", ["/docs", "/docs/"])
-def test_the_page_shows_every_endpoint_and_asks_no_other_host(
-    keyed: GatewayProcess, path: str
-) -> None:
+def test_what_the_page_loads_is_there(keyed: GatewayProcess, path: str) -> None:
+    url = f"{keyed.url}{path}"
+    addresses = re.findall(r"""(?:href=|src=|url: )["']([^"']+)""", httpx.get(url).text)
+    assert {PurePath(address).suffix for address in addresses} == {".css", ".js", ".json", ".svg"}
+    for address in addresses:
+        assert httpx.get(urljoin(url, address)).status_code == 200, address
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+def test_the_page_shows_every_endpoint_and_asks_no_other_host(keyed: GatewayProcess) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
     asked: list[str] = []
     said: list[str] = []
@@ -127,7 +135,7 @@ def test_the_page_shows_every_endpoint_and_asks_no_other_host(
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(f"{keyed.url}{path}")
+        page.goto(f"{keyed.url}/docs/")
         chat = page.locator("#operations-chat-create_chat_completion_v1_chat_completions_post")
         chat.wait_for(timeout=PATIENCE_MS)
         chat.locator("button").first.click()
