@@ -104,8 +104,10 @@ class Claimer(Repeater):
         self._asked = self._looks = False
         self._look_at_s = float("inf")
         self._lacks_room = False
+        self._noted_place = ""
+        """Where jobs may be placed with it now."""
         self._unanswered: ClaimRequest | None = None
-        """The last claim, until its reply has come."""
+        """The last claim, until its jobs are here."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -150,6 +152,8 @@ class Claimer(Repeater):
             self._wait(Room(0))
         self._doorbell.close()
         self._redis.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _turn(self) -> None:
         if self.arrived or self.repeated:
@@ -205,11 +209,7 @@ class Claimer(Repeater):
         if self._unanswered is not None:
             request = replace(request, call=self._unanswered.call, sent_before=True)
         self._unanswered = request
-        try:
-            taken = claims.claim(self._redis, request, self._terms)
-        except ResponseError:
-            self._unanswered = None
-            raise
+        taken = claims.claim(self._redis, request, self._terms)
         self._unanswered = None
         self._keep(taken)
 
@@ -229,7 +229,8 @@ class Claimer(Repeater):
     def _place_in(self, room: Room) -> str:
         """Its place, unless this worker takes no jobs that wait for any worker."""
         takes_any = not room.urgent and queues.normal_queue(self._model) in room.queues
-        return self._place() if takes_any else ""
+        self._noted_place = self._place() if takes_any else ""
+        return self._noted_place
 
     def _wait(self, room: Room) -> bool:
         """Waits for the bells of what it may claim now, and for no others; False if it has to look
@@ -242,10 +243,9 @@ class Claimer(Repeater):
         bells, before = room.bells, self._doorbell.bells
         if bells == before:
             return True
-        had_room = keys.bell(queues.normal_queue(self._model)) in before
-        # A claim that filled the worker has left already.
-        if had_room and not room.urgent and (place := self._place()):
-            placement.leave(self._redis, place)
+        if before and self._noted_place and not room.urgent and not bells:
+            # A claim that filled the worker has left already.
+            placement.leave(self._redis, self._noted_place)
         if self._doorbell.leave():
             if room.most and not room.urgent:
                 self._looks = True

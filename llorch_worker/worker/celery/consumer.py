@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -124,7 +125,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             # The others wait for the next connection.
             self.claimer.arrived.popleft()
             if not message.acknowledged:
-                message.requeue()
+                with suppress(RedisError):
+                    message.requeue()
             self._call_take()
             raise
 

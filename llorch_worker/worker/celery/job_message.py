@@ -57,9 +57,8 @@ class JobMessage(Message):
         self._settler.refuse(self.claim, reason, error)
 
     def lapse(self) -> None:
-        """Has the job run again after the next sweep; the attempt counts."""
-        if not self.acknowledged:
-            self._settler.lapse(self.claim)
+        """Has the job run again after the next sweep, if it is not settled; the attempt counts."""
+        self._settler.lapse(self.claim)
 
     def _note_end(self, state: str) -> None:
         if self.acknowledged:
