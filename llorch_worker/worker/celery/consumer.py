@@ -94,7 +94,6 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def _end_claims(self) -> None:
         """The worker's last act: jobs that never began go back to their queues."""
         self.claimer.close()
-        # Latest first: each goes to the head, so the earliest ends up in front.
         for claim in reversed(HELD_CLAIMS.all()):
             self._settler.hand_back(claim)
         self._claims.close()
@@ -107,13 +106,16 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         arrived, repeated = self.claimer.arrived, self.claimer.repeated
         while repeated:
             self._on_repeated(repeated.popleft())
-        while arrived and not self.claimer.queues:
-            # They came while this worker left.
-            self._settler.hand_back(arrived.pop())
         while arrived:
-            self._take(arrived[0])
-            # Only now: what it takes of the rate limit counts for the next claim.
-            arrived.popleft()
+            # Since their claim the worker may have left its queues, or got a rate limit. Celery
+            # would keep what is beyond that, and forget it with its connection.
+            if self.claimer.queues and self._startable().most:
+                self._take(arrived[0])
+                # Only now: what it takes of the rate limit counts for the next claim.
+                arrived.popleft()
+            else:
+                # Latest first: each goes to the head, so the earliest ends up in front.
+                self._settler.hand_back(arrived.pop())
         self.claimer.wake()
 
     def _take(self, claim: Claim) -> None:
@@ -129,13 +131,6 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                     message.requeue()
             self._call_take()
             raise
-
-    def on_close(self) -> None:
-        """Called before each new connection. Celery forgets what waits for the rate limit."""
-        for bucket in filter(None, self.task_buckets.values()):
-            for request, _ in tuple(bucket.contents):
-                request.reject(requeue=True)
-        super().on_close()
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Keeps running jobs."""

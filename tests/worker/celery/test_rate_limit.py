@@ -105,6 +105,22 @@ def test_a_limit_is_set_while_jobs_run_and_counts_from_the_next(
     assert third.status().state == "queued"
 
 
+def test_jobs_that_arrive_together_with_a_limit_wait_in_redis(
+    own_client: Client, own_worker: WorkerProcess, stock_app: Celery
+) -> None:
+    for _ in range(3):
+        with own_worker.paused():
+            jobs = [own_client.submit(prompt="x", max_tokens=2) for _ in range(4)]
+            options = {"task_name": TASK_NAME, "rate_limit": ONE_AN_HOUR}
+            stock_app.control.broadcast("rate_limit", options, [own_worker.hostname])
+        assert jobs[0].result(GET_S).text == "w0 w1 "
+        wait_until(lambda: not held_ids(own_client.redis), what="no job in the worker's hands")
+        assert told(stock_app, own_worker, "reserved") == []
+        limit(stock_app, own_worker, 0)
+        for job in jobs:
+            assert job.result(GET_S).attempts == 1
+
+
 @pytest.mark.parametrize("rate", ["-1/m", -3, "inf/s", "nan", "6/y", "often", [6]])
 def test_a_rate_that_is_none_is_refused(
     stock: Celery, toy_worker: WorkerProcess, client: Client, rate: object
