@@ -21,19 +21,32 @@ logger = get_logger(__name__)
 
 # kombu annotates little of what channels are made of.
 _Channel: Any = kombu_redis.Channel
+_QoS: Any = kombu_redis.QoS
 _SentinelChannel: Any = kombu_redis.SentinelChannel
 _Transport: Any = kombu_redis.Transport
+
+
+class NothingUnacknowledged(_QoS):  # type: ignore[misc]
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing, where kombu's would end a worker that starts at maxmemory: no control
+        command is ever delivered again."""
 
 
 class ControlChannel(_Channel):  # type: ignore[misc]
     """kombu's channel, hardened."""
 
+    QoS = NothingUnacknowledged
     connection_class: Any = LimitedConnection
     connection_class_ssl: Any = LimitedSSLConnection
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._binding = RedisOutage("keep queues for replies")
         super().__init__(*args, **kwargs)
+
+    def _size(self, queue: str) -> int:  # noqa: ARG002 - kombu's signature
+        """What nobody reads of a queue that is declared. kombu asks in a transaction, which Redis
+        refuses at maxmemory."""
+        return 0
 
     def _queue_bind(self, exchange: str, *args: Any) -> None:
         try:

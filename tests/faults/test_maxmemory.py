@@ -95,8 +95,9 @@ def test_a_worker_outlives_a_redis_that_refuses_all_writes(
     try:
         with pytest.raises(redis.ResponseError):
             client.redis.set("x", "y")
-        # Its consumer connects again while nothing can be written.
-        client.redis.client_kill_filter(_type="normal", skipme=True)
+        # All its parts connect again while nothing can be written.
+        for kind in ("normal", "pubsub"):
+            client.redis.client_kill_filter(_type=kind, skipme=True)
         latch.open()
         wait_until(lambda: worker.text().count("Connected to redis") >= 2)
         wait_until(lambda: "Redis refuses, will retry: " in worker.text())

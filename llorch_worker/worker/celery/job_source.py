@@ -39,12 +39,8 @@ class JobSource:
 
     def consume(self) -> None:
         for queue in self.queues:
-            if not queue.no_declare:
-                # For producers that name its exchange. Its length, which kombu would ask for, need
-                # not be that of a list.
-                bound = queue(self.channel)
-                bound.exchange.declare()
-                bound.queue_bind()
+            # For producers that name its exchange.
+            queue(self.channel).declare()
         self._announce()
 
     def consuming_from(self, name: str) -> bool:
