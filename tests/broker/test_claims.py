@@ -469,3 +469,16 @@ def test_a_new_process_under_a_workers_name_gets_no_claims_of_the_old_one(
     push(store, "a")
     lose_reply(store, call_of())
     assert claims.claim(store, replace(call_of(), sent_before=True), TERMS).claims == []
+
+
+def test_one_call_claims_from_the_queues_of_several_models(store: redis.Redis) -> None:
+    push(store, "a", "b")
+    store.rename(QUEUE, queues.normal_queue("other"))
+    push(store, "c", "d")
+    both = (*queues.queues("toy"), *queues.queues("other"))
+    request = ClaimRequest(("toy", "other"), both, limit=3, worker="w@h")
+    call = lose_reply(store, request)  # that of the first model
+    for _ in range(2):
+        found = claims.claim(store, call, TERMS)
+        assert [claim.job_id for claim in found.claims] == ["c", "d", "a"]
+    assert store.llen(queues.normal_queue("other")) == 1
