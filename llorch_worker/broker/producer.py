@@ -8,6 +8,7 @@ from urllib.parse import quote
 from celery import Celery
 from celery.app.amqp import AMQP
 from kombu.connection import Connection
+from kombu.messaging import Consumer
 
 from llorch_worker.broker.connection import sentinel_options
 from llorch_worker.broker.limits import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
@@ -22,8 +23,23 @@ class OwnConnection(Connection):
         return uri if self.password else uri.replace(f":{mask}@", "@" if self.userid else "")
 
 
+class OwnConsumer(Consumer):
+    """kombu's, whose cancel a signal may interrupt with another: a second Ctrl-C cancels too."""
+
+    channel: Any
+
+    def cancel(self) -> None:
+        tags, self._active_tags = [*self._active_tags.values()], {}
+        self._active_queue_no_ack.clear()
+        for tag in tags:
+            self.channel.basic_cancel(tag)
+
+    close = cancel
+
+
 class OwnAMQP(AMQP):  # type: ignore[misc]
     Connection = OwnConnection
+    Consumer = OwnConsumer
 
 
 class OwnBroker(Celery):  # type: ignore[misc]
