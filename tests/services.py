@@ -37,8 +37,8 @@ from tests.waiting import wait_until as wait_until
 from tests.zygote import is_process_of
 
 SHOWN_CHARACTERS = 8000
-START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 180.0
 ENGINE = "llorch_worker.engine.process.server"
 """The module that an engine's process runs."""
 TOY_APP = "tests.toy_app"

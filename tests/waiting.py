@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-WAIT_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 120.0
+"""Far more than a busy machine needs: only what never comes takes so long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.05
 """Between two looks: what does not come at once is not looked for 100 times a second, which takes
 the time from what is waited for."""

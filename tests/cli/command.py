@@ -17,7 +17,8 @@ from llorch_worker.stack.children import Child, Program, python
 from tests.forks import MODULE_PATH, run_forked
 from tests.services import wait_until
 
-COMMAND_TIMEOUT_S = 90
+COMMAND_TIMEOUT_S = 240
+"""``llorch demo`` takes 25 s of a processor, which other tests use too."""
 
 
 @dataclass(frozen=True)

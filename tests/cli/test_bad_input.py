@@ -111,7 +111,7 @@ def test_with_json_an_error_is_a_json_document() -> None:
     ],
 )
 def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> None:
-    said = sentence(run(*command, "--redis", NOBODY, timeout_s=30), 1)
+    said = sentence(run(*command, "--redis", NOBODY, timeout_s=120), 1)
     assert "redis://127.0.0.1:1/0" in said
     assert "start one or correct the URL that the call or --redis gives" in said
 

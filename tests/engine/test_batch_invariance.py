@@ -27,7 +27,7 @@ JOBS = sized(usual=15, full=10_000)
 KINDS = sized(usual=["float32", "bfloat16 on torch", "native"], full=[*WAYS])
 
 
-@pytest.mark.timeout(180 if JOBS < 1_000 else 7_200)
+@pytest.mark.timeout(600 if JOBS < 1_000 else 7_200)
 @pytest.mark.parametrize("way", KINDS)
 def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
     trained_model: Path, demo_model: Path, way: str

@@ -141,7 +141,7 @@ COMPANIES = ("looked up", "once more", "right and wrong")
 """In turn in one engine. Usually all with the first kind of kernels, and else the last."""
 
 
-@pytest.mark.timeout(300 if JOBS < 1_000 else 7_200)
+@pytest.mark.timeout(600 if JOBS < 1_000 else 7_200)
 @pytest.mark.parametrize("way", KERNELS)
 def test_drafts_change_no_bit_of_any_job(trained_model: Path, demo_model: Path, way: str) -> None:
     path, options = model_and_options(way, trained_model, demo_model)

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from tests.faults.connection import Connection, Link, Mode, Predicate, Trap, abort
 
 LOCALHOST = "127.0.0.1"
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from tests.services import wait_until
 from tests.store import entries_of, record_of
 
 POLL_INTERVAL_S = 0.01
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 120.0
 
 
 class Witness:

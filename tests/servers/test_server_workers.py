@@ -175,7 +175,7 @@ def test_another_worker_goes_on_after_the_first_is_killed(
 
 
 @pytest.mark.parametrize("kind", ["vLLM", "another server"])
-@pytest.mark.timeout(3_000 if FULL_SIZE else 180)
+@pytest.mark.timeout(3_000 if FULL_SIZE else 600)
 def test_kills_of_workers_and_servers_lose_no_job_and_repeat_no_token_unsaid(
     own_server: RedisServer, own_client: Client, tmp_path: Path, kind: str
 ) -> None:

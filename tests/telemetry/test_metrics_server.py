@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 GAUGE = "a_gauge"
 HALF = b"GET /metrics HTTP/1.1\r\n"
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 def defect() -> float:

@@ -98,7 +98,7 @@ def test_sixteen_jobs_share_forward_passes(story_worker: WorkerProcess, client: 
 
 def steps(worker: WorkerProcess) -> int:
     with Celery(broker=worker.redis_url, set_as_current=False) as app:
-        inspect = app.control.inspect(destination=[worker.hostname], timeout=5, limit=1)
+        inspect = app.control.inspect(destination=[worker.hostname], timeout=60, limit=1)
         stats = wait_until(inspect.stats)
     return int(stats[worker.hostname]["engine"]["steps_total"])
 
@@ -106,7 +106,7 @@ def steps(worker: WorkerProcess) -> int:
 def test_inspect_stats_carries_the_engine_and_the_pool_shows_it(
     story_worker: WorkerProcess, stock: Celery
 ) -> None:
-    inspect = stock.control.inspect(destination=[story_worker.hostname], timeout=5, limit=1)
+    inspect = stock.control.inspect(destination=[story_worker.hostname], timeout=60, limit=1)
     stats = wait_until(inspect.stats)[story_worker.hostname]
     engine = stats["engine"]
     assert engine["model"] == "stories"

@@ -65,9 +65,9 @@ def test_a_worker_that_is_asked_to_stop_finishes_running_jobs_and_exits_0(
     latch.open()
     assert own_worker.wait_exit() == 0
     for job in running:
-        result = job.result(timeout=30)
+        result = job.result(timeout=120)
         assert len(result.choices[0].token_ids) == TOKENS
-        assert [entry.event for entry in job.stream(timeout=30)][-1].type == "finished"
+        assert [entry.event for entry in job.stream(timeout=120)][-1].type == "finished"
     assert own_client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
     assert not held_ids(own_client.redis)
     assert [job.status().state for job in waiting] == ["queued"] * 8
@@ -216,7 +216,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
     path = model(demo_model, tmp_path)
     log = tmp_path / "worker.log"
     worker = WorkerProcess(redis_server.url, log, app=REAL_APP, model=path, loglevel="WARNING")
-    assert worker.wait_exit(timeout_s=60) == 1
+    assert worker.wait_exit() == 1
     (line,) = [line for line in worker.text().splitlines() if "CRITICAL" in line]
     assert "cannot start" in line
     assert words in line

@@ -46,7 +46,7 @@ def generate(**fields): ...
 
 with trace.get_tracer("shop").start_as_current_span("buy") as span:
     sent = generate.apply_async(kwargs={"prompt": "x", "max_tokens": 2}, queue="llorch.toy")
-sent.get(timeout=30)
+sent.get(timeout=120)
 print(json.dumps([sent.id, f"{span.get_span_context().trace_id:032x}"]))
 """
 TRACED_CLIENT = """

@@ -223,7 +223,6 @@ def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
     assert later.returned == [0]
 
 
-@pytest.mark.timeout(60)
 def test_a_cold_shutdown_while_an_outcome_is_reported_returns_the_other_jobs(
     pool: EnginePool, hub: Hub
 ) -> None:
@@ -244,7 +243,6 @@ def test_a_cold_shutdown_while_an_outcome_is_reported_returns_the_other_jobs(
     turn_until(hub, lambda: running.ended)
 
 
-@pytest.mark.timeout(60)
 def test_a_cold_shutdown_during_an_acceptance_waits_for_nothing_inside_its_signal_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
