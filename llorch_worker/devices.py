@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -120,13 +119,13 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
     return tuple(chosen)
 
 
-def usable_cards(environment: Mapping[str, str] = os.environ) -> tuple[Card, ...]:
-    """The cards that workers in this environment may take, in ``cuda:N`` order.
+def usable_cards() -> tuple[Card, ...]:
+    """The cards that workers of this process' environment may take, in ``cuda:N`` order.
 
     Raises:
         DeviceUnavailable: there is no driver, or no card is visible.
     """
-    visible = environment.get(VISIBLE)
+    visible = os.environ.get(VISIBLE)
     cards = visible_cards(list_cards(), visible)
     if not cards:
         why = "this machine has none" if visible is None else f"{VISIBLE} is {visible!r}"
@@ -156,12 +155,12 @@ def default_sequences(device: str) -> int:
     return SEQUENCES.get(device.partition(":")[0], SEQUENCES["cpu"])
 
 
-def has_card(environment: Mapping[str, str] = os.environ) -> bool:
+def has_card() -> bool:
     """Whether workers with the device ``auto`` take cards."""
     if not torch_has_cuda():
         return False
     try:
-        usable_cards(environment)
+        usable_cards()
     except DeviceUnavailable:
         return False
     return True

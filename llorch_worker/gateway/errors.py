@@ -175,22 +175,19 @@ def plain_answer(
     message: str,
     *,
     param: str | None = None,
-    retriable: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    return _answer(status, _body(status, code, message, param, retriable=retriable), headers)
+    return _answer(status, _body(status, code, message, param), headers)
 
 
-def _body(
-    status: int, code: str, message: str, param: str | None, *, retriable: bool = False
-) -> ErrorBody:
+def _body(status: int, code: str, message: str, param: str | None) -> ErrorBody:
     detail = ErrorDetail(
         message=message,
         type=ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
         param=param,
         code=code.lower(),
         llorch_code=code,
-        retriable=retriable,
+        retriable=False,
     )
     return ErrorBody(error=detail)
 

@@ -19,9 +19,9 @@ def oom_kills(root: Path = _ROOT) -> int:
     return next((count for count in found if count is not None), 0)
 
 
-def let_die_first(pid: int, root: Path = _ROOT) -> None:
+def let_die_first(pid: int) -> None:
     """Has the kernel kill process ``pid`` before this one. Does nothing where that cannot be."""
-    proc = root / "proc"
+    proc = _ROOT / "proc"
     with suppress(OSError, ValueError):
         own = int((proc / "self/oom_score_adj").read_text())
         (proc / f"{pid}/oom_score_adj").write_text(str(min(1000, own + MORE_LIKELY)))

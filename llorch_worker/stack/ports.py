@@ -16,14 +16,14 @@ _TRIED_PORTS = 50
 _PROBE_TIMEOUT_S = 3.0
 
 
-def is_free(port: int, host: str = LOCALHOST) -> bool:
+def is_free(port: int) -> bool:
     """Whether a server can listen on ``port`` at this moment."""
     if not 0 < port < 65536:
         raise usage_error(f"{port} is not a port: give a number from 1 to 65535")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            candidate.bind((host, port))
+            candidate.bind((LOCALHOST, port))
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
@@ -31,10 +31,10 @@ def is_free(port: int, host: str = LOCALHOST) -> bool:
     return True
 
 
-def any_free_port(host: str = LOCALHOST) -> int:
+def any_free_port() -> int:
     """A free port, chosen by the system."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
-        candidate.bind((host, 0))
+        candidate.bind((LOCALHOST, 0))
         return int(candidate.getsockname()[1])
 
 

@@ -17,7 +17,6 @@ def run_worker(
     *,
     hostname: str | None = None,
     on_load_progress: Callable[[int, int], None] | None = None,
-    engine_class: str | None = None,
     assignment: Assignment | None = None,
 ) -> None:
     """Serves ``settings.model`` until SIGTERM or Ctrl-C, then finishes running jobs and returns.
@@ -25,7 +24,6 @@ def run_worker(
     Args:
         hostname: the worker's node name, unique in its Redis; by default :func:`worker_hostname`.
         on_load_progress: called with the bytes loaded and the bytes in total.
-        engine_class: ``module:Class`` to load instead of the engine, to measure the worker alone.
         assignment: the result of :func:`assign_device`, if it was already called.
 
     Raises:
@@ -36,8 +34,6 @@ def run_worker(
     errors: list[LlorchError] = []
     app.on_load_progress, app.on_load_error = on_load_progress, errors.append
     app.assignment = assignment
-    if engine_class is not None:
-        app.engine_class = engine_class
     worker = app.Worker(
         hostname=hostname or worker_hostname(settings, os.getpid()),
         loglevel="INFO",

@@ -28,14 +28,14 @@ class SignsOfLife(Repeater):
     renew it. Its engine has a watchdog of its own: see :class:`.ResidentEngine`.
     """
 
-    def __init__(self, file: Path | None, manager: ServiceManager | None = None) -> None:
+    def __init__(self, file: Path | None) -> None:
         """Removes the file that an earlier worker left.
 
         Raises:
             OSError: this process may not write the file.
         """
         self._file = file
-        self._manager = manager or ServiceManager()
+        self._manager = ServiceManager()
         if file is not None:
             file.touch()
             file.unlink()

@@ -48,13 +48,7 @@ class Assignment:
         return self.device if self.card is None else self.card.name
 
 
-def assign_device(
-    device: str,
-    locks: Path,
-    *,
-    worker: str | None = None,
-    environment: MutableMapping[str, str] = os.environ,
-) -> Assignment:
+def assign_device(device: str, locks: Path, *, worker: str | None = None) -> Assignment:
     """Takes the card that ``device`` names and makes it the only one that torch will see.
 
     ``cuda:N`` is the N-th card of those in ``CUDA_VISIBLE_DEVICES``. ``cuda`` and ``auto`` mean the
@@ -70,19 +64,20 @@ def assign_device(
     Raises:
         DeviceUnavailable: no driver, no such card, or another worker has it.
     """
-    limit_spinning(environment)
+    limit_spinning()
     match = _CARD.fullmatch(device)
     if device == "auto":
-        cards = _cards_for_auto(environment)
-        if not cards:
+        if not has_card():
             return Assignment("cpu")
+        # If there are cards but none works, falling back to the CPU would hide the problem.
+        cards = chosen_cards(None)
     elif match is None:
         return Assignment(device)
     else:
-        cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
+        cards = chosen_cards(None if match[1] is None else int(match[1]))
     card, lock = _take(device, cards, CardLocks(locks), worker)
-    environment[VISIBLE] = card.cuda_id
-    environment[ORDER] = "PCI_BUS_ID"
+    os.environ[VISIBLE] = card.cuda_id
+    os.environ[ORDER] = "PCI_BUS_ID"
     return Assignment("cuda:0", card, lock)
 
 
@@ -92,15 +87,13 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(SPINS, SPIN_COUNT)
 
 
-def chosen_cards(
-    number: int | None, environment: MutableMapping[str, str] = os.environ
-) -> tuple[Card, ...]:
+def chosen_cards(number: int | None) -> tuple[Card, ...]:
     """The card ``cuda:<number>``, or every working card if ``number`` is None.
 
     Raises:
         DeviceUnavailable: no such card, or it does not answer.
     """
-    cards = usable_cards(environment)
+    cards = usable_cards()
     if number is None:
         working = tuple(card for card in cards if card.fault is None)
         if not working:
@@ -111,13 +104,6 @@ def chosen_cards(
     if cards[number].fault is not None:
         raise DeviceUnavailable(f"{_faults(cards[number : number + 1])}; check `nvidia-smi`")
     return (cards[number],)
-
-
-def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
-    if not has_card(environment):
-        return ()
-    # If there are cards but none works, falling back to the CPU would hide the problem.
-    return chosen_cards(None, environment)
 
 
 def _take(
