@@ -64,7 +64,7 @@ def measure_queue(
         origin = provenance(device=engine.stats().device, seed=load.seed)
         passes = _Passes(engine, client, load.seed)
         plan.now("the warm-up")
-        passes.both_ways(replace(load, jobs=engine.max_sequences, new_tokens=(2, 2)), 1)
+        passes.both_ways(replace(load, jobs=engine.facts.max_sequences, new_tokens=(2, 2)), 1)
         plan.now(f"{single_jobs} jobs, one at a time")
         single = passes.single_jobs(single_jobs)
         rows = []
@@ -76,7 +76,7 @@ def measure_queue(
             provenance=origin,
             model=settings.model,
             dtype=engine.stats().dtype,
-            concurrency=engine.max_sequences,
+            concurrency=engine.facts.max_sequences,
             prompt_tokens=load.prompt_tokens,
             new_tokens=load.new_tokens,
             passes=plan.passes,

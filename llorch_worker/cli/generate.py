@@ -47,7 +47,7 @@ def generate(
             max_sequences=request.n,
         ) as engine,
     ):
-        request, sampling = with_sampling(request, engine.generation_config, settings)
+        request, sampling = with_sampling(request, engine.facts.generation_config, settings)
         if sampling:
             screen.note(sampling)
         generation = engine.submit(request)

@@ -42,7 +42,7 @@ from llorch_worker.engine.thread import EngineThread, Outlet
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.intake.intake import Intake
-from llorch_worker.intake.prepared import Limits, PreparedRequest
+from llorch_worker.intake.prepared import PreparedRequest
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
@@ -88,28 +88,31 @@ class Engine:
         requests in place of the caller's thread.
         """
         self.model_name = model_name
-        self.fingerprint = fingerprint
-        self.generation_config = generation_config or {}
-        self.arithmetic = loaded.arithmetic
         self.tokenizer = tokenizer
         self.config = config = loaded.model.config
         self.cache = cache = loaded.cache
         self.max_context = cache.max_context
-        self.max_sequences = options.sequences
-        self.drafter = options.drafter
         self._loaded = loaded
         self._measured_bytes: dict[str, int] = {}
         self._counters = Counters()
         self._board = board or Board(options.sequences)
         self._device = device = cache.shape.device
         self._sizes = (options.sequences, options.step_tokens)
-        self.limits = Limits(
-            vocab_size=config.vocab_size,
+        self.facts = ModelFacts(
+            model_name=model_name,
+            fingerprint=fingerprint,
+            arithmetic=loaded.arithmetic,
             max_context=cache.max_context,
+            max_sequences=options.sequences,
+            vocab_size=config.vocab_size,
             pool_tokens=cache.blocks.total * cache.block_size,
             drafts=options.drafts,
+            drafter=options.drafter,
+            generation_config=generation_config or {},
+            device=str(device),
+            card_uuids=visible_cards(device),
         )
-        self._intake = Intake(tokenizer, self.limits)
+        self._intake = Intake(tokenizer, self.facts.limits)
         self._intake_process = intake
         self._sequence_maker = SequenceMaker(
             tokenizer,
@@ -303,8 +306,8 @@ class Engine:
             prepared.request,
             self._sequence_maker.make(prepared, job_id, journal, suspect=suspect),
             model_name=self.model_name,
-            fingerprint=self.fingerprint,
-            arithmetic=self.arithmetic,
+            fingerprint=self.facts.fingerprint,
+            arithmetic=self.facts.arithmetic,
             earlier_arithmetic=journal.arithmetic if journal else (),
             worker=worker,
             attempt=attempt,
@@ -323,7 +326,7 @@ class Engine:
         generated = 0 if journal is None else journal.most_tokens
         if self._intake_process is None:
             return self._intake.prepare(request, generated)
-        return self._intake_process.prepare(request, self.limits, generated)
+        return self._intake_process.prepare(request, self.facts.limits, generated)
 
     def logits(self, token_ids: Ids[int]) -> torch.Tensor:
         """The model's logits after each of ``token_ids``: [tokens, vocab] float32.
@@ -341,13 +344,13 @@ class Engine:
         held = self._loaded.bytes_by_part()
         return EngineStats(
             model=self.model_name,
-            device=str(self._device),
+            device=self.facts.device,
             dtype=str(self.cache.shape.dtype).removeprefix("torch."),
             bytes=held,
             planned_bytes={**held, "workspace": self._loaded.workspace_bytes},
             measured_bytes=self._measured_bytes,
             max_context=self.max_context,
-            max_sequences=self.max_sequences,
+            max_sequences=self.facts.max_sequences,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             tokens_per_s=counters.tokens_per_s(),
@@ -364,24 +367,6 @@ class Engine:
             drafts_total=counters.drafts_total,
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
-        )
-
-    @property
-    def facts(self) -> ModelFacts:
-        """What is fixed from the load to the end."""
-        return ModelFacts(
-            model_name=self.model_name,
-            fingerprint=self.fingerprint,
-            arithmetic=self.arithmetic,
-            max_context=self.max_context,
-            max_sequences=self.max_sequences,
-            vocab_size=self.config.vocab_size,
-            pool_tokens=self.limits.pool_tokens,
-            drafts=self.limits.drafts,
-            drafter=self.drafter,
-            generation_config=self.generation_config,
-            device=str(self._device),
-            card_uuids=visible_cards(self._device),
         )
 
     def step_figures(self) -> StepFigures:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import EngineInterface, ModelFacts
+from llorch_worker.weights import fingerprint, open_checkpoint
 
 HEAVY = ("torch", "transformers", "tokenizers", "llguidance", "numpy")
 
@@ -20,18 +21,19 @@ def test_the_interface_imports_nothing_heavy() -> None:
 
 
 def test_an_engine_tells_what_is_fixed_from_its_load_on(trained_model: Path) -> None:
-    with Engine.load(trained_model / "f32.gguf", device="cpu", max_sequences=3) as loaded:
+    file = trained_model / "f32.gguf"
+    with Engine.load(file, device="cpu", max_sequences=3, kernels="torch") as loaded:
         engine: EngineInterface = loaded
         stats = engine.stats()
         assert engine.facts == ModelFacts(
             model_name=stats.model,
-            fingerprint=loaded.fingerprint,
-            arithmetic=loaded.arithmetic,
+            fingerprint=fingerprint(open_checkpoint(file)),
+            arithmetic="cpu, float32, KV float32, torch and torch kernels",
             max_context=stats.max_context,
             max_sequences=3,
             vocab_size=loaded.config.vocab_size,
-            pool_tokens=loaded.limits.pool_tokens,
-            drafts=loaded.limits.drafts,
-            drafter=loaded.drafter,
+            pool_tokens=stats.kv_blocks_total * loaded.cache.block_size,
+            drafts=True,
+            drafter="suffix",
             device=stats.device,
         )

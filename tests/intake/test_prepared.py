@@ -56,7 +56,7 @@ def test_an_engine_answers_a_prepared_request_as_the_request_itself(
 ) -> None:
     request = GenerationRequest(**fields, max_tokens=24, seed=7)
     with Engine.load(demo_model, device="cpu", max_context=512) as engine:
-        prepared = Intake(loaded.tokenizer, engine.limits).prepare(request)
+        prepared = Intake(loaded.tokenizer, engine.facts.limits).prepare(request)
         # Compiled there, so that the engine has the grammar's document alone.
         prepared = type(prepared).from_document(prepared.document())
         answered = engine.submit(prepared, job_id="a").result(60)
