@@ -94,10 +94,14 @@ class ModelLoad:
         return f"{len(self.fingerprints)} different models are served as {self.model}: {listed}"
 
     @property
+    def work(self) -> int:
+        """What the workers have to do: running + preempting + waiting + abandoned."""
+        return self.running + self.preempting + self.waiting + self.abandoned
+
+    @property
     def saturation(self) -> float | None:
-        """(running + preempting + waiting) / slots; above 1 jobs wait. None without workers."""
-        work = self.running + self.preempting + self.waiting
-        return work / self.slots if self.slots else None
+        """The work by slots; above 1 jobs wait. None without workers."""
+        return self.work / self.slots if self.slots else None
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,8 @@ def test_jobs_of_a_worker_that_renews_no_lease_are_told(store: redis.Redis) -> N
         store.zadd(keys.LEASES, {job_id: 1000 * seconds + TERMS.lease_ms // 4})
     found = read_fleet(store)
     assert (found.models[0].abandoned, found.models[0].waiting) == (2, 0)
+    # So that a fleet without workers starts one for them.
+    assert found.models[0].work == 2
     said = [notice.plain for notice in notices(Reading(found, 0))]
     told = "2 jobs of a silent worker of toy: another worker takes over when the lease ends"
     assert told in said
