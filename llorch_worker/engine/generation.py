@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from typing import Any
 
 from llorch_worker.contract import (
-    Cancelled,
-    CancelledEvent,
     Choice,
-    Event,
-    Failed,
-    Finished,
     GenerationRequest,
     GenerationResult,
-    LlorchError,
-    Started,
-    Timings,
     Tokens,
     Usage,
 )
-from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
-from llorch_worker.engine.handle import GenerationHandle
+from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
@@ -31,7 +22,7 @@ from llorch_worker.intake.constraints.relaxed import Checks
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
 
 
-class Generation(GenerationHandle):
+class Generation(ComputedGeneration):
     """One request's ``n`` sequences, their events and the one result.
 
     Any thread may call the methods of :class:`.GenerationHandle`; the others belong to the engine
@@ -44,41 +35,17 @@ class Generation(GenerationHandle):
         request: GenerationRequest,
         sequences: tuple[Sequence, ...],
         *,
-        model_name: str,
-        fingerprint: str = "",
-        arithmetic: str = "",
-        earlier_arithmetic: tuple[str, ...] = (),
-        worker: str,
-        attempt: int,
-        queued_at: float | None,
-        retried_at: float | None = None,
-        on_event: Callable[[Event], None] | None,
         request_cancel: Callable[[Generation], None],
         checks: Checks | None = None,
         handle: int = 0,
+        **told: Any,
     ) -> None:
-        """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
-        and enqueued once more. ``handle``: what the board calls it."""
-        super().__init__(id, request, on_event)
+        """``handle``: what the board calls it. ``told``: see :class:`.ComputedGeneration`."""
+        super().__init__(id, request, **told)
         self.handle = handle
         self.sequences = sequences
-        self._model_name = model_name
-        self._fingerprint = fingerprint
-        self._arithmetic = arithmetic
-        self._earlier_arithmetic = earlier_arithmetic
-        self._worker = worker
-        self._attempt = attempt
         self._cancel = request_cancel
-        # Durations use the monotonic clock; the wall clock is read only here.
-        now, ahead_s = time.monotonic(), time.time() - time.monotonic()
-        enqueued_s = now if queued_at is None else min(now, queued_at - ahead_s)
-        self._queued_s = enqueued_s if retried_at is None else min(now, retried_at - ahead_s)
-        self._started_s: float | None = None
         self._first_prefilled: Sequence | None = None
-        self._first_token_s: float | None = None
-        self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
-
-        self._result: GenerationResult | None = None
         self._prompt_entries: PromptEntries | None = None
         self._checks = checks
 
@@ -116,18 +83,7 @@ class Generation(GenerationHandle):
             return
         self._started_s = now_s
         self._first_prefilled = sequence
-        self._emit(
-            Started(
-                worker=self._worker,
-                model=self._model_name,
-                model_fingerprint=self._fingerprint,
-                arithmetic=self._arithmetic,
-                attempt=self._attempt,
-                prompt_tokens=self.sequences[0].prompt_length,
-                cached_tokens=self._cached_tokens,
-                queue_ms=(now_s - self._queued_s) * 1e3,
-            )
-        )
+        self._emit_started(self.sequences[0].prompt_length, self._cached_tokens)
 
     def tell(self, sequence: Sequence, now_s: float) -> None:
         """Emits the tokens that ``sequence`` has taken since the last call and the text that became
@@ -169,39 +125,7 @@ class Generation(GenerationHandle):
             # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.tell(sequence, now_s)
         choices = tuple(self._choice(sequence) for sequence in self.sequences)
-        usage, timings = self._usage(), self._timings(now_s)
-        self._result = GenerationResult(
-            id=self.id,
-            model=self._model_name,
-            model_fingerprint=self._fingerprint,
-            arithmetic=tuple(dict.fromkeys((*self._earlier_arithmetic, self._arithmetic))),
-            choices=choices,
-            usage=usage,
-            seed=self.seed,
-            timings=timings,
-            worker=self._worker,
-            attempts=self._attempt,
-            metadata=self.request.metadata,
-            generation_config=self.request.taken_config or None,
-        )
-        self._emit(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
-
-    def fail(self, error: LlorchError) -> None:
-        """Ends with ``error``."""
-        self._error = error
-        self._emit(Failed(error=error.document()))
-
-    def stop_cancelled(self, error: Cancelled) -> None:
-        """Ends as cancelled."""
-        if self._started_s is not None:
-            error.spent = self._usage(), self._timings(time.monotonic())
-        self._error = error
-        self._emit(CancelledEvent())
-
-    def _emit(self, event: Event) -> None:
-        super()._emit(event)
-        if isinstance(event, TERMINAL_EVENTS):
-            self._finished.set()
+        self._finish_with(choices, self.seed, now_s)
 
     @property
     def _cached_tokens(self) -> int:
@@ -230,16 +154,6 @@ class Generation(GenerationHandle):
             completion=sum(len(sequence.generated_ids) for sequence in self.sequences),
             reasoning=sum(sequence.thought_count for sequence in self.sequences),
             accepted_draft_tokens=sum(sequence.accepted_drafts for sequence in self.sequences),
-        )
-
-    def _timings(self, now_s: float) -> Timings:
-        started = now_s if self._started_s is None else self._started_s
-        first = now_s if self._first_token_s is None else self._first_token_s
-        return Timings(
-            queue_ms=(started - self._queued_s) * 1e3,
-            prefill_ms=(first - started) * 1e3,
-            first_token_ms=(first - self._queued_s) * 1e3,
-            decode_ms=(now_s - first) * 1e3,
         )
 
 

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from llorch_worker.contract import (
-    Cancelled,
-    CancelledEvent,
     Choice,
-    Event,
-    Failed,
-    Finished,
     GenerationRequest,
-    GenerationResult,
     Journal,
     JournalledChoice,
-    LlorchError,
-    Started,
-    Timings,
     Tokens,
     Usage,
 )
 from llorch_worker.contract.result import FinishReason, TokenLogprobs
 from llorch_worker.contract.seeds import job_seed
 from llorch_worker.contract.tools import CallPart, FunctionCall, ToolCall
-from llorch_worker.engine.handle import GenerationHandle
-from llorch_worker.engine.interface import ModelFacts
+from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.servers.pieces import Counted, Piece
 
 _ENDED: Final = ("stop", "tool_calls")
@@ -136,92 +126,55 @@ class ChoiceSoFar:
         )
 
 
-class ServerGeneration(GenerationHandle):
-    """Any thread may call the methods of :class:`.GenerationHandle`; the others belong to the
-    thread of the engine's event loop."""
+class ServerGeneration(ComputedGeneration):
+    """Its engine's event loop calls what :class:`.GenerationHandle` has not."""
 
     def __init__(
         self,
         id: str,
         request: GenerationRequest,
         *,
-        facts: ModelFacts,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
         journal: Journal,
         suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
         request_cancel: Callable[[ServerGeneration], None],
+        **told: Any,
     ) -> None:
-        """See :meth:`.Engine.submit`."""
-        super().__init__(id, request, on_event)
+        """``told``: see :class:`.ComputedGeneration`."""
+        super().__init__(id, request, earlier_arithmetic=journal.arithmetic, **told)
         self.suspect = suspect
         self.cancelled = False
         self.seed = job_seed(id) if request.seed is None else request.seed
         self.choices = [
             ChoiceSoFar(index, journal.choices.get(index)) for index in range(request.n)
         ]
-        self._started = False
+        self._prompt_tokens: int | None = None
         self.began = False
         """Whether readers have something of this attempt."""
         self.ended_before = journal.terminal is not None
         """Whether readers have seen the end, and only the result is missing."""
         for choice in self.choices if self.ended_before else ():
             choice.finish = getattr(journal.terminal, "finish_reason", "stop")
-        self._facts = facts
-        self._computed_by = tuple(dict.fromkeys((*journal.arithmetic, facts.arithmetic)))
-        self._worker, self._attempt = worker, attempt
         self._cancel = request_cancel
-        # Durations use the monotonic clock; the wall clock is read only here.
-        now, ahead_s = time.monotonic(), time.time() - time.monotonic()
-        enqueued_s = now if queued_at is None else min(now, queued_at - ahead_s)
-        self._queued_s = enqueued_s if retried_at is None else min(now, retried_at - ahead_s)
-        self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
-        self._sent_s: float | None = None
-        self._first_token_s: float | None = None
-        self._prompt_tokens = 0
-        self._result: GenerationResult | None = None
 
     def _request_cancel(self) -> None:
         self._cancel(self)
 
-    def _read_result(self) -> GenerationResult:
-        assert self._result is not None
-        return self._result
-
     def send(self) -> None:
         """The server gets it now."""
-        self._sent_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def start(self, prompt_tokens: int) -> None:
         """The server has begun to answer. ``prompt_tokens``: with those of the journal; 0 if they
         are not counted yet. A second call does nothing."""
-        if self._started:
-            return
-        self._started = True
-        self._sent_s = self._sent_s or time.monotonic()
-        self._prompt_tokens = max(0, prompt_tokens - len(self.choices[0].begun.token_ids))
-        self._emit(
-            Started(
-                worker=self._worker,
-                model=self._facts.model_name,
-                model_fingerprint=self._facts.fingerprint,
-                arithmetic=self._facts.arithmetic,
-                attempt=self._attempt,
-                prompt_tokens=self._prompt_tokens,
-                queue_ms=(self._sent_s - self._queued_s) * 1e3,
-            )
-        )
+        if self._prompt_tokens is None:
+            self._prompt_tokens = max(0, prompt_tokens - len(self.choices[0].begun.token_ids))
+            self._emit_started(self._prompt_tokens)
 
     def tell(self, event: Tokens | None) -> None:
-        if event is None:
-            return
-        if self._first_token_s is None:
-            self._first_token_s = time.monotonic()
-        self.began = True
-        self._emit(event)
+        if event is not None:
+            self._first_token_s = self._first_token_s or time.monotonic()
+            self.began = True
+            self._emit(event)
 
     def finish(self, finish: FinishReason | None = None) -> None:
         """Ends with a result. ``finish``: why the choices end that the server has not ended."""
@@ -232,43 +185,15 @@ class ServerGeneration(GenerationHandle):
             choice.result(finish if choice.finish is None else None, self.id)
             for choice in self.choices
         )
-        usage, timings = self._usage(), self._timings()
-        self._result = GenerationResult(
-            id=self.id,
-            model=self._facts.model_name,
-            model_fingerprint=self._facts.fingerprint,
-            arithmetic=self._computed_by,
-            choices=choices,
-            usage=usage,
-            seed=self.seed,
-            timings=timings,
-            worker=self._worker,
-            attempts=self._attempt,
-            metadata=self.request.metadata,
-            generation_config=self.request.taken_config or None,
-        )
-        self._end(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
-
-    def fail(self, error: LlorchError) -> None:
-        self._error = error
-        if isinstance(error, Cancelled):
-            if self._sent_s is not None:
-                error.spent = self._usage(), self._timings()
-            self._end(CancelledEvent())
-        else:
-            self._end(Failed(error=error.document()))
-
-    def _end(self, event: Event) -> None:
-        self._emit(event)
-        self._finished.set()
+        self._finish_with(choices, self.seed, time.monotonic())
 
     def _usage(self) -> Usage:
         counted = [choice.counted for choice in self.choices]
         known = [each for each in counted if each is not None]
         again = len(self.choices[0].begun.token_ids)  # the server counts them with the prompt
+        prompt = max((each.prompt - again for each in known), default=self._prompt_tokens or 0)
         return Usage(
-            prompt=max((each.prompt for each in known), default=self._prompt_tokens + again)
-            - again,
+            prompt=prompt,
             cached=max((each.cached for each in known), default=0),
             completion=sum(
                 choice.tokens if each is None else each.completion + again
@@ -276,15 +201,4 @@ class ServerGeneration(GenerationHandle):
             ),
             reasoning=sum(each.reasoning for each in known),
             estimated=True if len(known) < len(counted) else None,
-        )
-
-    def _timings(self) -> Timings:
-        now = time.monotonic()
-        sent = now if self._sent_s is None else self._sent_s
-        first = now if self._first_token_s is None else self._first_token_s
-        return Timings(
-            queue_ms=(sent - self._queued_s) * 1e3,
-            prefill_ms=(first - sent) * 1e3,
-            first_token_ms=(first - self._queued_s) * 1e3,
-            decode_ms=(now - first) * 1e3,
         )

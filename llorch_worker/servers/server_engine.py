@@ -200,7 +200,9 @@ class ServerEngine:
         generation = ServerGeneration(
             job_id or str(uuid.uuid4()),
             request,
-            facts=self.facts,
+            model_name=self.facts.model_name,
+            fingerprint=self.facts.fingerprint,
+            arithmetic=self.facts.arithmetic,
             journal=journal or Journal(),
             request_cancel=self._request_cancel,
             **options,
@@ -314,7 +316,10 @@ class ServerEngine:
             self._finished += 1
         except asyncio.CancelledError:
             death = None if generation.cancelled else self._death
-            generation.fail(EngineDied(death) if death else Cancelled("the job was cancelled"))
+            if death is None:
+                generation.stop_cancelled(Cancelled("the job was cancelled"))
+            else:
+                generation.fail(EngineDied(death))
         except LlorchError as error:
             generation.fail(error)
         except Exception as error:
