@@ -52,7 +52,12 @@ class Absence:
     starts_at: float | None = None
     """Unix time of the next start; None while the engine loads."""
 
+    of_server: bool = False
+    """Whether a server is away, which is looked for all the time."""
+
     def __str__(self) -> str:
+        if self.of_server:
+            return f"{self.reason}; it is looked for every second"
         wait_s = round(max(0.0, (self.starts_at or 0.0) - time.time()))
         return f"{self.reason}; it starts again " + (f"in {wait_s} s" if wait_s else "now")
 
@@ -176,8 +181,9 @@ class ResidentEngine:
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
             self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
-            what = death.reason if death.label == "server" else f"the engine died: {death.reason}"
-            self._be_away(what)
+            of_server = death.label == "server"
+            what = death.reason if of_server else f"the engine died: {death.reason}"
+            self._be_away(what, of_server=of_server)
             self.deaths[death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()
@@ -191,11 +197,11 @@ class ResidentEngine:
     def _note_reason(self, reason: str) -> None:
         self.last_death, self.last_death_at = reason[:MOST_SHOWN], time.time()
 
-    def _be_away(self, reason: str) -> None:
-        pause_s = PAUSES_S[min(self._died_in_a_row, len(PAUSES_S)) - 1]
+    def _be_away(self, reason: str, *, of_server: bool = False) -> None:
+        pause_s = 0.0 if of_server else PAUSES_S[min(self._died_in_a_row, len(PAUSES_S)) - 1]
         now = time.time()
         since = now if self.absence is None else self.absence.since
-        self.absence = Absence(reason, since, now + pause_s)
+        self.absence = Absence(reason, since, now + pause_s, of_server)
 
     def _replace(self) -> None:
         while not self._closing.is_set():

@@ -143,7 +143,13 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
         for job in jobs:
             begun(job)
         server.kill()
-        wait_until(lambda: (card := worker.card()) is not None and card.away)
+
+        def away() -> str | None:
+            card = worker.card()
+            return None if card is None else card.away
+
+        away_words = wait_until(away)
+        assert away_words == "the server is away: connection refused; it is looked for every second"
         waiting = own_client.submit(model=MODEL, prompt="one", max_tokens=2)
         assert waiting.status().state == "queued", "nothing is claimed meanwhile"
         server.start()

@@ -73,7 +73,11 @@ _GAUGES: Final[dict[str, tuple[str, Read]]] = {
     ),
     "kv_cache_usage_perc": (
         "Share of the KV blocks that sequences hold; 1 means all.",
-        lambda worker: 1 - worker.stats.kv_blocks_free / max(1, worker.stats.kv_blocks_total),
+        # A server tells of none.
+        lambda worker: (
+            (worker.stats.kv_blocks_total - worker.stats.kv_blocks_free)
+            / max(1, worker.stats.kv_blocks_total)
+        ),
     ),
     "lease_age_seconds": (
         "Seconds since the worker last renewed its leases.",
