@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.redis_outage import RedisOutage
-from llorch_worker.contract.errors import as_told
+from llorch_worker.contract.errors import defect_of
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,8 @@ class Repeater:
             if isinstance(error, RedisError | OperationalError):
                 self._outage.failed(error)
             else:
-                logger.error("cannot %s, will retry", self._what, exc_info=as_told(error, "worker"))
+                defect = defect_of(error, "worker")
+                logger.error("cannot %s, will retry", self._what, exc_info=defect)
             forget_frames(error)
         else:
             self.served()

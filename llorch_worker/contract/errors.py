@@ -245,15 +245,19 @@ ERROR_CLASSES: dict[str, type[LlorchError]] = {
 
 
 def as_told(error: BaseException, whose: str) -> LlorchError:
-    """What others hear of ``error``: itself if it has a code, else whose defect it is, and its type
-    alone, because its message may quote a text.
-
-    A defect's note says where it was raised: files, lines and names. No frame stays alive for it.
-    """
+    """What others hear of ``error``: itself if it has a code, else :func:`defect_of` it."""
     if isinstance(error, LlorchError):
         return error
     if isinstance(error, MemoryError):
         return OutOfMemory(f"the {whose} has no memory for this job")
+    return defect_of(error, whose)
+
+
+def defect_of(error: BaseException, whose: str) -> InternalError:
+    """Says of ``error`` whose defect it is and its type, because its message may quote a text.
+
+    A note says where it was raised: files, lines and names. No frame stays alive for it.
+    """
     defect = InternalError(f"a defect of the {whose}: {type(error).__name__}")
     place = "".join(format_tb(error.__traceback__))
     defect.add_note(f"Traceback (most recent call last):\n{place}".rstrip())

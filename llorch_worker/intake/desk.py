@@ -31,7 +31,7 @@ from typing import Any, Final, NoReturn
 from pydantic import TypeAdapter
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import GenerationRequest, InternalError, LlorchError
+from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, frame, header_of
@@ -404,7 +404,7 @@ class _Desk:
                 reply = frame(number, self._answer(header, body_of(request), phase))
             except Exception as error:  # noqa: BLE001 it is told where the request came from
                 told = as_told(error, "intake")
-                if isinstance(told, InternalError):
+                if told is not error:
                     place = "".join(format_exception_only(told))
                     logger.error("a request could not be prepared: %s", place)
                 reply = frame({**number, "error": told.args})

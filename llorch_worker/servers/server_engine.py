@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     Journal,
     LlorchError,
 )
+from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import (
     STEP_TOKENS,
     TOKEN_GAP_S,
@@ -320,14 +321,11 @@ class ServerEngine:
                 generation.stop_cancelled(Cancelled("the job was cancelled"))
             else:
                 generation.fail(EngineDied(death))
-        except LlorchError as error:
-            generation.fail(error)
         except Exception as error:
-            # Its message may quote the prompt.
-            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
-            place = (type(defect), defect, error.__traceback__)
-            logger.error("job %s failed", generation.id, exc_info=place)
-            generation.fail(defect)
+            told = as_told(error, "worker")
+            if told is not error:
+                logger.error("job %s failed", generation.id, exc_info=told)
+            generation.fail(told)
         finally:
             self._cuts.discard(generation)
             del self._tasks[generation]

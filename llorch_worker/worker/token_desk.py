@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import token_questions
 from llorch_worker.broker.repeater import Repeater
-from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion
 
@@ -67,6 +67,6 @@ class TokenDesk(Repeater):
             return self._find_answer(question)
         except Exception as error:
             told = as_told(error, "worker")
-            if isinstance(told, InternalError):
+            if told is not error:
                 logger.error("a question about tokens failed", exc_info=told)
             return told

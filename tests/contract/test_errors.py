@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
+from traceback import format_exception
 
 import pytest
 
+from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.results import decode_state, failure_document
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Fault,
+    InternalError,
     InvalidRequest,
     ModelNotServed,
 )
-from llorch_worker.contract.errors import MOST_FAULTS
+from llorch_worker.contract.errors import MOST_FAULTS, as_told, defect_of
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_CLASSES))
@@ -62,3 +67,40 @@ def test_an_error_is_as_retriable_behind_the_queue_as_before_it(retriable: bool)
     end = decode_state(failure_document("job", ModelNotServed("why", retriable=retriable))).end
     assert isinstance(end, ModelNotServed)
     assert (end.retriable, end.document().retriable) == (retriable, retriable)
+
+
+class Held:
+    """Something that a frame holds."""
+
+
+def test_a_defect_says_its_type_and_place_keeps_no_message_and_no_frame() -> None:
+    def fail(held: Held) -> None:
+        raise ValueError(f"a secret of {held}")
+
+    held = Held()
+    kept = weakref.ref(held)
+    gc.disable()
+    try:
+        try:
+            fail(held)
+        except ValueError as error:
+            told = as_told(error, "worker")
+            forget_frames(error)
+        del held
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert (told.code, told.message) == ("INTERNAL", "a defect of the worker: ValueError")
+    written = "".join(format_exception(told))
+    assert "in fail" in written
+    assert "a secret of <" not in written
+
+
+def test_what_has_a_code_is_told_as_it_is_but_logged_as_a_defect_without_what_led_to_it() -> None:
+    known = InternalError("known words")
+    known.__cause__ = ValueError("a secret")
+    assert as_told(known, "worker") is known
+    written = "".join(format_exception(defect_of(known, "worker")))
+    assert "a defect of the worker: InternalError" in written
+    assert "ValueError" not in written
+    assert as_told(MemoryError(), "worker").code == "OUT_OF_MEMORY"

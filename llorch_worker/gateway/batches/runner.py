@@ -13,6 +13,7 @@ from typing import NamedTuple
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
+from llorch_worker.contract.errors import defect_of
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
@@ -103,6 +104,6 @@ async def _drive(run: BatchRun, batch_id: str) -> None:
         raise
     except OSError as error:
         logger.warning("batch %s waits for its files: %s", batch_id, type(error).__name__)
-    except Exception as error:  # noqa: BLE001 - one batch must not stop the others
-        # It may quote a prompt. The lease ends soon, and a gateway tries again.
-        logger.error("batch %s: a defect: %s", batch_id, type(error).__name__)
+    except Exception as error:
+        # The lease ends soon, and a gateway tries again.
+        logger.error("batch %s failed", batch_id, exc_info=defect_of(error, "gateway"))

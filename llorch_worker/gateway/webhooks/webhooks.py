@@ -19,6 +19,7 @@ from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
+from llorch_worker.contract.errors import defect_of
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may
 from llorch_worker.gateway.settings import GatewaySettings
@@ -232,9 +233,8 @@ class Webhooks:
         except (RedisError, BrokerUnavailable) as error:
             # After the lease somebody tries again.
             logger.warning("webhook %s waits for Redis: %s", webhook_id, type(error).__name__)
-        except Exception as error:  # noqa: BLE001 - one webhook must not stop the others
-            # It may quote a text.
-            logger.error("webhook %s: a defect: %s", webhook_id, type(error).__name__)
+        except Exception as error:
+            logger.error("webhook %s failed", webhook_id, exc_info=defect_of(error, "gateway"))
 
     async def _try(self, webhook: Webhook, poster: Poster) -> None:
         if webhook.body is None:
