@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -95,7 +94,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """The worker's last act: jobs that never began go back to their queues."""
         self.claimer.close()
         for claim in reversed(HELD_CLAIMS.all()):
-            self._settler.hand_back(claim)
+            self._give_back(claim)
         self._claims.close()
 
     def _call_take(self) -> None:
@@ -104,33 +103,39 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def _take_arrived(self) -> None:
         """Takes what the claimer has brought; on the event loop's thread."""
         arrived, repeated = self.claimer.arrived, self.claimer.repeated
-        while repeated:
-            self._on_repeated(repeated.popleft())
-        while arrived:
-            # Since their claim the worker may have left its queues, or got a rate limit. Celery
-            # would keep what is beyond that, and forget it with its connection.
-            if self.claimer.queues and self._startable().most:
-                self._take(arrived[0])
-                # Only now: what it takes of the rate limit counts for the next claim.
-                arrived.popleft()
-            else:
-                # Latest first: each goes to the head, so the earliest ends up in front.
-                self._settler.hand_back(arrived.pop())
-        self.claimer.wake()
+        try:
+            while repeated:
+                self._on_repeated(repeated.popleft())
+            while arrived:
+                # Since their claim the worker may have left its queues, or got a rate limit. Celery
+                # would keep what is beyond that, and forget it with its connection.
+                if self.claimer.queues and self._startable().most:
+                    self._take(arrived[0])
+                else:
+                    # Latest first: each goes to the head, so the earliest ends up in front.
+                    self._give_back(arrived.pop())
+        finally:
+            # After an error the rest waits for the next turn, or for the next connection.
+            (self._call_take if arrived or repeated else self.claimer.wake)()
 
     def _take(self, claim: Claim) -> None:
         assert self.task_consumer is not None
-        message = JobMessage(claim, self._settler, self._terms.max_message_bytes)
         try:
+            message = JobMessage(claim, self._settler, self._terms.max_message_bytes)
             self.task_consumer.on_message(message)
         except BaseException:
-            # The others wait for the next connection.
-            self.claimer.arrived.popleft()
-            if not message.acknowledged:
-                with suppress(RedisError):
-                    message.requeue()
-            self._call_take()
+            if HELD_CLAIMS.get(claim.tag) is not None:
+                self._give_back(claim)
             raise
+        finally:
+            # Only now: what it took of the rate limit counts for the next claim.
+            self.claimer.arrived.popleft()
+
+    def _give_back(self, claim: Claim) -> None:
+        try:
+            self._settler.hand_back(claim)
+        except RedisError as error:
+            logger.warning("a job waits for its lease to lapse: %s", type(error).__name__)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Keeps running jobs."""
