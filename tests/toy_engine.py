@@ -203,6 +203,7 @@ class ToyEngine:
         )
 
     def misplaced_tensors(self) -> tuple[str, ...]:
+        _fail_as_asked("check and ")
         path = os.environ.get("TOY_MISPLACED")
         return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
 
@@ -254,12 +255,13 @@ class ToyEngine:
 
 def _fail_as_asked(when: str = "") -> None:
     """``TOY_FAILS_FROM`` names a file: once it exists, it says how a load fails, ``die``, ``stop``
-    or the message of a ``ModelLoadFailed``; ``warm up and stop`` is later."""
+    or the message of a ``ModelLoadFailed``; ``warm up and stop`` and ``check and stop`` are
+    later."""
     path = Path(os.environ.get("TOY_FAILS_FROM", "/nowhere/at/all"))
     said = path.read_text() if path.exists() else ""
     if said == f"{when}stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif said and not when and not said.startswith("warm up"):
+    elif said and not when and not said.endswith(" and stop"):
         if said == "die":
             os._exit(9)
         raise ModelLoadFailed(said)

@@ -109,13 +109,21 @@ class EngineLoader:
         )
         try:
             engine.warm_up()
-            fault = wrong_card(engine.facts, assignment) or violation(engine, assignment)
+            fault = wrong_card(engine.facts, assignment) or self._violation(engine)
             if fault is not None:
                 raise ModelLoadFailed(fault)
         except BaseException:
             engine.close()
             raise
         return engine
+
+    def _violation(self, engine: EngineProcess) -> str | None:
+        """See :func:`violation`; waits for an answer."""
+        while True:
+            try:
+                return violation(engine, self._assignment)
+            except TimeoutError:
+                engine.look()
 
     def _find_server(self, url: str) -> ServerEngine:
         # Here, because they need an extra.

@@ -148,11 +148,12 @@ def test_a_worker_without_an_engine_stops_at_once(
     witness.assert_whole(job)
 
 
-def test_a_worker_whose_engine_hangs_while_it_loads_stops_at_once(
-    start_worker: StartWorker, tmp_path: Path
+@pytest.mark.parametrize("failure", ["stop", "check and stop"])
+def test_a_worker_whose_engine_hangs_before_it_serves_stops_at_once(
+    start_worker: StartWorker, tmp_path: Path, failure: str
 ) -> None:
     file = tmp_path / "failure"
-    file.write_text("stop")
+    file.write_text(failure)
     worker = start_worker("w1", ready=False, TOY_FAILS_FROM=file)
     hangs = psutil.STATUS_STOPPED
     wait_until(

@@ -190,7 +190,7 @@ class EngineProcess:
             watchdog_s: a process that does nothing for :data:`LOAD_IDLES` times as long while it
                 loads or warms up, or tells nothing for :data:`LOAD_IS_SILENT` times, is killed.
             meanwhile: called about once a second on the threads that wait for the load and the
-                warm-up. If it raises, they do.
+                warm-up. If it raises, the process is killed.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
@@ -242,9 +242,27 @@ class EngineProcess:
             try:
                 answer.result(LOOK_S)
             except TimeoutError:
-                self._look()
+                self.look()
             else:
                 return
+
+    def look(self) -> None:
+        """Kills a process that does not get on with its load, its warm-up or what it is asked
+        before it serves. For one that waits for it, about once a second."""
+        try:
+            self._meanwhile()
+        except BaseException:
+            self._process.kill()
+            raise
+        with self._lock:
+            if not self.healthy:
+                return
+            beat = self._board.last_beat
+        if beat != self._last_beat:
+            self._last_beat = beat
+            self._standstill.heard()
+        if (reason := self._standstill.reason()) is not None:
+            self.kill("stalled", f"{reason} while it loaded")
 
     def submit(
         self,
@@ -456,7 +474,7 @@ class EngineProcess:
             try:
                 frame = self._frames.receive(LOOK_S)
             except TimeoutError:
-                self._look()
+                self.look()
             except (OSError, NoFrame):
                 # A process that dies before it has read all resets the connection, or ends it amid
                 # a frame.
@@ -464,19 +482,6 @@ class EngineProcess:
             else:
                 self._standstill.heard()
                 return None if frame is None else decode_to_keeper(frame)
-
-    def _look(self) -> None:
-        """Kills a process that does not get on with its load, or its warm-up."""
-        self._meanwhile()
-        with self._lock:
-            if not self.healthy:
-                return
-            beat = self._board.last_beat
-        if beat != self._last_beat:
-            self._last_beat = beat
-            self._standstill.heard()
-        if (reason := self._standstill.reason()) is not None:
-            self.kill("stalled", f"{reason} while it loaded")
 
     def _receive(self) -> ToKeeper | None:
         self._reads_since_s = time.monotonic()
