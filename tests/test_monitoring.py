@@ -179,7 +179,7 @@ def prometheus(
         wait_until(lambda: server.value(ready) == 3, what="three targets")
 
         def counted() -> bool:
-            client.submit(prompt="Once", max_tokens=4).result(30)
+            client.submit(prompt="Once", max_tokens=4).result(120)
             httpx.get(f"{gateway.url}/health").raise_for_status()
             grown = ("llorch_request_success_total", "llorch_gateway_requests_total")
             return all(server.value(f"sum(rate({name}[1m]))") > 0 for name in grown)

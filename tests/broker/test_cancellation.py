@@ -73,7 +73,7 @@ def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) ->
     job.cancel()
     assert result.state == "REVOKED"
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=30)
+        result.get(timeout=120)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

@@ -41,14 +41,14 @@ def test_readers_of_a_stream_and_of_a_result_hear_of_it(
     async def read() -> None:
         async with AsyncClient(client.settings) as reader:
             own = reader.job(job.id, known=True)
-            for reading in (own.result(30), anext(own.stream(timeout=30))):
+            for reading in (own.result(120), anext(own.stream(timeout=120))):
                 with pytest.raises(JobLost):
                     await reading
 
     with ThreadPoolExecutor() as threads:
         readers = [
             threads.submit(job.result, 30),
-            threads.submit(next, job.stream(timeout=30)),
+            threads.submit(next, job.stream(timeout=120)),
         ]
         client.redis.flushall()
         asyncio.run(read())

@@ -23,7 +23,7 @@ def commands(client: Client) -> int:
 
 def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWorker) -> None:
     start_worker(lease_s=10, sweep_s=5)
-    client.submit(prompt="x", max_tokens=2).result(30)
+    client.submit(prompt="x", max_tokens=2).result(120)
     before, began_s = commands(client), time.monotonic()
     # A rate needs a window of time.
     time.sleep(WINDOW_S)
@@ -33,7 +33,7 @@ def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWo
 
 def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorker) -> None:
     start_worker(lease_s=10, sweep_s=5)
-    client.submit(prompt="x", max_tokens=1).result(30)
+    client.submit(prompt="x", max_tokens=1).result(120)
     calls = []
     for _ in range(JOBS):
         client.redis.config_resetstat()
@@ -49,7 +49,7 @@ def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorke
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:
     """Celery's mingle leaves a BRPOP whose reply this worker's consumer never reads."""
     worker = start_worker(app="tests.faults.impatient_app")
-    client.submit(prompt="x", max_tokens=2).result(30)
+    client.submit(prompt="x", max_tokens=2).result(120)
     # Longer than the silence after which this Celery closes a connection.
     time.sleep(WINDOW_S)
     assert "stale connection" not in worker.text()

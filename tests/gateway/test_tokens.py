@@ -375,7 +375,7 @@ def test_a_worker_whose_sequences_are_all_taken_answers(
     assert waiting.status().state == "queued"
     latch.open()
     for job in [*running, waiting]:
-        job.result(30)
+        job.result(120)
 
 
 def test_a_question_that_cannot_be_read_costs_the_worker_nothing(

@@ -194,7 +194,7 @@ def test_no_request_waits_for_one_that_takes_long(
     computes = begin("compute")
     busy = wait_until(lambda: giving_way(patient))
     for _ in range(3):
-        assert begin("Hi").result(30).prompt_ids
+        assert begin("Hi").result(120).prompt_ids
     assert not computes.done()
     # As the kernel does for memory, perhaps of others: so it is tried again.
     busy.kill()
@@ -204,7 +204,7 @@ def test_no_request_waits_for_one_that_takes_long(
     again.kill()
     # None of a request's limits kills.
     with pytest.raises(InternalError, match="what prepared the request was killed twice"):
-        computes.result(30)
+        computes.result(120)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_a_request_that_is_withdrawn_gives_its_place_to_others(
             each.cancel()
         for wait in waits:
             with pytest.raises(Cancelled):
-                wait.result(30)
+                wait.result(120)
         assert intake.prepare(chat("Hi"), limits).prompt_ids
         wait_until(lambda: len(forks(intake)) == 1)
 
@@ -332,7 +332,7 @@ def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
         desk.resume()
         try:
             with pytest.raises(InternalError, match="a defect of the intake: TypeError"):
-                answer.result(30)
+                answer.result(120)
         finally:
             if not answer.done():
                 desk.kill()
@@ -397,7 +397,7 @@ def test_no_request_hangs_where_the_system_starts_no_process(
         patched.setattr(process, "spawn", refuse)
         os.kill(patient.pid, signal.SIGKILL)
         with pytest.raises(InternalError, match="cannot start again: Resource"):
-            waits.result(30)
+            waits.result(120)
         with pytest.raises(InternalError, match="cannot start again: Resource"):
             patient.prepare(chat("Hi"), limits)
     assert patient.prepare(chat("Hi"), limits).prompt_ids
@@ -413,9 +413,9 @@ def test_a_request_is_withdrawn_at_once_also_from_a_process_that_hangs(
         waits = threads.submit(
             intake.prepare_document, chat("Hi"), limits, on_asked=preparing.set_result
         )
-        preparing.result(10).cancel()
+        preparing.result(120).cancel()
         with pytest.raises(Cancelled):
-            waits.result(10)
+            waits.result(120)
         with pytest.raises(DeadlineExceeded):
             intake.prepare_document(chat("Hi"), limits, within_s=0.01)
         os.kill(intake.pid, signal.SIGCONT)
@@ -454,7 +454,7 @@ def test_an_intake_for_which_there_is_no_process_says_so_until_there_is(
             patch.setattr("llorch_worker.intake.process.spawn", refuse)
             desk.kill()
             with pytest.raises(InternalError, match="cannot start again: no room for a process"):
-                asked.result(30)
+                asked.result(120)
         assert intake.prepare(chat("Hi"), limits).prompt_ids
 
 

@@ -61,14 +61,14 @@ def test_every_end_of_a_job_is_counted(
         said = f"metrics at http://{address(worker)}/metrics"
         wait_until(lambda: worker.text().count(said) == 1)
         for _ in range(3):
-            own_client.submit(prompt="x", max_tokens=4).result(30)
+            own_client.submit(prompt="x", max_tokens=4).result(120)
         with pytest.raises(LlorchError):
-            own_client.submit(prompt="raise ValueError", max_tokens=4).result(30)
+            own_client.submit(prompt="raise ValueError", max_tokens=4).result(120)
         held = own_client.submit(prompt=latch.prompt(), max_tokens=9)
         wait_until(lambda: metrics_of(worker)("llorch_num_requests_running") == 1)
         held.cancel()
         with pytest.raises(Cancelled):
-            held.result(30)
+            held.result(120)
         found = ended(worker, 5)
         assert found("llorch_jobs_ended_total", outcome="length") == 3
         assert found("llorch_jobs_ended_total", outcome="failed") == 1
@@ -102,9 +102,9 @@ def test_metrics_hold_nothing_of_a_prompt_or_a_text(
         job = own_client.submit(
             prompt=f"{SECRET} {SECRET}", max_tokens=9, stop=[SECRET], metadata={"a": SECRET}
         )
-        assert job.result(30).text.startswith(GENERATED)
+        assert job.result(120).text.startswith(GENERATED)
         with pytest.raises(LlorchError):
-            own_client.submit(prompt=f"raise ValueError {SECRET}", max_tokens=2).result(30)
+            own_client.submit(prompt=f"raise ValueError {SECRET}", max_tokens=2).result(120)
         text = metrics_of(worker).text
         assert SECRET not in text
         assert GENERATED not in text

@@ -91,12 +91,12 @@ def listeners(client: Client) -> set[str]:
 def test_a_full_worker_keeps_the_connection_that_brings_it_news(
     narrow_worker: WorkerProcess, client: Client
 ) -> None:
-    client.submit(prompt="x", max_tokens=1).result(30)
+    client.submit(prompt="x", max_tokens=1).result(120)
     before = listeners(client)
     assert before
     # Each of them is news to a worker that has no room.
     jobs = [client.submit(prompt="x", max_tokens=20) for _ in range(10)]
-    assert [job.result(30).usage.completion for job in jobs] == [20] * 10
+    assert [job.result(120).usage.completion for job in jobs] == [20] * 10
     assert listeners(client) == before
 
 

@@ -120,7 +120,7 @@ def test_a_client_without_traces_begins_one_in_the_worker(
     worker: WorkerProcess, client: Client, collector: Collector
 ) -> None:
     job = client.submit(prompt="Once", max_tokens=2)
-    job.result(30)
+    job.result(120)
     spans = collector.wait_for(job.id, "process llorch.demo", *PARTS)
     assert spans["process llorch.demo"].parent_id == ""
     assert spans["decode"].parent_id == spans["process llorch.demo"].span_id

@@ -61,7 +61,7 @@ async def main():
     async with AsyncClient() as client:
         with trace.get_tracer("shop").start_as_current_span("buy") as span:
             job = await client.submit(prompt="x", max_tokens=2)
-        await job.result(30)
+        await job.result(120)
         print(json.dumps([job.id, f"{span.get_span_context().trace_id:032x}"]))
 
 asyncio.run(main())

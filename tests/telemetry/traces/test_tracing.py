@@ -73,7 +73,7 @@ def test_a_dead_collector_delays_neither_jobs_nor_the_end(
         }
         with running_worker(own_server.url, tmp_path, model_name="toy", **variables) as worker:
             for _ in range(3):
-                own_client.submit(prompt="x", max_tokens=2).result(30)
+                own_client.submit(prompt="x", max_tokens=2).result(120)
                 if not answers:
                     wait_until(lambda: "takes no traces" in worker.text())
             worker.process.terminate()
