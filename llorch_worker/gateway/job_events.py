@@ -31,7 +31,7 @@ MOST_UNREAD = 64
 GRACE_S = 2.0
 """How long after their deadline the end of jobs may come."""
 
-CHANGED = "the model was replaced, and what was sent is void; send the request again"
+CHANGED = "the job began again, and what was sent is void; send the request again"
 
 Progress = Started | Tokens | Finished
 

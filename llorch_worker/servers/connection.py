@@ -208,6 +208,8 @@ class _told:  # noqa: N801 - used like a function
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         match error:
+            case aiohttp.ClientSSLError():
+                raise WrongAnswer(f"no TLS as it should be: {type(error).__name__}") from None
             case aiohttp.ClientConnectorError():
                 refused = isinstance(error.os_error, ConnectionRefusedError)
                 code = error.os_error.errno

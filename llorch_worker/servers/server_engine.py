@@ -20,6 +20,7 @@ from llorch_worker.contract import (
     InternalError,
     Journal,
     LlorchError,
+    ModelLoadFailed,
 )
 from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import (
@@ -338,7 +339,7 @@ class ServerEngine:
             try:
                 await self._ask(generation)
             except Refusal as refusal:
-                raise self._refused(generation, refusal) from None
+                raise await self._refused(generation, refusal) from None
             except (ServerAway, AnswerCut) as error:
                 raise await self._find_out(generation, error) from None
 
@@ -378,12 +379,15 @@ class ServerEngine:
             self._prompt_tokens += choice.counted.prompt
             self._cached += choice.counted.cached
 
-    def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:
+    async def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:
         if refusal.status in _BUSY:
             return _ended_alone(generation, f"the server answered with HTTP {refusal.status}")
         if refusal.status in _GONE:
-            self._die(_away(refusal))
-            return EngineDied(self._death or _away(refusal))
+            try:
+                await probe(self._asking.connection, self._address.model)
+            except (ModelLoadFailed, ServerAway, AnswerCut) as error:
+                self._die(_away(getattr(error, "message", error)))
+                return EngineDied(self._death or _away(refusal))
         return self._asking.error_of(generation.request, refusal)
 
     # Its life --------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _without_effect(settings: Settings) -> list[str]:
 
 def _key_of(settings: Settings) -> str | None:
     if settings.engine_key is not None:
-        return settings.engine_key.get_secret_value()
+        return settings.engine_key.get_secret_value().strip()
     if settings.engine_key_file is None:
         return None
     try:

@@ -141,6 +141,7 @@ def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
         ("page", LlorchError, "text/html in place of events"),
         ("error", LlorchError, "the server failed"),
         ("status 400", InvalidRequest, "HTTP 400"),
+        ("status 403", LlorchError, "HTTP 403"),
         ("status 500", LlorchError, "HTTP 500"),
         ("status 503", EngineDied, "HTTP 503"),
     ],
@@ -224,6 +225,22 @@ def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn
     with pytest.raises(EngineDied):
         engine.submit(asked())
     engine.close()
+
+
+def test_a_server_that_no_longer_takes_the_key_ends_the_engine(vllm: StandIn) -> None:
+    engine = load(vllm)
+    vllm.key = "another"
+    generation = engine.submit(asked())
+    with pytest.raises(EngineDied, match="refuses the key"):
+        generation.result()
+    assert not engine.healthy
+    engine.close()
+
+
+def test_a_server_without_tls_is_told_in_a_sentence(vllm: StandIn) -> None:
+    address = Address(vllm.url.replace("http:", "https:"), None, MODEL, MODEL)
+    with pytest.raises(ModelLoadFailed, match="no TLS"):
+        ServerEngine.load(address, max_sequences=None, wait=refuse_to_wait)
 
 
 def test_a_suspect_is_alone_at_the_server_until_its_first_token(vllm: StandIn) -> None:
