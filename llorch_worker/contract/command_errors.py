@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -114,6 +115,8 @@ def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> C
 def _shown(setting: object) -> str:
     if setting is None:
         return "nothing"
+    if isinstance(setting, str):
+        setting = re.sub(r"//[^/@]*@", "//***@", setting)  # who logs in where, and with what
     return repr(setting) if isinstance(setting, int | float | str) else type(setting).__name__
 
 

@@ -29,6 +29,7 @@ from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.processors import thread_count
 from llorch_worker.stack import ports
 from tests.cli.command import Started, alive, run
+from tests.servers.stand_in import MODEL, StandIn
 from tests.services import free_port, wait_until
 
 LASTING_S = 20
@@ -192,6 +193,44 @@ def test_models_that_no_worker_could_serve_are_refused(options: tuple[str, ...],
     answer = run("up", *options)
     assert answer.code == 2
     assert said in answer.err
+
+
+def test_a_server_computes_for_the_workers_that_are_started(redis_url: str, tmp_path: Path) -> None:
+    with StandIn("vLLM", key="secret-of-the-server").running() as server:
+        command = Started(
+            *("up", "--no-flower", "--no-gateway", "--workers", "2", "--redis", redis_url),
+            *("--engine", server.url, "--model", MODEL),
+            LLORCH_ENGINE_KEY="secret-of-the-server",
+            TMPDIR=str(tmp_path),
+        )
+        try:
+            assert server.url in command.wait_for("Starting")
+            command.wait_for("Ctrl-C drains and ends")
+            with Client(redis_url) as client:
+                assert [card.device for card in client.workers()] == ["vLLM", "vLLM"]
+                job = client.submit(model=MODEL, prompt="one", max_tokens=2)
+                assert job.result(60).text == "w0 w1 "
+            command.signal(signal.SIGTERM)
+            assert command.ended() == 0
+            assert "secret-of-the-server" not in "".join(command.lines)
+        finally:
+            command.child.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--engine", "http://h:1", "--model", "m", "--gpus", "all"), "leave out --gpus"),
+        (("--engine", "http://h:1"), "needs --model"),
+        (("--engine", "h:1", "--model", "m"), "must be http://host:port/v1"),
+        (("--engine", "http://user:pass@h:1", "--model", "m"), "without a user or a key"),
+    ],
+)
+def test_what_makes_no_engine_of_a_server_is_refused(options: tuple[str, ...], said: str) -> None:
+    done = run("up", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert "pass" not in done.err
 
 
 def test_the_gateway_answers_the_command_of_the_help_and_is_restarted(
