@@ -52,7 +52,7 @@ processor, is killed and starts again."""
 _SILENT_S: Final = 900.0
 """And one that answers nobody for so long, whatever it does. It ends a request that gets too little
 processor time before."""
-_STACKS_S: Final = 1.0
+_STACKS_S: Final = 5.0
 """How long a question where it is waits for an answer."""
 _EXIT_S: Final = 2.0
 """How long a process that has nothing more to do may take to end."""

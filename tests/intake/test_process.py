@@ -289,7 +289,8 @@ def test_a_request_that_is_withdrawn_gives_its_place_to_others(
             with pytest.raises(Cancelled):
                 wait.result(120)
         assert intake.prepare(chat("Hi"), limits).prompt_ids
-        wait_until(lambda: len(forks(intake)) == 1)
+        # At most the one that prepared it.
+        wait_until(lambda: len(forks(intake)) <= 1)
 
 
 def test_a_request_too_large_for_a_message_is_refused(

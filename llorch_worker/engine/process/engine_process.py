@@ -90,6 +90,8 @@ INTAKE_THREADS: Final = 4
 """How many requests the engine's process takes in at once."""
 ANSWER_S: Final = 0.5
 """How long a question about figures waits for the engine."""
+STACKS_S: Final = 5.0
+"""How long a question where its threads are waits."""
 CLOSE_S: Final = 10.0
 """How long a close waits until the engine has cancelled its generations."""
 LOAD_IDLES: Final = 5
@@ -353,7 +355,7 @@ class EngineProcess:
 
     def stacks(self) -> str:
         """Where its threads are. Raises TimeoutError if it does not answer soon."""
-        found: str = self._call("stacks").result(ANSWER_S)
+        found: str = self._call("stacks").result(STACKS_S)
         return found
 
     @property
