@@ -5,7 +5,9 @@ offset, for each group of 16 or 32 columns. Tables are in the order in which a w
 take them. A tile has 16 rows, a chunk 64 columns; both are padded with weights of 0. Of each, lane
 4 * g + t of a warp reads 16 bytes: for rows g and g + 8 and both halves of the chunk, the low four
 bits of columns 8 * t to 8 * t + 7, or of 4 * t to 4 * t + 3 of two groups of 16. Even columns are
-in the lower half of a word. Bits above the fourth are in words of their own, in the same order.
+in the lower half of a word. The bits above the fourth are in words of their own. There each byte
+belongs to two pairs of columns of each word of codes, whose bits begin at the fourth bit and go on
+with the lowest, so that one shift takes those of two pairs above their codes.
 Scales and offsets are 4 or 8 numbers for each g.
 """
 
@@ -180,8 +182,13 @@ def _high(blocks: torch.Tensor, width: int) -> torch.Tensor | None:
         for pair in range(4):
             for e in range(2):
                 number = each[..., part, pair, e].to(torch.int32)
-                words |= number << (width * (4 * part + pair) + 16 * e)
+                words |= number << _high_place(width, part, pair, e)
     return words
+
+
+def _high_place(width: int, part: int, pair: int, e: int) -> int:
+    """Where the ``width`` high bits of a code begin in their word."""
+    return 16 * e + 8 * (pair // 2) + (4 + width * (2 * part + pair % 2)) % 8
 
 
 def _from_high(words: torch.Tensor) -> torch.Tensor:
@@ -189,7 +196,7 @@ def _from_high(words: torch.Tensor) -> torch.Tensor:
     if width == 4:
         return _from_nibbles(words)
     places = [
-        [[width * (4 * part + pair) + 16 * e for e in range(2)] for pair in range(4)]
+        [[_high_place(width, part, pair, e) for e in range(2)] for pair in range(4)]
         for part in range(4 // width)
     ]
     numbers = words[..., None, None, None] >> torch.tensor(places, device=words.device)

@@ -267,8 +267,10 @@ def compile_each() -> Iterator[tuple[str, dict[str, Any]]]:
     for capability in SHARED_BYTES:
         for head_dim in HEAD_DIMS if capability == 89 else HEAD_DIMS[-1:]:
             yield from both_attentions(capability, head_dim)
-    for tokens in (8, 16):
-        yield f"product of Q4_K with {tokens}", compile_product(89, FORMS["Q4_K"], tokens, 2)
+    # Those that come closest to their limits.
+    for block_type, tokens in (("Q2_K", 8), ("Q6_K", 16)):
+        name = f"product of {block_type} with {tokens}, 2"
+        yield name, compile_product(120, FORMS[block_type], tokens, 2)
     yield from kernels_beside_attention(89).items()
 
 

@@ -41,9 +41,10 @@ class ProductTiles:
 
     @classmethod
     def of(cls, tokens: int, rows: int, processors: int) -> ProductTiles:
-        """Two tiles share what they load of the activations, if each processor has a program."""
+        """Two tiles share what they load of the activations, unless each tile could have a
+        processor of its own."""
         wanted = min(32, max(8, triton.next_power_of_2(tokens)))
-        return cls(wanted, 2 if wanted < 32 and rows >= 2 * TILE_ROWS * processors else 1)
+        return cls(wanted, 2 if wanted < 32 and rows > TILE_ROWS * processors else 1)
 
 
 def quantised_linear(
@@ -178,6 +179,12 @@ def _multiply(
     if HIGH:
         high += _places(at, lane, 32, HIGH)
 
+    # Of two numbers with a code as the last bits of their mantissas. An instruction takes no two
+    # constants, and the mask of the codes is one. So 0 is added that no compiler knows to be 0, and
+    # that differs by thread as far as it knows, which leaves the exponents in a register.
+    exponents = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
+    exponents += ((tokens + lane) >> 31)[None, None, :, :, None]
+
     block = tl.arange(0, 2 * GROUPS * EIGHTS)  # eight tokens, then a part of a chunk
     token = (block // (2 * GROUPS) * 8)[:, None] + tl.arange(0, 8)[None, :]
     token += tl.program_id(1) * TOKENS
@@ -188,19 +195,23 @@ def _multiply(
     is_token = (token < tokens)[:, None, :, None, None]
 
     total = tl.zeros([BATCH, ROWS, TOKENS], tl.float32)
-    # Twice, so that the second pass's loads are in flight while the first multiplies.
-    UNROLLED: tl.constexpr = 2 if TOKENS < 32 else 1
+    # Twice, so that the second pass's loads are in flight while the first multiplies, as far as
+    # registers go.
+    MOST: tl.constexpr = 8 if OFFSETS and GROUPS == 2 else 16
+    UNROLLED: tl.constexpr = 2 if TOKENS <= MOST else 1
     for first in tl.range(0, chunks, PARTS, loop_unroll_factor=UNROLLED):
         known = (real & (first + part < chunks)[None, :])[:, :, None, None, None]
         low = tl.load(codes, mask=known, other=0)
-        weights = _numbers(low, dtype)  # [T, P, 8, 4, half r, e q h]
+        weights = _numbers(low, exponents, dtype)  # [T, P, 8, 4, half r, e q h]
         if HIGH == 4:
-            above = _numbers(tl.load(high, mask=known, other=0), dtype)
+            # Of numbers 16 times as large.
+            sixteens = exponents + (0x02000200 if dtype == tl.bfloat16 else 0x10001000)
+            above = _numbers(tl.load(high, mask=known, other=0), sixteens, dtype)
         elif HIGH:
             # Without the hint, a lane would load what its neighbours multiply.
             words = tl.load(tl.max_contiguous(high, [1, 1, 1, 1, HIGH]), mask=known, other=0)
-            words = _each_high(words, TILES, PARTS, HIGH)
-            weights = _numbers_with_high(low, words, HIGH, dtype)
+            words = _each_word(words, TILES, PARTS, HIGH)
+            weights = _numbers_with_high(low, words, HIGH, exponents, dtype)
         inside = is_token & (column + first * 64 < columns)[:, :, None, None, None]
         here = tl.load(x, mask=inside, other=0.0)  # [N / 8 * 2 * GROUPS, P, 8, 4 (t), 8 / GROUPS]
         if GROUPS == 1:
@@ -217,14 +228,16 @@ def _multiply(
         sums = tl.reshape(sums, [BATCH, ROWS, TOKENS])
 
         scale = tl.load(scales, mask=known, other=0.0).to(tl.float32)
-        bias = -(_constant(dtype, HIGH == 4) + ZERO) * scale
-        if OFFSETS:
-            bias += tl.load(offsets, mask=known, other=0.0).to(tl.float32)
-        products = tl.dot(_operand(weights, TILES, PARTS, GROUPS), here)
+        constant = -(_constant(dtype, HIGH == 4) + ZERO)
+        operand = _operand(weights, TILES, PARTS, GROUPS)
+        # Where sums are needed anyway, a second set of them would take too many registers.
+        products = tl.dot(operand, here) if OFFSETS else tl.dot(operand, here, sums * constant)
         if HIGH == 4:
-            products += 16.0 * tl.dot(_operand(above, TILES, PARTS, GROUPS), here)
+            products = tl.dot(_operand(above, TILES, PARTS, GROUPS), here, products)
         total += products * _of_groups(scale, TILES, PARTS, GROUPS, TOKENS)
-        total += sums * _of_groups(bias, TILES, PARTS, GROUPS, TOKENS)
+        if OFFSETS:
+            bias = constant * scale + tl.load(offsets, mask=known, other=0.0).to(tl.float32)
+            total += sums * _of_groups(bias, TILES, PARTS, GROUPS, TOKENS)
         codes += PARTS * 128
         scales += PARTS * 32 * GROUPS
         offsets += PARTS * 32 * GROUPS
@@ -265,14 +278,14 @@ def _dequantise(
     known = (part < chunks)[None, :, None, None, None]
     lane, of_g = _lanes()
     low = tl.load(codes + _places(at, lane, 32, 4), mask=known, other=0)
-    weights = _numbers(low, tl.bfloat16).to(tl.float32)
+    weights = _numbers(low, 0x43004300, tl.bfloat16).to(tl.float32)
     if HIGH == 4:
         above = tl.load(high + _places(at, lane, 32, HIGH), mask=known, other=0)
-        weights += 16.0 * _numbers(above, tl.bfloat16).to(tl.float32)
+        weights += _numbers(above, 0x45004500, tl.bfloat16).to(tl.float32)
     elif HIGH:
         words = tl.load(high + _places(at, lane, 32, HIGH), mask=known, other=0)
-        words = _each_high(words, 1, PARTS, HIGH)
-        weights = _numbers_with_high(low, words, HIGH, tl.bfloat16).to(tl.float32)
+        words = _each_word(words, 1, PARTS, HIGH)
+        weights = _numbers_with_high(low, words, HIGH, 0x43004300, tl.bfloat16).to(tl.float32)
     weights -= _constant(tl.bfloat16, HIGH == 4) + ZERO
     groups = _places(at, of_g, 8, 4 * GROUPS)
     scale = tl.load(scales + groups, mask=known, other=0.0).to(tl.float32)
@@ -311,12 +324,11 @@ def _places(at, lane, LANES: tl.constexpr, EACH: tl.constexpr):
 
 
 @triton.jit
-def _each_high(words, TILES: tl.constexpr, PARTS: tl.constexpr, HIGH: tl.constexpr):
-    """[T, P, 8, 4, HIGH] to the high bits of each word of codes, lowest first: [T, P, 8, 4, 4]."""
+def _each_word(words, TILES: tl.constexpr, PARTS: tl.constexpr, HIGH: tl.constexpr):
+    """[T, P, 8, 4, HIGH] to those with the high bits of each word of codes: [T, P, 8, 4, 4]."""
     words = tl.reshape(words, [TILES, PARTS, 8, 4, HIGH, 1])
     words = tl.broadcast_to(words, [TILES, PARTS, 8, 4, HIGH, 4 // HIGH])
-    words = tl.reshape(words, [TILES, PARTS, 8, 4, 4])
-    return words >> (tl.arange(0, 4) % (4 // HIGH) * (4 * HIGH))
+    return tl.reshape(words, [TILES, PARTS, 8, 4, 4])
 
 
 @triton.jit
@@ -327,42 +339,51 @@ def _constant(dtype, TWICE: tl.constexpr):
 
 
 @triton.jit
-def _numbers(words, dtype: tl.constexpr):
+def _numbers(words, exponents, dtype: tl.constexpr):
     """Eight codes of each word as numbers plus a constant: [..., 2 (e), 2, 2]."""
     return _eight(
         words & 0x000F000F,
         (words >> 4) & 0x000F000F,
         (words >> 8) & 0x000F000F,
         (words >> 12) & 0x000F000F,
+        exponents,
         dtype,
     )
 
 
 @triton.jit
-def _numbers_with_high(words, high, WIDTH: tl.constexpr, dtype: tl.constexpr):
-    """As ``_numbers``, with ``WIDTH`` more bits of each code."""
-    mask: tl.constexpr = 0x00100010 if WIDTH == 1 else 0x00300030
-    return _eight(
-        (words & 0x000F000F) | ((high << 4) & mask),
-        ((words >> 4) & 0x000F000F) | ((high << (4 - WIDTH)) & mask),
-        ((words >> 8) & 0x000F000F) | ((high << (4 - 2 * WIDTH)) & mask),
-        ((words >> 12) & 0x000F000F) | (((high << 1) if WIDTH == 1 else (high >> 2)) & mask),
-        dtype,
-    )
+def _numbers_with_high(words, high, WIDTH: tl.constexpr, exponents, dtype: tl.constexpr):
+    """As ``_numbers``, with ``WIDTH`` more bits of each code; see ``quantised_matrix``."""
+    mask: tl.constexpr = 0x001F001F if WIDTH == 1 else 0x003F003F
+    place = tl.arange(0, 4) % (4 // WIDTH) * 2
+    even = _joined(words, _to_fourth_bit(high, place, WIDTH))
+    odd = _joined(words >> 4, _to_fourth_bit(high, place + 1, WIDTH))
+    return _eight(even & mask, odd & mask, (even >> 8) & mask, (odd >> 8) & mask, exponents, dtype)
 
 
 @triton.jit
-def _eight(first, second, third, fourth, dtype: tl.constexpr):
+def _to_fourth_bit(high, place, WIDTH: tl.constexpr):
+    """Moves the bits at ``place`` of each byte above its lower four."""
+    return tl.where(place < 4 // WIDTH, high >> (WIDTH * place), high << (8 - WIDTH * place))
+
+
+@triton.jit
+def _joined(low, high):
+    """The lower four bits of each byte of ``low``, the upper four of ``high``."""
+    return (low & 0x0F0F0F0F) | (high & -0x0F0F0F10)
+
+
+@triton.jit
+def _eight(first, second, third, fourth, exponents, dtype: tl.constexpr):
     return tl.join(
-        tl.join(_two(first, dtype), _two(second, dtype)),
-        tl.join(_two(third, dtype), _two(fourth, dtype)),
+        tl.join(_two(first, exponents, dtype), _two(second, exponents, dtype)),
+        tl.join(_two(third, exponents, dtype), _two(fourth, exponents, dtype)),
     )
 
 
 @triton.jit
-def _two(pair, dtype: tl.constexpr):
+def _two(pair, exponents, dtype: tl.constexpr):
     """The halves of a word, each the low bits of a mantissa."""
-    exponents: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
     pair = pair | exponents
     low = (pair & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
     high = ((pair >> 16) & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
