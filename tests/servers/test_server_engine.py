@@ -157,7 +157,8 @@ def test_a_wrong_answer_costs_one_job(
         assert not isinstance(raised.value, EngineDied) or raised.value.death.lives
         assert prompt not in str(raised.value), "the server quoted it"
         assert engine.healthy
-        assert engine.submit(asked()).result().text == "w0 w1 w2 w3 "
+        if prompt != "silent":  # a busy machine may be silent for as long
+            assert engine.submit(asked()).result().text == "w0 w1 w2 w3 "
 
 
 @pytest.mark.parametrize(
@@ -247,11 +248,12 @@ def test_a_suspect_is_alone_at_the_server_until_its_first_token(vllm: StandIn) -
     with engine_at(vllm) as engine:
         held = engine.submit(asked(prompt="hold"))
         wait_until(lambda: vllm.open == 1)
-        suspect = engine.submit(asked(), suspect=True)
-        other = engine.submit(asked())
+        suspect = engine.submit(asked(prompt="suspect"), suspect=True)
+        other = engine.submit(asked(prompt="other"))
+        assert [body["prompt"] for _, body in vllm.bodies] == ["hold"]
         held.cancel()
         assert suspect.result().text == other.result().text == "w0 w1 w2 w3 "
-        assert vllm.most_open == 1
+        assert [body["prompt"] for _, body in vllm.bodies] == ["hold", "suspect", "other"]
 
 
 @pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
