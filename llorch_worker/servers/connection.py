@@ -112,16 +112,17 @@ class Connection:
     ) -> AsyncIterator[bytes]:
         """The data of each event, until the answer ends; leaving it early closes the request.
 
-        Once the answer has begun, ``silent_s`` without a byte cut it off. Raises as :meth:`get`,
-        WrongAnswer also for more than ``most_bytes``.
+        After the first event, ``silent_s`` without a byte cut it off. Before, the prompt may take its
+        time, or the server's queue. Raises as :meth:`get`, WrongAnswer also for more than
+        ``most_bytes``.
         """
         async with self._open("POST", path, body, None) as response:
             if response.content_type != "text/event-stream":
                 kind = printable(response.content_type)[:80]
                 raise WrongAnswer(f"the server answered with {kind} in place of events")
-            rest, read = b"", 0
+            rest, read, has_begun = b"", 0, False
             while True:
-                async with _told(), asyncio.timeout(silent_s):
+                async with _told(), asyncio.timeout(silent_s if has_begun else None):
                     data = await response.content.readany()
                 if not data:
                     return
@@ -136,6 +137,7 @@ class Connection:
                         data = line[5:].strip()
                         if data == b"[DONE]":
                             return
+                        has_begun = True
                         yield data
                     elif line.startswith(b"error:"):
                         raise Refusal(0, _document(line[6:]))

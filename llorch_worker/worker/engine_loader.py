@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 PROGRESS_INTERVAL_S: Final = 5.0
+SILENT_WATCHDOGS: Final = 5
+"""Times of a watchdog: a server may let a sequence wait for others that it has preempted it for."""
 MIB: Final = 2**20
 
 
@@ -137,7 +139,11 @@ class EngineLoader:
                 )
             model = settings.model
             self._address = Address(
-                url, None, str(model), settings.served_name, silent_s=settings.watchdog_s
+                url,
+                None,
+                str(model),
+                settings.served_name,
+                silent_s=SILENT_WATCHDOGS * settings.watchdog_s,
             )
         self._address.key = _key_of(settings)
 

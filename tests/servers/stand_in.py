@@ -12,7 +12,7 @@ words. Prompts that do something else:
 - ``error``: an error amid the answer.
 - ``die``: the process ends; ``die at <n>``: after n tokens.
 - ``slow <ms>``: so long for each token.
-- ``hold``: nothing until the request is closed.
+- ``hold``: nothing until the request is closed; ``late``: nothing for a second.
 
 ``python -m tests.servers.stand_in PORT KIND`` runs it as a process.
 """
@@ -141,8 +141,8 @@ class StandIn:
             return web.json_response({"error": error}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        if words[0] == "hold":
-            await asyncio.sleep(300)
+        if words[0] in ("hold", "late"):
+            await asyncio.sleep(300 if words[0] == "hold" else 1)
         step_s = number / 1e3 if words[0] == "slow" else self._step_s
         for at in range(begun, 10**9 if words[0] == "endless" else begun + most):
             made = at - begun

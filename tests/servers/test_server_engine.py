@@ -161,6 +161,11 @@ def test_a_wrong_answer_costs_one_job(
             assert engine.submit(asked()).result().text == "w0 w1 w2 w3 "
 
 
+def test_a_prompt_may_take_its_time_before_the_first_token(vllm: StandIn) -> None:
+    with engine_at(vllm, silent_s=0.5) as engine:
+        assert engine.submit(asked(prompt="late", max_tokens=1)).result().text == "w0 "
+
+
 @pytest.mark.parametrize(
     ("url", "options", "words"),
     [
