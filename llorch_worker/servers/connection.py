@@ -112,8 +112,8 @@ class Connection:
     ) -> AsyncIterator[bytes]:
         """The data of each event, until the answer ends; leaving it early closes the request.
 
-        After the first event, ``silent_s`` without a byte cut it off. Before, the prompt may take its
-        time, or the server's queue. Raises as :meth:`get`, WrongAnswer also for more than
+        After the first event, ``silent_s`` without a byte cut it off. Before it, the prompt and the
+        server's queue may take their time. Raises as :meth:`get`, WrongAnswer also for more than
         ``most_bytes``.
         """
         async with self._open("POST", path, body, None) as response:
