@@ -301,7 +301,8 @@ class ServerEngine:
     def _cancel(self, generation: ServerGeneration) -> None:
         if (task := self._tasks.get(generation)) is not None:
             generation.cancelled = True
-            task.cancel()
+            # A task that is cancelled before its first step would never end its generation.
+            self._loop.call_soon(task.cancel)
 
     async def _serve(self, generation: ServerGeneration) -> None:
         deadline_s = generation.deadline_s

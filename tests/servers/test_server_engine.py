@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,17 @@ def test_a_cancelled_job_closes_its_request(stand_in: StandIn) -> None:
         with pytest.raises(Cancelled):
             generation.result()
         wait_until(lambda: stand_in.open == 0)
+
+
+def test_a_job_that_is_cancelled_before_it_is_sent_ends(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        busy = threading.Event()
+        engine._loop.call_soon_threadsafe(busy.wait, 60)
+        generation = engine.submit(asked())
+        generation.cancel()
+        busy.set()
+        with pytest.raises(Cancelled):
+            generation.result(timeout=60)
 
 
 def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
