@@ -73,9 +73,16 @@ def no_host_reads() -> Iterator[None]:
 
         return refused
 
+    def pinned(array: Any) -> torch.Tensor:
+        if threading.get_ident() == here:
+            assert _in_upload(), "an array of the host is copied from memory that is not pinned"
+        return from_numpy(array)
+
+    from_numpy = torch.from_numpy
     with pytest.MonkeyPatch.context() as patch, NoHostReads():
         for name in _READING:
             patch.setattr(torch.Tensor, name, refuse(name))
+        patch.setattr(torch, "from_numpy", pinned)
         yield
 
 
