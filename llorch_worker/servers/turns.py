@@ -27,6 +27,7 @@ class Turns:
                     await self._changed.wait_for(lambda: not self.there)
                 finally:
                     self._suspects_waiting -= 1
+                    self._changed.notify_all()
                 self._alone = generation
             else:
                 await self._changed.wait_for(lambda: not (self._suspects_waiting or self._alone))
@@ -36,15 +37,18 @@ class Turns:
         finally:
             self.there.discard(generation)
             self.clear(generation)
+            if self._suspects_waiting and not self.there:
+                self._tell()
 
     def clear(self, generation: ServerGeneration) -> None:
-        """Others may come: it has a token, or has ended."""
+        """It has a token, or has ended: others may come."""
         if self._alone is generation:
             self._alone = None
-        elif not self._suspects_waiting:
-            return
-        self._told = asyncio.ensure_future(self._tell())
+            self._tell()
 
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _tell(self) -> None:
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._told = asyncio.ensure_future(notify())

@@ -273,6 +273,17 @@ def test_a_suspect_is_alone_at_the_server_until_its_first_token(vllm: StandIn) -
         assert [body["prompt"] for _, body in vllm.bodies] == ["hold", "suspect", "other"]
 
 
+def test_a_suspect_that_is_cancelled_as_it_waits_holds_nobody_up(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        held = engine.submit(asked(prompt="hold"))
+        wait_until(lambda: vllm.open == 1)
+        suspect = engine.submit(asked(), suspect=True)
+        other = engine.submit(asked())
+        suspect.cancel()
+        assert other.result(timeout=60).text == "w0 w1 w2 w3 "
+        held.cancel()
+
+
 @pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
 @pytest.mark.parametrize("most", [None, 10**6])
 def test_a_text_whose_maximum_is_cut_gets_what_the_context_holds(
