@@ -11,6 +11,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Ids
+from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
@@ -62,6 +64,7 @@ CUT_TOGETHER_S: Final = 0.3
 SOON_S: Final = 60.0
 """Two ends within this time may be the work of one request."""
 RATE_LOOKS: Final = 5
+CLOSE_S: Final = 10.0
 DEFAULT_SEQUENCES: Final = 16
 UNKNOWN_CONTEXT: Final = 2**20
 """Tokens, more than a request may ask for: the server refuses what it does not hold."""
@@ -141,7 +144,7 @@ class ServerEngine:
             ModelLoadFailed: it is no such server, refuses the key, or lacks the model.
         """
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="llorch-server", daemon=True).start()
+        threading.Thread(target=_turn, args=(loop,), name="llorch-server", daemon=True).start()
         try:
             while True:
                 try:
@@ -179,8 +182,14 @@ class ServerEngine:
             return True
         with self._lock:
             self._require_open()
+            work = self._asking.can_continue(request, journal)
+            asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return _call(self._loop, self._asking.can_continue(request, journal))
+            # A loop that ends meanwhile answers nobody.
+            while not wait((asked,), LOOK_S).done:
+                if not self.healthy:
+                    raise EngineDied(self._death or _away("it is closed"))
+            return asked.result()
         except (WrongAnswer, Refusal):
             return False
         except (ServerAway, AnswerCut) as error:
@@ -272,13 +281,15 @@ class ServerEngine:
         callback(self._death)
 
     def kill(self, label: DeathLabel, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._die, Death(label, reason))
+        with suppress(RuntimeError):  # it is dead already
+            self._loop.call_soon_threadsafe(self._die, Death(label, reason))
 
     def close(self) -> None:
         with self._lock:
             closed, self._closing = self._closing, True
         if not closed and self._death is None:
-            _call(self._loop, self._end())
+            asked = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+            wait((asked,), CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _require_open(self) -> None:
@@ -296,7 +307,8 @@ class ServerEngine:
             self._tasks[generation] = self._loop.create_task(self._serve(generation))
 
     def _request_cancel(self, generation: ServerGeneration) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, generation)
+        with suppress(RuntimeError):  # the loop has ended, and all generations with it
+            self._loop.call_soon_threadsafe(self._cancel, generation)
 
     def _cancel(self, generation: ServerGeneration) -> None:
         if (task := self._tasks.get(generation)) is not None:
@@ -457,6 +469,11 @@ class ServerEngine:
                 missed += 1
                 if missed >= MOST_MISSED:
                     self._die(_away(error))
+
+
+def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,6 +228,24 @@ def test_a_job_that_cannot_go_on_as_it_would_have_begins_again(vllm: StandIn) ->
         ):
             assert not engine.continues(asked(**fields), journal)
         assert not engine.continues(asked(), Journal())
+
+
+def test_an_engine_leaves_no_descriptor_and_no_thread(vllm: StandIn) -> None:
+    def held() -> int:
+        return len(list(Path("/proc/self/fd").iterdir())) + threading.active_count()
+
+    load(vllm).close()
+    wait_until(lambda: vllm.open == 0)
+    before = held()
+    for number in range(6):
+        engine = load(vllm)
+        engine.submit(asked(max_tokens=1)).result()
+        if number % 2:
+            engine.kill("server", "for a test")
+            wait_until(lambda: not engine.healthy)  # noqa: B023 - it is waited for here
+        else:
+            engine.close()
+    wait_until(lambda: held() <= before + 2)
 
 
 def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn) -> None:
