@@ -2,8 +2,10 @@
 
     python -m benches.engine_process --model FILE [--sequences 1,16] [--threads 2]
 
-Two engines of one file take turns; each token's event goes to a callback. The keeper's processor
-time is that of this process while the other one computes. Exit code 1 if a token differs.
+Two engines of one file take turns; each token's event goes to a callback. The one apart is a
+worker's, with an intake, and its tokens come as often as a worker writes them. The first token
+counts from the submission, with all that prepares it. The keeper's processor time is that of this
+process while the other one computes. Exit code 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import EngineInterface
 from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.settings import Settings
 
 TIMEOUT_S = 600
 
@@ -50,7 +54,12 @@ def engine_process(
     options |= {"drafter": "off", "num_threads": threads}
     different = 0
     # First, so that its children's threads are not this engine's.
-    with EngineProcess.load(model, **options) as apart, Engine.load(model, **options) as here:
+    told_every_s = Settings.model_fields["flush_interval_ms"].default / 1e3
+    with (
+        IntakeProcess(model) as intake,
+        EngineProcess.load(model, intake=intake, told_every_s=told_every_s, **options) as apart,
+        Engine.load(model, **options) as here,
+    ):
         heading(
             "sequences", "here, tokens/s", "apart, tokens/s", "ratio", "first", "keeper, us a token"
         )
@@ -88,7 +97,10 @@ def _run(engine: EngineInterface, seed: int, count: int, tokens: int) -> Pass:
         for number in range(count)
     ]
     begun_s, used_s = time.perf_counter(), time.process_time()
-    running = [engine.submit(request, on_event=lambda _: None) for request in requests]
+    running = [
+        engine.submit(request, queued_at=time.time(), on_event=lambda _: None)
+        for request in requests
+    ]
     ended = [generation.result(TIMEOUT_S) for generation in running]
     took_s, used_s = time.perf_counter() - begun_s, time.process_time() - used_s
     return Pass(

@@ -1,4 +1,4 @@
-"""Processor time that a step costs the host, the forward pass stubbed.
+"""Processor time that a step costs the host, to its message, the forward pass stubbed.
 
     python -m benches.host_step [--sequences 256] [--long 100000] [--steps 40]
 
@@ -23,11 +23,14 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import InlineQueue
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.process.messages import EventTold, Step, encode
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters
+from llorch_worker.engine.told import TokensTold
+from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import RaggedBatch
 from llorch_worker.processes.board import Board
 
@@ -64,13 +67,8 @@ class NoText:
     def push(self, *_: object, **__: object) -> bool:
         return False
 
-    def take(self) -> str:
-        return ""
-
-    take_thought = take
-
-    def take_calls(self) -> tuple[()]:
-        return ()
+    def take(self) -> tuple[str, str, tuple[()]]:
+        return "", "", ()
 
 
 class NoForward:
@@ -95,10 +93,13 @@ def host_step(
     steps: Annotated[int, typer.Option("--steps", min=10)] = 40,
 ) -> None:
     """Milliseconds of the engine's thread a step, and its parts: medians of ``steps`` steps."""
+    # More would wait for each other, and the host has one.
+    torch.set_num_threads(1)
     spent = _watch()
     heading("sampling", "a step, ms", *PARTS, "ahead")
     for name, fields in OPTIONS.items():
-        core = _core(sequences, long, fields)
+        told: list[TokensTold | EventTold] = []
+        core = _core(sequences, long, fields, told)
         for _ in range(5):
             core.step()
         gc.collect()
@@ -107,8 +108,10 @@ def host_step(
         parts: dict[str, list[float]] = defaultdict(list)
         for _ in range(steps):
             spent.clear()
+            told.clear()
             begun_s = time.thread_time()
             core.step()
+            encode(Step(told))
             whole.append(time.thread_time() - begun_s)
             for part in PARTS:
                 parts[part].append(spent[part])
@@ -142,8 +145,11 @@ def _watch() -> defaultdict[str, float]:
     return spent
 
 
-def _core(count: int, long: int, fields: dict[str, Any]) -> EngineCore:
-    """An engine's core in which all sequences decode."""
+def _core(
+    count: int, long: int, fields: dict[str, Any], told: list[TokensTold | EventTold]
+) -> EngineCore:
+    """An engine's core in which all sequences decode, and tell ``told`` of their tokens, as they do
+    in an engine's process."""
     lengths = [long, *[SHORT_TOKENS] * (count - 1)]
     blocks = sum(-(-(length + 600) // BLOCK_TOKENS) for length in lengths)
     device = torch.device("cpu")
@@ -167,7 +173,9 @@ def _core(count: int, long: int, fields: dict[str, Any]) -> EngineCore:
         max_step_tokens=sum(lengths),
         prefix_caching=False,
     )
-    runner = Runner(NoForward(count), cache, Sampler(VOCAB, device), device, Ahead())
+    # As an engine on this machine: a card truncates within the one launch that samples.
+    sampler = Sampler(VOCAB, device, truncate_rows=select_truncate_rows(device, "auto"))
+    runner = Runner(NoForward(count), cache, sampler, device, Ahead())
     core = EngineCore(scheduler, runner, Counters(), lambda _: ("", ()), board=Board(2 * count))
     for number, length in enumerate(lengths):
         request = GenerationRequest(
@@ -190,6 +198,7 @@ def _core(count: int, long: int, fields: dict[str, Any]) -> EngineCore:
                 attempt=1,
                 queued_at=None,
                 on_event=None,
+                on_tokens=told.append,
                 request_cancel=lambda _: None,
             )
         )

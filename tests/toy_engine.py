@@ -133,6 +133,7 @@ class ToyEngine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        on_tokens: object = None,
         handle: int = 0,
     ) -> ToyGeneration:
         match (request.prompt or "").split():

@@ -88,24 +88,18 @@ class ChoiceText:
             self._fresh.append(self._calls.flush())
         return self._stops is not None and self._stops.matched
 
-    def take(self) -> str:
-        """The text that became final since the last call."""
-        fresh = self.ready
-        self._fresh.clear()
-        if fresh:
-            self._parts.append(fresh)
-        return fresh
-
-    def take_thought(self) -> str:
-        """What of the thought became final since the last call."""
-        fresh, self._fresh_thought = self._fresh_thought, ""
-        if fresh:
-            self._thought_parts.append(fresh)
-        return fresh
-
-    def take_calls(self) -> tuple[CallPart, ...]:
-        """What of the calls became final since the last call."""
-        return () if self._calls is None else self._calls.take()
+    def take(self) -> tuple[str, str, tuple[CallPart, ...]]:
+        """What became final since the last call: of the text, of the thought and of the calls."""
+        text, thought = "", self._fresh_thought
+        if self._fresh:
+            text = self.ready
+            self._fresh.clear()
+            if text:
+                self._parts.append(text)
+        if thought:
+            self._thought_parts.append(thought)
+            self._fresh_thought = ""
+        return text, thought, () if self._calls is None else self._calls.take()
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

@@ -60,6 +60,10 @@ class EngineCore:
         self._launcher = Launcher(scheduler, runner, thread_count, launching=self._note_launched)
         self._board = board
         self._entries = LogprobEntries(token_text)
+        self._prefilled = False
+        """Whether the last step computed a part of a prompt: the next may go on with it."""
+        self._launched: list[Sequence] = []
+        """Those of the last launched steps, whose handles the board has."""
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
         self.steps = StepCounts()
@@ -68,6 +72,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._launcher.is_ahead
+
+    @property
+    def prefills_next(self) -> bool:
+        """Whether the next step may compute a prompt, or a part of one."""
+        return self._prefilled or bool(self.scheduler.waiting) or self._launcher.prefills_ahead
 
     def add(self, generation: Generation) -> None:
         """Queues a generation that is known to fit; a complete one ends here."""
@@ -123,7 +132,8 @@ class EngineCore:
         if (ahead := self._launcher.launch_ahead(step)) is not None:
             self._start(ahead)
         self._deliver_step(step)
-        if not step.plan.prefills:
+        self._prefilled = bool(step.plan.prefills)
+        if not self._prefilled:
             self._launcher.note(step.plan, time.monotonic() - begun_s)
         if not self.has_work:
             self._runner.forget()
@@ -146,13 +156,15 @@ class EngineCore:
             self._survive(plan, error)
             return
         self.scheduler.advance(plan)
+        finished = SequenceState.FINISHED
         rows = [
             (row, sequence)
-            for row, (sequence, position) in enumerate(
-                zip(step.sequences, step.positions, strict=True)
+            for row, sequence, position in zip(
+                range(len(step.positions)), step.sequences, step.positions, strict=True
             )
             # Not if it has ended with the step before, or a grammar has forced this token since.
-            if sequence.state is not SequenceState.FINISHED and sequence.generated_count == position
+            if len(sequence.token_ids) - sequence.prompt_length == position
+            and sequence.state is not finished
         ]
         going = [sequence for _, sequence in rows]
         self._counters.count_step(plan, len(going))
@@ -263,8 +275,10 @@ class EngineCore:
         sequence.append(token_id)
         if sequence.logprobs is not None:
             sequence.logprobs.append(self._entries.of_token(token_id, sampled.logprobs[row]))
-        forced = sequence.append_forced()
-        self._count_more(len(forced))
+        forced: tuple[int, ...] = ()
+        if sequence.constrained:
+            forced = sequence.append_forced()
+            self._count_more(len(forced))
         if sequence.finish_reason is not None:
             # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)
@@ -357,11 +371,13 @@ class EngineCore:
                 sequence.drafter.end(sequence.generated_ids)
 
     def _note_launched(self, plans: Iterable[StepPlan]) -> None:
-        sequences = (chunk.sequence for plan in plans for chunk in plan.chunks)
-        # Of a sequence that has ended since, the step ahead of its end may compute a token more.
-        found = (self._generations.get(sequence) for sequence in sequences)
-        handles = dict.fromkeys(generation.handle for generation in found if generation)
-        self._board.launch(handles)
+        launched = [chunk.sequence for plan in plans for chunk in plan.chunks]
+        if launched != self._launched:
+            self._launched = launched
+            # Of a sequence that has ended since, the step ahead of its end may compute a token
+            # more.
+            found = map(self._generations.get, launched)
+            self._board.launch(dict.fromkeys(each.handle for each in found if each))
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))

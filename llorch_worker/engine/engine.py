@@ -39,6 +39,7 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.thread import EngineThread, Outlet
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.intake.intake import Intake
@@ -265,6 +266,7 @@ class Engine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
         handle: int = 0,
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
@@ -288,6 +290,7 @@ class Engine:
                 its own.
             on_event: called on the engine's thread with every event; must not block. If it
                 raises, this generation is cancelled.
+            on_tokens: called with new tokens in place of ``on_event``; must not raise.
             handle: what the board calls the generation.
 
         Raises:
@@ -314,6 +317,7 @@ class Engine:
             queued_at=queued_at,
             retried_at=retried_at,
             on_event=on_event,
+            on_tokens=on_tokens,
             request_cancel=self._thread.cancel,
             checks=None if prepared.grammar is None else prepared.grammar.checks,
             handle=handle,

@@ -9,14 +9,14 @@ from llorch_worker.contract import (
     Choice,
     GenerationRequest,
     GenerationResult,
-    Tokens,
     Usage,
 )
-from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
+from llorch_worker.contract.result import TokenLogprobs
 from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.told import TokenScore, TokensTold
 from llorch_worker.intake.constraints.relaxed import Checks
 
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
@@ -47,6 +47,8 @@ class Generation(ComputedGeneration):
         self._cancel = request_cancel
         self._first_prefilled: Sequence | None = None
         self._prompt_entries: PromptEntries | None = None
+        self._scores: list[list[TokenScore]] | None = None
+        """Of each choice, for the first thread that reads the result."""
         self._checks = checks
 
     @property
@@ -68,6 +70,13 @@ class Generation(ComputedGeneration):
         if (entries := self._prompt_entries) is not None:
             self._result = self._result.model_copy(update={"prompt_logprobs": entries()})
             self._prompt_entries = None
+        if (scores := self._scores) is not None:
+            choices = tuple(
+                choice.model_copy(update={"logprobs": tuple(each.entry() for each in of_choice)})
+                for choice, of_choice in zip(self._result.choices, scores, strict=True)
+            )
+            self._result = self._result.model_copy(update={"choices": choices})
+            self._scores = None
         if (checks := self._checks) is not None:
             choices = tuple(_checked(choice, checks) for choice in self._result.choices)
             self._result = self._result.model_copy(update={"choices": choices})
@@ -88,25 +97,21 @@ class Generation(ComputedGeneration):
     def tell(self, sequence: Sequence, now_s: float) -> None:
         """Emits the tokens that ``sequence`` has taken since the last call and the text that became
         final."""
-        told, sequence.told_count = sequence.told_count, sequence.generated_count
-        ids = tuple(sequence.token_ids[sequence.prompt_length + told :])
-        scored = sequence.logprobs
+        told = sequence.told_count
+        ids = sequence.token_ids[sequence.prompt_length + told :]
+        sequence.told_count = told + len(ids)
         if ids and self._first_token_s is None:
             self._first_token_s = now_s
-        text, thought = sequence.text.take(), sequence.text.take_thought()
-        calls = sequence.text.take_calls()
-        if ids or text or thought or calls:
-            self._emit(
-                Tokens(
-                    choice=sequence.choice,
-                    index=told,
-                    ids=ids,
-                    text=text,
-                    reasoning_content=thought or None,
-                    tool_calls=calls or None,
-                    logprobs=tuple(scored[told:]) if scored is not None and ids else None,
-                )
-            )
+        text, thought, calls = sequence.text.take()
+        if not (ids or text or thought or calls):
+            return
+        logprobs = sequence.logprobs
+        scores = logprobs[told:] if logprobs is not None and ids else None
+        tokens = TokensTold(self.handle, sequence.choice, told, ids, text, thought or None, scores)
+        if calls:
+            self._emit(tokens.event().model_copy(update={"tool_calls": calls}))
+        else:
+            self._tell_tokens(tokens)
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
@@ -121,6 +126,8 @@ class Generation(ComputedGeneration):
         long prompt take longer than a step.
         """
         self._prompt_entries = prompt_logprobs
+        if self.request.logprobs is not None:
+            self._scores = [sequence.logprobs or [] for sequence in self.sequences]
         for sequence in self.sequences:
             # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.tell(sequence, now_s)
@@ -134,7 +141,7 @@ class Generation(ComputedGeneration):
 
     def _choice(self, sequence: Sequence) -> Choice:
         assert sequence.finish_reason is not None
-        logprobs, calls = sequence.logprobs, sequence.text.calls or None
+        calls = sequence.text.calls or None
         called = calls is not None and sequence.finish_reason == "stop"
         return Choice(
             index=sequence.choice,
@@ -143,7 +150,6 @@ class Generation(ComputedGeneration):
             token_ids=tuple(sequence.generated_ids),
             finish_reason="tool_calls" if called else sequence.finish_reason,
             stop_string=sequence.text.stop_string,
-            logprobs=None if logprobs is None else tuple(logprobs),
             tool_calls=calls,
         )
 
@@ -172,21 +178,22 @@ class LogprobEntries:
         """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
         self._token_text = token_text
 
-    def of_token(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
+    def of_token(self, token_id: int, row: RowLogprobs) -> TokenScore:
         """The entry of a token that was chosen in ``row``."""
-        top = tuple(map(self._entry, row.top_ids, row.top))
-        return TokenLogprobs(**dict(self._entry(token_id, row.chosen)), top=top)
+        text, data = self._token_text(token_id)
+        top = list(map(self._alternative, row.top_ids, row.top))
+        return TokenScore(token_id, text, row.chosen, data, top)
 
     def of_prompt(self, scored: PromptLogprobs) -> tuple[TokenLogprobs | None, ...]:
         """One entry for each token of a prompt; None for the first."""
         return (
             None,
             *(
-                self.of_token(token_id, RowLogprobs(chosen, top_ids, top))
+                self.of_token(token_id, RowLogprobs(chosen, top_ids, top)).entry()
                 for token_id, chosen, top_ids, top in scored.rows()
             ),
         )
 
-    def _entry(self, token_id: int, logprob: float) -> TokenLogprob:
+    def _alternative(self, token_id: int, logprob: float) -> TokenScore:
         text, data = self._token_text(token_id)
-        return TokenLogprob(id=token_id, text=text, logprob=logprob, bytes=data)
+        return TokenScore(token_id, text, logprob, data)

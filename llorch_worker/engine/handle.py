@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.engine.told import TokensTold
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,21 @@ class GenerationHandle:
     """The events and the one result of a request. Any thread may call the public methods."""
 
     def __init__(
-        self, id: str, request: GenerationRequest, on_event: Callable[[Event], None] | None
+        self,
+        id: str,
+        request: GenerationRequest,
+        on_event: Callable[[Event], None] | None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> None:
+        """``on_tokens`` takes new tokens in place of ``on_event``."""
         self.id = id
         self.request = request
         self._on_event = on_event
+        self._tell_tokens = on_tokens or (self._keep if on_event is None else self._emit_tokens)
         self._changed = threading.Condition()
-        self._events: list[Event] = []
+        self._readers = 0
+        """How many threads wait for events: most often none does."""
+        self._events: list[Event | TokensTold] = []
         self._error: LlorchError | None = None
         # Separate from the events, because a token must not wake threads that wait for results.
         self._finished = threading.Event()
@@ -59,11 +68,15 @@ class GenerationHandle:
     def _kept_events(self) -> Iterator[Event]:
         index = 0
         while True:
-            with self._changed:
-                while len(self._events) == index:
-                    self._changed.wait()
-                fresh = self._events[index:]
-            for event in fresh:
+            if len(self._events) == index:
+                with self._changed:
+                    self._readers += 1
+                    while len(self._events) == index:
+                        self._changed.wait()
+                    self._readers -= 1
+            fresh = self._events[index:]
+            for each in fresh:
+                event = each.event() if isinstance(each, TokensTold) else each
                 yield event
                 if isinstance(event, TERMINAL_EVENTS):
                     return
@@ -98,15 +111,23 @@ class GenerationHandle:
 
     def _emit(self, event: Event) -> None:
         if self._on_event is None:
-            with self._changed:
-                self._events.append(event)
-                self._changed.notify_all()
+            self._keep(event)
             return
         try:
             self._on_event(event)
         except Exception:
             logger.exception("the event callback of job %s failed; it is cancelled", self.id)
             self.cancel()
+
+    def _emit_tokens(self, told: TokensTold) -> None:
+        self._emit(told.event())
+
+    def _keep(self, event: Event | TokensTold) -> None:
+        self._events.append(event)
+        # Whoever begins to wait from now on looks first.
+        if self._readers:
+            with self._changed:
+                self._changed.notify_all()
 
 
 class ComputedGeneration(GenerationHandle):
@@ -127,10 +148,11 @@ class ComputedGeneration(GenerationHandle):
         queued_at: float | None = None,
         retried_at: float | None = None,
         on_event: Callable[[Event], None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> None:
         """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
         and enqueued once more."""
-        super().__init__(id, request, on_event)
+        super().__init__(id, request, on_event, on_tokens)
         self._model_name = model_name
         self._fingerprint = fingerprint
         self._arithmetic = arithmetic

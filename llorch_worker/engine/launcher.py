@@ -43,6 +43,11 @@ class Launcher:
         """Whether a step was launched ahead; it must be delivered next."""
         return self._ahead is not None
 
+    @property
+    def prefills_ahead(self) -> bool:
+        """Whether the step that was launched ahead computes a part of a prompt."""
+        return self._ahead is not None and bool(self._ahead.plan.prefills)
+
     def take_ahead(self) -> Step | None:
         """The step that was launched ahead, to deliver it."""
         step, self._ahead = self._ahead, None
@@ -85,7 +90,7 @@ class Launcher:
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step without a prefill has taken so long, with sampling and delivery: these take time
         for each token too."""
-        rows = sum(chunk.rows for chunk in plan.chunks)
+        rows = sum([chunk.rows for chunk in plan.chunks])
         if (planner := self._scheduler.planner) is not None:
             planner.costs.note(rows, seconds)
         if self._threads is not None:

@@ -8,10 +8,11 @@ from enum import Enum
 from typing import Final
 
 from llorch_worker.cache import Prefix
-from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
+from llorch_worker.contract import FinishReason, GenerationRequest, Priority
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.drafter import Drafter
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
+from llorch_worker.engine.told import TokenScore
 from llorch_worker.intake.constraints.matcher import Matcher
 
 MOST_FORCED: Final = 16
@@ -66,6 +67,9 @@ class Sequence:
         self.arrival = arrival
         self.rank = PRIORITY_RANKS[request.priority]
         self._matcher = matcher
+        self.constrained = matcher is not None
+        """Whether its text must fit a grammar."""
+        self._min_tokens = request.min_tokens
         self.drafter = drafter
         self.stop_ids = frozenset(request.stop_token_ids) | (
             frozenset() if request.ignore_eos else eos_ids
@@ -73,7 +77,7 @@ class Sequence:
         self.prompt_length = len(prompt_ids)
         self.token_ids = list(prompt_ids)
         self.text = text
-        self.logprobs: list[TokenLogprobs] | None = None if request.logprobs is None else []
+        self.logprobs: list[TokenScore] | None = None if request.logprobs is None else []
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those that this choice computes: the first does it for all."""
         if request.prompt_logprobs is not None and choice == 0:
@@ -115,11 +119,6 @@ class Sequence:
         if self.ended:
             self.close("length")
             self.state = SequenceState.FINISHED
-
-    @property
-    def constrained(self) -> bool:
-        """Whether its text must fit a grammar."""
-        return self._matcher is not None
 
     @property
     def matcher(self) -> Matcher | None:
@@ -197,9 +196,9 @@ class Sequence:
         A token that ends the choice by its id stays in ``generated_ids`` but gives no text. Raises
         InvalidRequest if the token does not fit the grammar.
         """
-        matcher = self.matcher
-        count = self.generated_count + 1
-        may_stop = count > self.request.min_tokens
+        matcher = self.matcher if self.constrained else None
+        count = len(self.token_ids) - self.prompt_length + 1
+        may_stop = count > self._min_tokens
         ended = (may_stop and token_id in self.stop_ids) or (
             matcher is not None and token_id in matcher.eos_ids
         )

@@ -16,6 +16,7 @@ from llorch_worker.contract.seeds import choice_seed, job_seed
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.drafter import DrafterMaker
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.told import TokenScore
 from llorch_worker.intake.constraints.compiler import Compiler
 from llorch_worker.intake.prepared import PreparedRequest
 from llorch_worker.text import Tokenizer
@@ -182,4 +183,4 @@ def _take_logprobs(sequence: Sequence, choice: JournalledChoice, whose: str) -> 
         for entry, token_id in zip(choice.logprobs, choice.token_ids, strict=True)
     ):
         raise InternalError(f"{whose} has log probabilities of other tokens than its own")
-    sequence.logprobs.extend(choice.logprobs)
+    sequence.logprobs.extend(map(TokenScore.of, choice.logprobs))

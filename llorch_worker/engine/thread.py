@@ -32,7 +32,10 @@ class Outlet(Protocol):
 
     def turned(self) -> None:
         """A step, or what came in between two, has told its last event. It may wait, and then no
-        step begins."""
+        step begins; and while steps follow each other it may keep what tokens were told."""
+
+    def hurry(self) -> None:
+        """The next step may take long: it computes a prompt."""
 
     def broken(self, error: BaseException) -> None:
         """The thread dies of ``error``. The running generations have not failed yet."""
@@ -151,6 +154,8 @@ class EngineThread:
             future.set_exception(error)
 
     def _step(self) -> None:
+        if self._outlet is not None and self._core.prefills_next:
+            self._outlet.hurry()
         plan = self._core.step()
         if not plan.chunks and self._core.has_work:
             raise RuntimeError("there is work, but none of it can be scheduled")

@@ -103,6 +103,7 @@ class EngineLoader:
             engine_class=self._engine_class,
             # Another class, for tests, takes requests as they are.
             intake=self.intake() if self._engine_class == ENGINE else None,
+            told_every_s=settings.flush_interval_ms / 1e3,
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,

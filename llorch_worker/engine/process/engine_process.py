@@ -67,9 +67,9 @@ from llorch_worker.engine.process.messages import (
     ToKeeper,
     decode_to_keeper,
     encode,
-    event_of,
     result_of,
 )
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import SEQUENCES, EngineOptions
 from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.intake.request_checks import check_model
@@ -176,6 +176,7 @@ class EngineProcess:
         intake: IntakeProcess | None = None,
         watchdog_s: float = math.inf,
         meanwhile: Callable[[], None] = lambda: None,
+        told_every_s: float = 0.0,
         **changed: Any,
     ) -> Self:
         """Starts a process and lets it load a model.
@@ -193,6 +194,9 @@ class EngineProcess:
                 loads or warms up, or tells nothing for :data:`LOAD_IS_SILENT` times, is killed.
             meanwhile: called about once a second on the threads that wait for the load and the
                 warm-up. If it raises, the process is killed.
+            told_every_s: for how long new tokens of a generation may wait for others, so that the
+                engine wakes this process less often than at each step. The first ones do not, nor
+                those of a second attempt, nor before a step that may take long.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
@@ -203,7 +207,14 @@ class EngineProcess:
         named = model_name or default_model_name(Path(path))
         others = {} if num_threads is None else {"num_threads": num_threads}
         asked = Load(
-            str(path), asdict(options), named, engine_class, level, others, intake is not None
+            str(path),
+            asdict(options),
+            named,
+            engine_class,
+            level,
+            others,
+            told_every_s=told_every_s,
+            around_follows=intake is not None,
         )
         with ExitStack() as undo:
             board, board_descriptor = Board.shared(most_handles(options))
@@ -300,33 +311,32 @@ class EngineProcess:
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
         generation = RemoteGeneration(self, handle, job_id, request, on_event)
-        accepting = _Accepting()
+        message = Submit.of(
+            handle,
+            request,
+            prepared,
+            journal,
+            job_id=job_id,
+            worker=worker,
+            attempt=attempt,
+            queued_at=queued_at,
+            retried_at=retried_at,
+            suspect=suspect,
+        )
+        accepting = _Accepting(is_awaited=not message.is_quick)
         with self._lock:
             self._require_open()
             self._generations[handle] = generation
             self._accepting[handle] = accepting
         try:
-            self._send(
-                Submit.of(
-                    handle,
-                    request,
-                    prepared,
-                    journal,
-                    job_id=job_id,
-                    worker=worker,
-                    attempt=attempt,
-                    queued_at=queued_at,
-                    retried_at=retried_at,
-                    suspect=suspect,
-                )
-            )
+            self._send(message)
         except FrameTooLarge as error:
             self._forget(handle)
             rule = "must fit into a message to the engine"
             fault = Fault(field="request", rule=rule, got=str(error))
             raise InvalidRequest.from_faults([fault]) from None
         try:
-            fitting = accepting.result()
+            fitting = message.fitting if message.is_quick else accepting.result()
         except LlorchError as error:
             # On this thread, which knows the job's trace.
             _log_defect(f"job {job_id}", error)
@@ -506,17 +516,27 @@ class EngineProcess:
 
     def _take(self, message: ToKeeper) -> None:
         match message:
-            case Step(told):
+            case Step(told, taken):
+                for handle in taken:
+                    self._accepting.pop(handle, None)
                 for each in told:
-                    if (generation := self._generations.get(each.handle)) is not None:
-                        generation.told(event_of(each))
+                    if (generation := self._generations.get(each.handle)) is None:
+                        continue
+                    if isinstance(each, TokensTold):
+                        generation.told_tokens(each)
+                    else:
+                        generation.told(each.event())
                         self._forget_if_done(each.handle, generation)
             case Accepted(handle, max_tokens):
                 self._accepting.pop(handle).set_result(max_tokens)
             case Refused(handle, error):
-                accepting = self._accepting[handle]
+                refused, accepting = self._generations[handle], self._accepting.get(handle)
                 self._forget(handle)
-                accepting.set_exception(error.error())
+                if accepting is not None and accepting.is_awaited:
+                    accepting.set_exception(error.error())
+                else:
+                    _log_defect(f"job {refused.id}", error.error())
+                    refused.fail(error.error())
             case Result(handle, document):
                 self._end(handle, document)
             case Failure(handle, error):
@@ -600,8 +620,10 @@ class EngineProcess:
 class _Accepting(Future[int | None]):
     """Whether the engine takes a job in, with the ``max_tokens`` that fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_awaited: bool) -> None:
+        """``is_awaited``: whether its submitter waits for that."""
         super().__init__()
+        self.is_awaited = is_awaited
         self.since_s = time.monotonic()
 
 
@@ -622,8 +644,11 @@ class RemoteGeneration(GenerationHandle):
         self._document = b""
         self._ended = self._last_told = False
 
+    def told_tokens(self, told: TokensTold) -> None:
+        self._tell_tokens(told)
+
     def told(self, event: Event) -> None:
-        """The engine's event."""
+        """Any other event of the engine."""
         self._emit(event)
         if isinstance(event, TERMINAL_EVENTS):
             self._last_told = True

@@ -1,13 +1,13 @@
 """What crosses between a keeper and its engine's process: documents and arrays.
 
 Requests, events and results are JSON within a message, in the forms that cross the queue, except
-the tokens of a step: there is one message a step, and it has no time for names of fields.
+new tokens: they may cross at each step, which has no time for names of fields.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pydantic import TypeAdapter
@@ -19,16 +19,19 @@ from llorch_worker.contract import (
     Journal,
     LlorchError,
     Timings,
-    Tokens,
     Usage,
     decode_event,
     encode_event,
 )
 from llorch_worker.contract.errors import ERROR_CLASSES, as_told
 from llorch_worker.engine.interface import DeathLabel, EngineStats, ModelFacts
+from llorch_worker.engine.told import TokensTold
+from llorch_worker.intake.constraints.grammar import asked_for
 from llorch_worker.intake.prepared import PreparedRequest
 
 _JOURNAL = TypeAdapter(Journal)
+QUICK_BYTES: Final = 2**16
+"""A longer document takes ms to read, in which the engine would hear of no cancel."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -96,6 +99,8 @@ class Load(_Message):
     log_level: int
     others: dict[str, Any]
     """Other arguments of the class's ``load``."""
+    told_every_s: float = 0.0
+    """For how long new tokens may wait, so that one message has those of several steps."""
     around_follows: bool = False
     """Whether :class:`Around` is the next message; else the engine renders the chat template."""
 
@@ -120,6 +125,9 @@ class Submit(_Message):
     retried_at: float | None
     journal: bytes | None
     suspect: bool
+    is_quick: bool
+    """Whether nobody waits until it is taken in: there is no long text to read, no grammar to
+    compile, and nothing to refuse."""
 
     @classmethod
     def of(
@@ -135,7 +143,21 @@ class Submit(_Message):
         document = prepared or json.dumps(request.wire() | {"metadata": None}).encode()
         read = None if journal is None else _JOURNAL.dump_json(journal)
         is_prepared = prepared is not None
-        return cls(handle, request=document, is_prepared=is_prepared, journal=read, **others)
+        is_quick = is_prepared and len(document) <= QUICK_BYTES
+        is_quick = is_quick and asked_for(request) is None and not journal
+        return cls(
+            handle,
+            request=document,
+            is_prepared=is_prepared,
+            journal=read,
+            is_quick=is_quick,
+            **others,
+        )
+
+    @property
+    def fitting(self) -> int | None:
+        """The ``max_tokens`` of a prepared request."""
+        return _read_prepared(self.request).request.max_tokens
 
     def arguments(self) -> dict[str, Any]:
         """Those of ``Engine.submit``."""
@@ -151,6 +173,17 @@ class Submit(_Message):
             "journal": journal,
             **{name: getattr(self, name) for name in names},
         }
+
+
+class _Fitting(msgspec.Struct):
+    max_tokens: int | None = None
+
+
+class _Prepared(msgspec.Struct):
+    request: _Fitting
+
+
+_read_prepared = msgspec.json.Decoder(_Prepared).decode
 
 
 class Cancel(_Message):
@@ -190,6 +223,8 @@ class NotLoaded(_Message):
 
 
 class Accepted(_Message):
+    """The answer to a :class:`Submit` that is not quick."""
+
     handle: int
     max_tokens: int | None
     """Those that fit."""
@@ -200,26 +235,26 @@ class Refused(_Message):
     error: ErrorMessage
 
 
-class TokensTold(msgspec.Struct, array_like=True, tag="t"):
-    """An event of tokens alone, as nearly all are."""
-
-    handle: int
-    choice: int
-    index: int
-    ids: tuple[int, ...]
-    text: str
-    thought: str | None
-
-
 class EventTold(msgspec.Struct, array_like=True, tag="e"):
+    """Any other event."""
+
     handle: int
     document: str
 
+    @classmethod
+    def of(cls, handle: int, event: Event) -> EventTold:
+        return cls(handle, encode_event(event))
+
+    def event(self) -> Event:
+        return decode_event(self.document)
+
 
 class Step(_Message):
-    """All that the generations told in a step."""
+    """All that the generations told in a step, or in several."""
 
     told: list[TokensTold | EventTold]
+    taken: list[int] = []
+    """The quick requests that were taken in before."""
 
 
 class Result(_Message):
@@ -276,27 +311,6 @@ ToKeeper = (
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_to_keeper = msgspec.msgpack.Decoder(ToKeeper).decode
-
-
-def tell(handle: int, event: Event) -> TokensTold | EventTold:
-    """``event`` of a generation as a part of :class:`Step`."""
-    if isinstance(event, Tokens) and event.logprobs is None and event.tool_calls is None:
-        return TokensTold(
-            handle, event.choice, event.index, event.ids, event.text, event.reasoning_content
-        )
-    return EventTold(handle, encode_event(event))
-
-
-def event_of(told: TokensTold | EventTold) -> Event:
-    if isinstance(told, TokensTold):
-        return Tokens(
-            choice=told.choice,
-            index=told.index,
-            ids=told.ids,
-            text=told.text,
-            reasoning_content=told.thought,
-        )
-    return decode_event(told.document)
 
 
 def result_document(result: GenerationResult) -> bytes:

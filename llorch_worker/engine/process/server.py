@@ -8,7 +8,9 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -22,6 +24,7 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
     ModelLoadFailed,
+    Started,
 )
 from llorch_worker.contract.installing import install_command
 from llorch_worker.engine.interface import DeathLabel
@@ -46,12 +49,11 @@ from llorch_worker.engine.process.messages import (
     Step,
     Submit,
     ToKeeper,
-    TokensTold,
     decode_to_engine,
     encode,
     result_document,
-    tell,
 )
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
 from llorch_worker.processes.frames import Frames, FrameTooLarge
@@ -83,6 +85,13 @@ class Server:
         self._board_descriptor = board
         self._frames = Frames(connection)
         self._told: list[TokensTold | EventTold] = []
+        self._taken: deque[int] = deque()
+        """The quick requests that came since the last message."""
+        self._beginning: set[int] = set()
+        """The generations that have told no token."""
+        self._is_urgent = False
+        """Whether some of what was told waits for no other step."""
+        self._told_every_s = self._tells_at_s = 0.0
         self._generations: dict[int, Future[Any]] = {}
         self._intake = ThreadPoolExecutor(INTAKE_THREADS, "llorch-intake")
         self._answering = ThreadPoolExecutor(_ANSWERING_THREADS, "llorch-answering")
@@ -98,7 +107,12 @@ class Server:
                     case Submit():
                         self._board.take_in(message.handle)
                         self._generations[message.handle] = Future()
-                        self._intake.submit(self._take_in, message)
+                        if message.is_quick:
+                            # Told after the first step: it would wake the keeper amid that.
+                            self._taken.append(message.handle)
+                            self._take_in(message)
+                        else:
+                            self._intake.submit(self._take_in, message)
                     case Cancel(handle):
                         # The keeper cancels what was accepted.
                         if (accepted := self._generations.get(handle)) is not None:
@@ -118,11 +132,27 @@ class Server:
     # Of the engine's thread ------------------------------------------------------------------
 
     def turned(self) -> None:
-        if self._told:
-            told, self._told = self._told, []
-            # A keeper that reads nothing is not a step that hangs. The next turn beats.
-            self._board.rest()
-            self._send(Step(told))
+        if not (self._told or self._taken):
+            return
+        if self._beginning and not self._is_urgent:
+            self._is_urgent = any(each.handle in self._beginning for each in self._told)
+        if self._is_urgent or self._taken or time.monotonic() >= self._tells_at_s:
+            self.hurry()
+
+    def hurry(self) -> None:
+        if not (self._told or self._taken):
+            return
+        if self._beginning:
+            told = {each.handle for each in self._told if isinstance(each, TokensTold)}
+            self._beginning -= told
+        step = encode(Step(self._told, [self._taken.popleft() for _ in range(len(self._taken))]))
+        self._told.clear()
+        self._is_urgent = False
+        # A keeper that reads nothing is not a step that hangs.
+        self._board.rest()
+        self._frames.send(step)
+        self._board.beat()
+        self._tells_at_s = time.monotonic() + self._told_every_s
 
     def broken(self, error: BaseException) -> NoReturn:
         if "torch" in sys.modules:
@@ -133,9 +163,17 @@ class Server:
         self._die("exit", f"{type(error).__name__} in the engine's thread")
 
     def _tell(self, handle: int, event: Event) -> None:
-        self._told.append(tell(handle, event))
-        if isinstance(event, TERMINAL_EVENTS):
+        self._told.append(EventTold.of(handle, event))
+        self._is_urgent = True
+        if isinstance(event, Started):
+            self._beginning.add(handle)
+        elif isinstance(event, TERMINAL_EVENTS):
+            self._beginning.discard(handle)
             self._answering.submit(self._end, handle)
+
+    def _tell_at_once(self, told: TokensTold) -> None:
+        self._told.append(told)
+        self._is_urgent = True
 
     # Of the other threads --------------------------------------------------------------------
 
@@ -143,6 +181,7 @@ class Server:
         root = logging.getLogger()
         root.setLevel(asked.log_level)
         root.addHandler(_KeepersLog(self._send))
+        self._told_every_s = asked.told_every_s
         options = EngineOptions(**asked.options)
         self._board = Board(most_handles(options), self._board_descriptor)
         os.close(self._board_descriptor)
@@ -180,13 +219,18 @@ class Server:
         handle = asked.handle
         try:
             generation = self._engine.submit(
-                **asked.arguments(), on_event=partial(self._tell, handle), handle=handle
+                **asked.arguments(),
+                on_event=partial(self._tell, handle),
+                # If an earlier attempt ended an engine, its journal soon shows how far this gets.
+                on_tokens=self._told.append if asked.attempt == 1 else self._tell_at_once,
+                handle=handle,
             )
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
             del self._generations[handle]
             self._send(Refused(handle, ErrorMessage.of(error)))
         else:
-            self._send(Accepted(handle, generation.request.max_tokens))
+            if not asked.is_quick:
+                self._send(Accepted(handle, generation.request.max_tokens))
             self._generations[handle].set_result(generation)
         self._board.taken_in(handle)
 

@@ -14,16 +14,27 @@ from typing import Any
 import torch
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import InternalError
 from llorch_worker.engine import Engine
+from llorch_worker.engine.generation import Generation
 from llorch_worker.model import ForwardModel, RaggedBatch
 
-SEGFAULT, RAISE, HANG, NOISE = range(300, 304)
+SEGFAULT, RAISE, HANG, NOISE, REFUSED = range(300, 305)
 
 
 class FaultyEngine:
     @staticmethod
     def load(*arguments: Any, **options: Any) -> Engine:
         return Engine.load(*arguments, **options, around_model=FaultyModel)
+
+
+class RefusingEngine(Engine):
+    """It finds something wrong with :data:`REFUSED`, which every intake takes."""
+
+    def submit(self, request: Any, **options: Any) -> Generation:
+        if getattr(request, "prompt_ids", None) == [1, REFUSED]:
+            raise InternalError("refused")
+        return super().submit(request, **options)
 
 
 class DyingEngine:

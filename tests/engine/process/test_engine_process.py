@@ -32,6 +32,8 @@ from llorch_worker.contract import (
 from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.engine.process.messages import Step, ToKeeper
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.processes.frames import FrameTooLarge
 from tests.engine.process import faulty_engine as faults
@@ -40,6 +42,7 @@ from tests.waiting import wait_until
 
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
 TIMEOUT_S = 60
+REFUSING = "tests.engine.process.faulty_engine:RefusingEngine"
 FAULTY = "tests.engine.process.faulty_engine:FaultyEngine"
 SIZES: dict[str, Any] = {"device": "cpu", "max_sequences": 4}
 
@@ -160,6 +163,75 @@ def test_its_figures_facts_and_logits_cross(engine: EngineProcess, beside: Engin
     assert logits.tolist() == beside.logits([1, 2, 3]).tolist()
     with pytest.raises(InvalidRequest, match="must be 1 to"):
         engine.logits([])
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The messages with what generations told."""
+    steps: list[Step] = []
+    take = EngineProcess._take
+
+    def note(engine: EngineProcess, message: ToKeeper) -> None:
+        if isinstance(message, Step):
+            steps.append(message)
+        take(engine, message)
+
+    monkeypatch.setattr(EngineProcess, "_take", note)
+    return steps
+
+
+def tokens_of(step: Step, handle: int = 1) -> int:
+    told = (each for each in step.told if isinstance(each, TokensTold))
+    return sum(len(each.ids) for each in told if each.handle == handle)
+
+
+def test_tokens_wait_for_each_other_except_the_first_and_those_of_a_second_attempt(
+    path: Path, steps: list[Step]
+) -> None:
+    request = GenerationRequest(prompt=PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+    # Each step gives one token.
+    with EngineProcess.load(path, told_every_s=3600.0, drafter="off", **SIZES) as engine:
+        engine.submit(request).result(TIMEOUT_S)
+        assert [tokens_of(step) for step in steps] == [1, 19]
+        steps.clear()
+        engine.submit(request, attempt=2).result(TIMEOUT_S)
+        assert [tokens_of(step, handle=2) for step in steps] == [1] * 20
+
+
+def test_no_token_waits_for_a_step_that_computes_a_prompt(path: Path, steps: list[Step]) -> None:
+    long = GenerationRequest(prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True)
+    with EngineProcess.load(path, told_every_s=3600.0, drafter="off", **SIZES) as engine:
+        running = engine.submit(long)
+        next(running.events())
+        engine.submit(GenerationRequest(prompt="Tom", max_tokens=1)).result(TIMEOUT_S)
+        running.cancel()
+    began = next(step for step in steps if any(each.handle == 2 for each in step.told))
+    assert tokens_of(began) <= 1
+
+
+def test_a_quick_request_that_the_engine_refuses_fails_without_an_answer_to_wait_for(
+    path: Path, beside: Engine
+) -> None:
+    # An intake refuses whatever is wrong; its engine still checks.
+    with (
+        IntakeProcess(path) as intake,
+        EngineProcess.load(path, intake=intake, engine_class=REFUSING, **SIZES) as engine,
+    ):
+        seen: list[Event] = []
+        generation = engine.submit(prompt_of(faults.REFUSED), on_event=seen.append)
+        with pytest.raises(InternalError):
+            generation.result(TIMEOUT_S)
+        assert isinstance(seen[-1], Failed)
+        # Nor does whoever wants to know how many tokens fit.
+        most = GenerationRequest(prompt=PROMPT, max_tokens=10**6, cut_max_tokens=True)
+        assert engine.submit(most).request.max_tokens == beside.submit(most).request.max_tokens
+        wait_until(lambda: not engine._accepting)
+        # It hangs while it rests, and nobody waits for an answer.
+        wait_until(lambda: not engine._generations)
+        os.kill(engine.pid, signal.SIGSTOP)
+        engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=1))
+        wait_until(lambda: engine.stalled_for_s() > 0.3)
+        engine.kill("stalled", "stalled")
 
 
 def test_a_callback_that_raises_cancels_its_own_generation(engine: EngineProcess) -> None:
@@ -345,6 +417,8 @@ def test_signals_of_a_service_manager_are_the_keepers_to_obey(engine: EngineProc
 KEEPER = """
 import sys, time
 from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.engine.process.messages import Step, ToKeeper
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.contract import GenerationRequest
 engine = EngineProcess.load(sys.argv[1], device="cpu", progress=lambda *_: print(flush=True))
 engine.submit(GenerationRequest(prompt="Once", max_tokens=400, ignore_eos=True))
