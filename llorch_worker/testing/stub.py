@@ -25,6 +25,7 @@ from llorch_worker.broker.message import ENQUEUED_AT, read_task
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.scripts import load
 from llorch_worker.contract import Event, GenerationRequest
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
 from llorch_worker.testing.answers import Answers, Reply, Script
 from llorch_worker.testing.engine import MAX_CONTEXT, StubEngine
@@ -48,7 +49,7 @@ TERMS = ClaimTerms(
 class _WordByWord(Publisher):
     """Writes each event before the next, so that a stream always has the same entries."""
 
-    def append(self, claim: Claim, event: Event) -> None:
+    def append(self, claim: Claim, event: Event | TokensTold) -> None:
         super().append(claim, event)
         self.flush(claim, lambda: False)
 

@@ -41,6 +41,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.other_workers import OtherWorkers
@@ -234,6 +235,7 @@ class JobRunner:
                 journal=journal,
                 suspect=claim.suspect,
                 on_event=partial(self._publish, claim),
+                on_tokens=partial(self._publish, claim),
                 on_asked=job.attach,
             )
         except ContextLengthExceeded:
@@ -271,13 +273,13 @@ class JobRunner:
 
     # Out of the engine -----------------------------------------------------------------------
 
-    def _publish(self, claim: Claim, event: Event) -> None:
+    def _publish(self, claim: Claim, event: Event | TokensTold) -> None:
         # The last event is written with the result, in one step.
         if isinstance(event, TERMINAL_EVENTS):
             self._publisher.expect_end(claim)
         else:
             self._publisher.append(claim, event)
-            if self._suspects and isinstance(event, Tokens):
+            if self._suspects and isinstance(event, Tokens | TokensTold):
                 self._suspects.discard(claim.job_id)
 
     def _leave_entries(

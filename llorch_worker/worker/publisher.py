@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import redis
@@ -18,6 +18,7 @@ from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import CallPart, Event, Tokens
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
@@ -43,7 +44,7 @@ class _Outbox:
 
     claim: Claim
     next_entry: int
-    events: list[Event] = field(default_factory=list)
+    events: list[Event | TokensTold] = field(default_factory=list)
     sending: list[Event] = field(default_factory=list)
     written_at_s: float = field(default_factory=time.monotonic)
     """Time of the last write, or at first of the opening, so that the event ``started`` waits for
@@ -64,7 +65,8 @@ class _Outbox:
     def taken(self) -> list[Event]:
         """The events, as they are to be written."""
         events, self.events = self.events, []
-        return events if self.watched and len(events) <= MOST_APART else merge_tokens(events)
+        apart = self.watched and len(events) <= MOST_APART
+        return as_events(events) if apart else merge_tokens(events)
 
     @property
     def waits(self) -> bool:
@@ -109,7 +111,7 @@ class Publisher(Repeater):
         with self._changed:
             self._outboxes[claim.tag] = _Outbox(claim, next_entry)
 
-    def append(self, claim: Claim, event: Event) -> None:
+    def append(self, claim: Claim, event: Event | TokensTold) -> None:
         """Takes one event of an open job. Thread-safe."""
         with self._changed:
             outbox = self._outboxes[claim.tag]
@@ -117,8 +119,9 @@ class Publisher(Repeater):
                 return
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
-                outbox.events = merge_tokens(outbox.events)
-            if isinstance(event, Tokens) and (not outbox.began or outbox.claim.attempt > 1):
+                outbox.events = [*merge_tokens(outbox.events)]
+            is_tokens = isinstance(event, Tokens | TokensTold)
+            if is_tokens and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
             if self._due_at_s(outbox) < self._wakes_at_s:
                 self._changed.notify()
@@ -277,7 +280,12 @@ class Publisher(Repeater):
         self._on_lost(outbox.claim)
 
 
-def merge_tokens(events: Iterable[Event]) -> list[Event]:
+def as_events(events: Iterable[Event | TokensTold]) -> list[Event]:
+    """``events``, each of its own."""
+    return [each.event() if isinstance(each, TokensTold) else each for each in events]
+
+
+def merge_tokens(events: Iterable[Event | TokensTold]) -> list[Event]:
     """``events`` with each choice's consecutive tokens merged into one event.
 
     The order within a choice is kept, and so is the order of tokens and other events. Tokens of
@@ -285,7 +293,7 @@ def merge_tokens(events: Iterable[Event]) -> list[Event]:
     """
     merged: list[Event | list[Tokens]] = []
     runs: dict[int, list[Tokens]] = {}
-    for event in events:
+    for event in as_events(_merge_told(events)):
         if not isinstance(event, Tokens):
             runs.clear()
             merged.append(event)
@@ -295,6 +303,44 @@ def merge_tokens(events: Iterable[Event]) -> list[Event]:
             runs[event.choice] = [event]
             merged.append(runs[event.choice])
     return [_join(item) if isinstance(item, list) else item for item in merged]
+
+
+def _merge_told(events: Iterable[Event | TokensTold]) -> Iterator[Event | TokensTold]:
+    """``events`` with consecutive tokens of one choice in one struct."""
+    run: list[TokensTold] = []
+    for event in events:
+        follows = isinstance(event, TokensTold) and run and _follows(run[-1], event)
+        if run and not follows:
+            yield _join_told(run)
+            run = []
+        if isinstance(event, TokensTold):
+            run.append(event)
+        else:
+            yield event
+    if run:
+        yield _join_told(run)
+
+
+def _follows(last: TokensTold, told: TokensTold) -> bool:
+    same_kind = (told.scores is None) == (last.scores is None)
+    return same_kind and told.choice == last.choice and told.index == last.index + len(last.ids)
+
+
+def _join_told(run: Sequence[TokensTold]) -> TokensTold:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    return TokensTold(
+        handle=first.handle,
+        choice=first.choice,
+        index=first.index,
+        ids=[token for part in run for token in part.ids],
+        text="".join([part.text for part in run]),
+        thought="".join([part.thought or "" for part in run]) or None,
+        scores=None
+        if first.scores is None
+        else [score for part in run for score in part.scores or ()],
+    )
 
 
 def _continues(last: Tokens, event: Tokens) -> bool:

@@ -15,8 +15,9 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.contract import CallPart, CancelledEvent, Event, Tokens, decode_event
 from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.engine.told import TokenScore, TokensTold
 from llorch_worker.settings import Settings
-from llorch_worker.worker.publisher import Publisher, merge_tokens
+from llorch_worker.worker.publisher import Publisher, as_events, merge_tokens
 from tests.broker.jobs import claim_on
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel, entries_of, record_of
@@ -274,6 +275,26 @@ def test_every_token_stays_once_and_in_order_within_its_choice(
         parts = of_choice(joined, choice)
         assert [i for part in parts for i in part.ids] == list(range(count))
         assert "".join(part.text for part in parts) == "".join(f"{i}." for i in range(count))
+
+
+def told(choice: int, start: int, count: int) -> TokensTold:
+    ids = [*range(start, start + count)]
+    scores = [TokenScore(i, str(i), -1.5, None, [TokenScore(7, "7", -0.5, (255,))]) for i in ids]
+    thought = f"{start}?" if choice == 2 else None
+    return TokensTold(9, choice, start, ids, f"{ids}", thought, scores if choice == 1 else None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30))
+def test_what_an_engine_tells_is_merged_as_its_events_are(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    counts = [0, 0, 0]
+    mixed: list[Event | TokensTold] = []
+    for choice, count, as_event in steps:
+        tokens = told(choice, counts[choice], count)
+        mixed.append(tokens.event() if as_event else tokens)
+        counts[choice] += count
+    assert merge_tokens(mixed) == merge_tokens(as_events(mixed))
 
 
 def test_tokens_do_not_move_past_another_kind_of_event() -> None:

@@ -289,9 +289,11 @@ class EngineProcess:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> RemoteGeneration:
-        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_asked``: see
+        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_tokens`` gets new tokens in
+        place of ``on_event``, without what it takes to make an event of each. ``on_asked``: see
         :meth:`.IntakeProcess.prepare_document`."""
         with self._lock:
             self._require_open()
@@ -310,7 +312,7 @@ class EngineProcess:
             )
         handle = next(self._numbers)
         job_id = job_id or str(uuid.uuid4())
-        generation = RemoteGeneration(self, handle, job_id, request, on_event)
+        generation = RemoteGeneration(self, handle, job_id, request, on_event, on_tokens)
         message = Submit.of(
             handle,
             request,
@@ -637,8 +639,9 @@ class RemoteGeneration(GenerationHandle):
         id: str,
         request: GenerationRequest,
         on_event: Callable[[Event], None] | None,
+        on_tokens: Callable[[TokensTold], None] | None,
     ) -> None:
-        super().__init__(id, request, on_event)
+        super().__init__(id, request, on_event, on_tokens)
         self._engine = engine
         self._handle = handle
         self._document = b""

@@ -155,6 +155,7 @@ class Server:
         self._tells_at_s = time.monotonic() + self._told_every_s
 
     def broken(self, error: BaseException) -> NoReturn:
+        self.hurry()
         if "torch" in sys.modules:
             from llorch_worker.engine.device.step_errors import is_device_lost
 
