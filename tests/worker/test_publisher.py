@@ -109,6 +109,20 @@ def test_tokens_stay_apart_for_a_reader_that_keeps_up(
     assert ids_of(list(left.events)) == list(range(1, tokens + 1))
 
 
+def test_jobs_that_run_side_by_side_are_written_together(store: redis.Redis) -> None:
+    # Its thread has not begun.
+    publisher = Publisher(store, Settings(), on_lost=print, on_cancelled=print)
+    # Of what may wait for 0.2 s: what has waited so long, more than half of it, and not at all.
+    for job_id, waited_s in (("due", 0.3), ("soon", 0.15), ("later", -3600.0)):
+        claim = claimed(store, job_id)
+        publisher.open(claim, 1)
+        publisher.append(claim, token(0))
+        outbox = publisher._outboxes[claim.tag]
+        outbox.watched = outbox.urgent = False
+        outbox.written_at_s = time.monotonic() - waited_s
+    assert [each.claim.job_id for each in publisher._wait_for_due()] == ["due", "soon"]
+
+
 def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> None:
     with connect(own_server.url) as store:
         publisher = started(store)
