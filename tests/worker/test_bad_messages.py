@@ -183,6 +183,11 @@ def test_a_task_message_without_an_id_runs_under_its_correlation_id(client: Clie
             "its header timelimit is not a pair of seconds (got 5)",
         ),
         (
+            {"headers": {"task": TASK_NAME, "stamps": {"who": [["me"]]}}},
+            "its header stamps is not an object of texts, numbers or lists of them "
+            "(got an object of 1 field)",
+        ),
+        (
             {"body": base64.b64encode(b'[[], {"prompt": "x"}, {"chain": 5}]').decode()},
             "its chain option is not a list of tasks as Celery writes it (got 5)",
         ),

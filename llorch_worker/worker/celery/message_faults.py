@@ -67,6 +67,14 @@ def _fault_of_options(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _are_stamps(value: object) -> bool:
+    return isinstance(value, Mapping) and not any(
+        isinstance(each, list | Mapping)
+        for stamp in value.values()
+        for each in (stamp if isinstance(stamp, list) else [stamp])
+    )
+
+
 def _are_time_limits(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
@@ -145,7 +153,8 @@ _HEADERS: Mapping[str, tuple[_Check, str]] = {
     "timelimit": (_are_time_limits, "a pair of seconds"),
     "group": (is_text, "a string"),
     "stamped_headers": (are_texts, "a list of strings"),
-    "stamps": (is_object, "an object"),
+    # Celery puts them into sets, for each revoke by stamps, of whichever job.
+    "stamps": (_are_stamps, "an object of texts, numbers or lists of them"),
 }
 """Headers that Celery uses without a check, by name: the check, and what it asks for. None is as if
 the header were not there."""
