@@ -463,6 +463,7 @@ class ServerEngine:
             except ServerAway as away:
                 self._die(_away(away), self._suspects() if away.ended else ())
             except Refusal as refusal:
+                missed = 0
                 if refusal.status >= 500:
                     self._die(_away(refusal))
             except (AnswerCut, WrongAnswer) as error:

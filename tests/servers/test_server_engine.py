@@ -22,7 +22,9 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine.interface import Death, EngineDied
-from llorch_worker.servers.server_engine import Address, ServerEngine
+from llorch_worker.servers import server_engine
+from llorch_worker.servers.connection import AnswerCut, Refusal
+from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
 from tests.servers.stand_in import MODEL, StandIn
 from tests.waiting import wait_until
 
@@ -262,6 +264,23 @@ def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn
     with pytest.raises(EngineDied):
         engine.submit(asked())
     engine.close()
+
+
+def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    async def cut_and_refuse(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        raise AnswerCut("cut") if looks % MOST_MISSED else Refusal(404, "no such page")
+
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
+    with engine_at(vllm) as engine:
+        monkeypatch.setattr(engine._asking.connection, "get", cut_and_refuse)
+        wait_until(lambda: looks > 4 * MOST_MISSED or not engine.healthy)
+        assert engine.healthy
 
 
 def test_a_server_that_no_longer_takes_the_key_ends_the_engine(vllm: StandIn) -> None:
