@@ -169,7 +169,7 @@ def test_all_that_a_celery_worker_prints_is_documents(
     ) as worker:
         worker.process.send_signal(number)
         if number == signal.SIGUSR1:
-            wait_until(lambda: "_stacks" in worker.text())
+            wait_until(lambda: "worker.celery.stacks" in worker.text())
             worker.process.terminate()
         worker.wait_exit()
     told = lines(worker.text())
