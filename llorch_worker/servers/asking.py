@@ -163,7 +163,7 @@ class Asking:
             rule = f"must fit into the context of {self.served.max_context or 'the'} tokens"
             fault = Fault(field="prompt + max_tokens", rule=rule, got=said)
             return ContextLengthExceeded(str(fault), faults=[fault])
-        if refusal.status in (400, 413, 422) or refusal.type == "invalid_request_error":
+        if refusal.status in (400, 404, 413, 422) or refusal.type == "invalid_request_error":
             fault = Fault(field="request", rule="must suit the server", got=said)
             return InvalidRequest.from_faults([fault])
         return WrongAnswer(f"the server failed: {said}")

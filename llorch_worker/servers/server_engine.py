@@ -466,7 +466,9 @@ class ServerEngine:
                 missed = 0
                 if refusal.status >= 500:
                     self._die(_away(refusal))
-            except (AnswerCut, WrongAnswer) as error:
+            except WrongAnswer:
+                missed = 0  # such as the word OK
+            except AnswerCut as error:
                 missed += 1
                 if missed >= MOST_MISSED:
                     self._die(_away(error))

@@ -45,6 +45,8 @@ class StandIn:
         self.key = key
         self.counts = counts
         self.well = True
+        self.health = ""
+        """What it says of its health."""
         self.port = free_port()
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.open = self.most_open = 0
@@ -80,7 +82,7 @@ class StandIn:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self.well else 503)
+        return web.Response(status=200 if self.well else 503, text=self.health)
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "1.2"})

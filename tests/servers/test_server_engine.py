@@ -343,3 +343,26 @@ def test_a_prompt_that_is_too_long_is_refused_as_ours_would_be(vllm: StandIn) ->
     with engine_at(vllm) as engine, pytest.raises(InvalidRequest) as raised:
         engine.submit(asked(prompt="status 400 maximum context length is")).result()
     assert isinstance(raised.value, ContextLengthExceeded)
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "INVALID_REQUEST"), (403, "INTERNAL")])
+def test_a_server_that_lacks_a_way_to_ask_has_not_gone(
+    vllm: StandIn, status: int, code: str
+) -> None:
+    with engine_at(vllm) as engine:
+        neighbour = engine.submit(asked(prompt="slow 20", max_tokens=20))
+        with pytest.raises(LlorchError) as caught:
+            engine.submit(asked(prompt=f"status {status}")).result(timeout=60)
+        assert caught.value.code == code
+        assert f"HTTP {status}" in caught.value.message
+        assert neighbour.result(timeout=60).usage.completion == 20
+
+
+def test_a_server_lives_whatever_it_says_of_its_health(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.02)
+    vllm.health = "OK"
+    with engine_at(vllm) as engine:
+        assert engine.submit(asked(prompt="slow 50", max_tokens=10)).result().usage.completion == 10
+        assert engine.healthy
