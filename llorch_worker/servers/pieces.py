@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
 from llorch_worker.contract.tools import CallPart
 
+MOST_COUNTED: Final = 2**31
+"""Tokens."""
 _ENDS: Final = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
@@ -50,7 +52,7 @@ class _Details(_Part):
 
 
 class _Usage(_Part):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
@@ -60,7 +62,7 @@ class _Logprob(_Part):
     id: int
     token: str
     logprob: float | None
-    bytes: list[int] | None = None
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
     top_logprobs: list[_Logprob] = []
 
 
@@ -119,7 +121,7 @@ def read_piece(data: bytes) -> Piece:
         return Piece(error=event.error)
     if event.content is not None or event.stop:
         return _of_llama(event)
-    piece = Piece(counted=None if event.usage is None else _counted(event.usage))
+    piece = Piece(counted=None if event.usage is None else _counted_of(event.usage))
     for choice in event.choices[:1]:
         delta = choice.delta
         if delta is not None:
@@ -147,9 +149,7 @@ def _of_llama(event: _Event) -> Piece:
     if event.stop:
         piece.finish = {"limit": "length", "eos": "stop", "word": "stop"}.get(event.stop_type, "")
         piece.stop_string = event.stopping_word or None
-        piece.counted = Counted(
-            event.tokens_evaluated or 0, event.tokens_predicted or 0, event.cached or 0
-        )
+        piece.counted = _counted(event.tokens_evaluated, event.tokens_predicted, event.cached)
     return piece
 
 
@@ -160,15 +160,20 @@ def _call(part: _Call) -> CallPart:
     )
 
 
-def _counted(usage: _Usage) -> Counted:
+def _counted_of(usage: _Usage) -> Counted:
     prompt = usage.prompt_tokens_details or _Details()
     completion = usage.completion_tokens_details or _Details()
-    return Counted(
+    return _counted(
         usage.prompt_tokens,
-        usage.completion_tokens or 0,
-        prompt.cached_tokens or 0,
-        completion.reasoning_tokens or 0,
+        usage.completion_tokens,
+        prompt.cached_tokens,
+        completion.reasoning_tokens,
     )
+
+
+def _counted(*counts: int | None) -> Counted:
+    """Redis sums them up, and then stores no result that it cannot add."""
+    return Counted(*(min(max(each or 0, 0), MOST_COUNTED) for each in counts))
 
 
 def _logprobs(entry: _Logprob) -> TokenLogprobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from llorch_worker.servers.connection import Connection, Refusal, ServerAway, Wr
 from llorch_worker.servers.fields import Kind
 
 PROBE_S: Final = 10.0
+MOST_SLOTS: Final = 1024
+"""Each is a thread of the worker."""
 _OWNERS: Final[Mapping[str, Kind]] = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -39,9 +41,11 @@ async def probe(connection: Connection, model: str) -> Found:
         ServerAway, AnswerCut: nothing yet.
         ModelLoadFailed: no such server, or another model.
     """
+    await _check_health(connection)
     card = _card(connection.url, await _ask(connection, "/v1/models"), model)
     kind = _OWNERS.get(str(card.get("owned_by")), "another server")
-    meta = card.get("meta") or {}
+    meta = card.get("meta")
+    meta = meta if isinstance(meta, dict) else {}
     slots: object = None
     version: object = None
     context, parses = card.get("max_model_len"), False
@@ -61,9 +65,20 @@ async def probe(connection: Connection, model: str) -> Found:
     return Found(
         Served(kind, model, _count(context) or 0, parses),
         (f"{kind} {shown(str(version or ''), 40)}".strip(), model, str(card.get("root")), *facts),
-        _count(slots),
+        _count(slots, MOST_SLOTS),
         _weakens(kind, parses=parses),
     )
+
+
+async def _check_health(connection: Connection) -> None:
+    """As it is looked at later: a server that says that it is ill would be found and lost again."""
+    try:
+        await connection.get("/health", PROBE_S)
+    except Refusal as refusal:
+        if refusal.status >= 500:
+            raise ServerAway(f"{refusal.shown()} at /health") from None
+    except WrongAnswer:
+        pass  # any word will do
 
 
 async def _ask(connection: Connection, path: str) -> dict[str, Any]:
@@ -92,9 +107,7 @@ def _card(url: str, models: dict[str, Any], model: str) -> dict[str, Any]:
     if not cards:
         raise _no_api(url, "no list of models at /v1/models")
     names = [shown(str(card.get("id"))) for card in cards]
-    found = next(
-        (c for c in cards if model == c.get("id") or model in (c.get("aliases") or ())), None
-    )
+    found = next((c for c in cards if model == c.get("id") or model in _aliases(c)), None)
     if found is None:
         served = ", ".join(names)
         raise ModelLoadFailed(f"the server at {url} serves {served}, and not {shown(model)}")
@@ -107,8 +120,13 @@ def _no_api(url: str, what: str) -> ModelLoadFailed:
     )
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 < value < 2**31 else None
+def _aliases(card: dict[str, Any]) -> Sequence[object]:
+    aliases = card.get("aliases")
+    return aliases if isinstance(aliases, list) else ()
+
+
+def _count(value: object, most: int = 2**31 - 1) -> int | None:
+    return min(value, most) if isinstance(value, int) and value > 0 else None
 
 
 def _weakens(kind: Kind, *, parses: bool) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ class StandIn:
         self.health = ""
         """What it says of its health."""
         self.port = free_port()
+        self.card: dict[str, Any] = {}
+        """What it says of the model beside the usual."""
+        self.counted: dict[str, Any] = {}
+        """What it has counted otherwise."""
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.open = self.most_open = 0
         self._step_s = float(os.environ.get("STAND_IN_STEP_MS", "0")) / 1e3
@@ -79,7 +83,7 @@ class StandIn:
         card = {"id": MODEL, "owned_by": OWNERS.get(self.kind, "somebody")}
         if self.kind in ("vLLM", "SGLang"):
             card["max_model_len"] = CONTEXT
-        return web.json_response({"object": "list", "data": [card]})
+        return web.json_response({"object": "list", "data": [card | self.card]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.well else 503, text=self.health)
@@ -191,7 +195,7 @@ class StandIn:
             return
         yield {"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}]}
         if self.counts:
-            usage = {"prompt_tokens": prompt, "completion_tokens": made}
+            usage = {"prompt_tokens": prompt, "completion_tokens": made} | self.counted
             yield {"choices": [], "usage": usage}
 
     @contextmanager

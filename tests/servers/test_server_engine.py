@@ -366,3 +366,24 @@ def test_a_server_lives_whatever_it_says_of_its_health(
     with engine_at(vllm) as engine:
         assert engine.submit(asked(prompt="slow 50", max_tokens=10)).result().usage.completion == 10
         assert engine.healthy
+
+
+def test_an_ill_server_is_waited_for(vllm: StandIn) -> None:
+    vllm.well = False
+    with pytest.raises(AssertionError, match=r"HTTP 503.* at /health"):
+        load(vllm)
+
+
+def test_odd_words_of_a_model_are_ignored(vllm: StandIn) -> None:
+    vllm.card = {"meta": "x", "aliases": 5, "max_model_len": 10**30}
+    with engine_at(vllm) as engine:
+        assert engine.facts.max_context > 0
+
+
+@pytest.mark.parametrize("count", [-5, 10**30, None])
+def test_odd_counts_leave_a_result_that_can_be_added_up(vllm: StandIn, count: int | None) -> None:
+    vllm.counted = {"prompt_tokens": count, "completion_tokens": count}
+    with engine_at(vllm) as engine:
+        usage = engine.submit(asked()).result(timeout=60).usage
+        assert 0 <= usage.prompt <= 2**31
+        assert 0 <= usage.completion <= 2**31
