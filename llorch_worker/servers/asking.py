@@ -117,7 +117,7 @@ class Asking:
         ):
             try:
                 piece = read_piece(data)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, RecursionError):
                 raise WrongAnswer(f"the server sent {len(data)} bytes that are no event") from None
             if piece.error is not None:
                 raise Refusal(0, piece.error)

@@ -172,7 +172,7 @@ def _counted_of(usage: _Usage) -> Counted:
 
 
 def _counted(*counts: int | None) -> Counted:
-    """Redis sums them up, and then stores no result that it cannot add."""
+    """As they can be added up for a tenant: one count that cannot be right would spoil them all."""
     return Counted(*(min(max(each or 0, 0), MOST_COUNTED) for each in counts))
 
 

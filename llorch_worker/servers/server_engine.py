@@ -68,7 +68,12 @@ CLOSE_S: Final = 10.0
 DEFAULT_SEQUENCES: Final = 16
 UNKNOWN_CONTEXT: Final = 2**20
 """Tokens, more than a request may ask for: the server refuses what it does not hold."""
-_BUSY: Final = (429, 502, 503, 504)
+BUSY_S: Final = 60.0
+"""How long a job asks a server again that is busy."""
+BUSY_PAUSES_S: Final = (0.25, 5.0)
+"""Between two times: the first, which doubles, and the longest."""
+_BUSY: Final = (429, 503)
+_FAILED: Final = (*_BUSY, 502, 504)
 _GONE: Final = (401, 403, 404)
 
 
@@ -350,11 +355,27 @@ class ServerEngine:
         async with self._turns.turn(generation):
             generation.send()
             try:
-                await self._ask(generation)
+                await self._ask_patiently(generation)
             except Refusal as refusal:
                 raise await self._refused(generation, refusal) from None
             except (ServerAway, AnswerCut) as error:
                 raise await self._find_out(generation, error) from None
+
+    async def _ask_patiently(self, generation: ServerGeneration) -> None:
+        """A server that is busy for a while refuses any job, which is the fault of none."""
+        give_up_s = time.monotonic() + BUSY_S
+        pause_s, longest_s = BUSY_PAUSES_S
+        while True:
+            try:
+                await self._ask(generation)
+                return
+            except Refusal as refusal:
+                has_some = any(choice.pieces for choice in generation.choices)
+                late = time.monotonic() + pause_s > give_up_s
+                if has_some or late or refusal.status not in _BUSY:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
 
     async def _ask(self, generation: ServerGeneration) -> None:
         first, *others = generation.choices
@@ -393,7 +414,7 @@ class ServerEngine:
             self._cached += choice.counted.cached
 
     async def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:
-        if refusal.status in _BUSY:
+        if refusal.status in _FAILED:
             return _ended_alone(generation, f"the server answered with HTTP {refusal.status}")
         if refusal.status in _GONE:
             try:

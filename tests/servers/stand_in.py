@@ -48,6 +48,8 @@ class StandIn:
         self.health = ""
         """What it says of its health."""
         self.port = free_port()
+        self.busy = 0
+        """How many more requests it refuses as it is busy."""
         self.card: dict[str, Any] = {}
         """What it says of the model beside the usual."""
         self.counted: dict[str, Any] = {}
@@ -114,6 +116,9 @@ class StandIn:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append((request.path, body))
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({"error": {"message": "busy"}}, status=503)
         prompt = body.get("prompt", "")
         begun = 0
         if isinstance(prompt, list):

@@ -158,7 +158,7 @@ def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
         ("status 400", InvalidRequest, "HTTP 400"),
         ("status 403", LlorchError, "HTTP 403"),
         ("status 500", LlorchError, "HTTP 500"),
-        ("status 503", EngineDied, "HTTP 503"),
+        ("status 502", EngineDied, "HTTP 502"),
     ],
 )
 def test_a_wrong_answer_costs_one_job(
@@ -387,3 +387,23 @@ def test_odd_counts_leave_a_result_that_can_be_added_up(vllm: StandIn, count: in
         usage = engine.submit(asked()).result(timeout=60).usage
         assert 0 <= usage.prompt <= 2**31
         assert 0 <= usage.completion <= 2**31
+
+
+def test_a_busy_server_is_asked_again_for_a_while(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_PAUSES_S", (0.01, 0.02))
+    vllm.busy = 3
+    with engine_at(vllm) as engine:
+        assert engine.submit(asked()).result(timeout=60).text == "w0 w1 w2 w3 "
+        assert len(vllm.bodies) == 4
+        vllm.busy = 10**6
+        waiting = engine.submit(asked())
+        wait_until(lambda: len(vllm.bodies) > 6)
+        waiting.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(timeout=60)
+        monkeypatch.setattr(server_engine, "BUSY_S", 0.1)
+        with pytest.raises(EngineDied, match="HTTP 503"):
+            engine.submit(asked()).result(timeout=60)
+        assert engine.healthy
