@@ -69,6 +69,8 @@ def resting(start: Callable[[str], subprocess.Popen[bytes]]) -> subprocess.Popen
     process = start(RESTS)
     assert process.stdout is not None
     process.stdout.readline()
+    # On a busy machine it waits for its turn before it rests.
+    wait_until(lambda: [state for state, _ in standstill._found(process.pid)] == ["S"])
     return process
 
 
