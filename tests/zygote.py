@@ -11,6 +11,7 @@ spawns.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -69,6 +70,8 @@ class _Zygote:
         with self._asking:
             socket.send_fds(self._connection, [json.dumps(request).encode()], passed)
             pid = int(self._connection.recv(_MOST_BYTES))
+        if pid < 0:  # to kill that would kill all processes of this user
+            raise BlockingIOError(errno.EAGAIN, "the zygote could not fork")
         return _Forked(pid, command)
 
 
