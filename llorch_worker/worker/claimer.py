@@ -149,7 +149,8 @@ class Claimer(Repeater):
         with suppress(RedisError):
             if self._unanswered is not None:
                 self._look(Room(0))
-            self._wait(Room(0))
+            # Not Room(0): a full worker's differs, and its ring would be lost.
+            self._wait(self._room())
         self._doorbell.close()
         self._redis.close()
         self._wake_reader.close()

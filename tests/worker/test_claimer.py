@@ -12,6 +12,7 @@ import redis
 
 from llorch_worker.broker import keys, queues, scripts
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.worker import claimer as claimer_module
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, MOST_URGENT_JOBS, Claimer, Startable
@@ -181,6 +182,25 @@ def test_a_full_worker_takes_high_jobs_alone_until_one_ends(
         HELD_CLAIMS.discard(claim)
         claimer.note_room()
     assert taken(claimer, 1) == ["c"]
+
+
+@pytest.mark.parametrize("prefetch_count", [1, 2])
+def test_a_worker_that_ends_passes_a_ring_on(
+    store: redis.Redis, start: Start, monkeypatch: pytest.MonkeyPatch, prefetch_count: int
+) -> None:
+    push(store, "a")
+    claimer = start(prefetch_count=prefetch_count)
+    assert taken(claimer, 1) == ["a"]
+    wait_until(lambda: blocked(store) == 1)
+    push(store, "b")
+
+    def leave_amid_a_ring(doorbell: Doorbell) -> bool:
+        doorbell.close()
+        return True
+
+    monkeypatch.setattr(Doorbell, "leave", leave_amid_a_ring)
+    claimer.close()
+    assert store.llen(keys.bell(QUEUE)) == 1
 
 
 def test_a_full_worker_holds_some_high_jobs_more(store: redis.Redis, start: Start) -> None:
