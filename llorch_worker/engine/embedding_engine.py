@@ -14,6 +14,7 @@ from typing import Self
 import torch
 
 from llorch_worker.contract import Fault, InternalError, InvalidRequest, ModelLoadFailed
+from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.loading import part_of_load
 from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
 from llorch_worker.engine_options import KernelChoice
@@ -126,6 +127,8 @@ class EmbeddingEngine:
         self._check(texts)
         vectors = torch.empty(len(texts), self.config.hidden_size)
         request = _Request(texts, vectors)
+        # Nobody can cancel it now, which would fail all requests of its step.
+        request.future.set_running_or_notify_cancel()
         with self._wake:
             if self._closing:
                 raise InternalError("the engine is closed")
@@ -190,8 +193,9 @@ class EmbeddingEngine:
             try:
                 self._compute(taken)
             except Exception as error:  # noqa: BLE001 those who wait get it
+                told = as_told(error, "engine")
                 for request in {request for request, _ in taken}:
-                    self._fail(request, error)
+                    self._fail(request, told)
         for request in tuple(self._requests):
             self._fail(request, InternalError("the engine is closed"))
 

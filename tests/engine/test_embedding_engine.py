@@ -119,9 +119,26 @@ def test_a_failed_step_fails_those_in_it_and_no_other(
         return compute(texts, pooling)
 
     monkeypatch.setattr(engine._encoder, "vectors", failing)
-    with pytest.raises(RuntimeError, match="no memory"):
+    with pytest.raises(InternalError, match="RuntimeError"):
         engine.submit([[7] * 30] * 30).result()
     assert engine.submit([[1, 2]]).result().shape == (1, 64)
+
+
+def test_a_caller_that_gives_up_costs_no_other_one_its_vectors(
+    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, all_came = engine._encoder.vectors, threading.Event()
+
+    def waiting(texts: Texts, pooling: Pooling) -> torch.Tensor:
+        all_came.wait()
+        return vectors(texts, pooling)
+
+    monkeypatch.setattr(engine._encoder, "vectors", waiting)
+    first, *others = (engine.submit([engine.encode("w1")]) for _ in range(3))
+    others[0].cancel()
+    all_came.set()
+    for kept in (first, others[1]):
+        assert kept.result(60).shape == (1, engine.config.hidden_size)
 
 
 @pytest.mark.parametrize("texts", [[[]], [[1] * (LONGEST + 1)], [[VOCABULARY]], [[-1]]])
