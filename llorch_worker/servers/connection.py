@@ -67,7 +67,7 @@ class Refusal(Exception):
     def shown(self, *texts: str) -> str:
         """The error in a few words, which share none with ``texts``."""
         said = self.said[:MOST_SHOWN]
-        if not said or any(_quotes(said, text) for text in texts):
+        if not said or any(_quotes(said, printable(text)) for text in texts):
             said = f"a message of {len(self.said)} characters" if said else "no message"
         return f"HTTP {self.status}: {said}" if self.status else said
 

@@ -339,6 +339,12 @@ def test_a_text_without_a_maximum_is_refused_where_no_context_is_known() -> None
             generation.result()
 
 
+def test_an_error_quotes_no_short_lines_of_a_prompt() -> None:
+    prompt = "a1\nb2\nc3\nd4\ne5"
+    refusal = Refusal(400, {"message": f"wrong: {prompt}"})
+    assert refusal.shown(prompt) == "HTTP 400: a message of 25 characters"
+
+
 def test_a_prompt_that_is_too_long_is_refused_as_ours_would_be(vllm: StandIn) -> None:
     with engine_at(vllm) as engine, pytest.raises(InvalidRequest) as raised:
         engine.submit(asked(prompt="status 400 maximum context length is")).result()
