@@ -493,6 +493,8 @@ class ServerEngine:
                 missed += 1
                 if missed >= MOST_MISSED:
                     self._die(_away(error))
+            except Exception:  # without this task nobody sees that the server is away
+                logger.exception("the look at the server failed")
 
 
 def _turn(loop: asyncio.AbstractEventLoop) -> None:

@@ -23,7 +23,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.servers import server_engine
-from llorch_worker.servers.connection import AnswerCut, Refusal
+from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
 from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
 from tests.servers.stand_in import MODEL, StandIn
 from tests.waiting import wait_until
@@ -281,6 +281,20 @@ def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
         monkeypatch.setattr(engine._asking.connection, "get", cut_and_refuse)
         wait_until(lambda: looks > 4 * MOST_MISSED or not engine.healthy)
         assert engine.healthy
+
+
+def test_a_server_is_looked_at_also_after_a_defect(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [ServerAway("it is away"), RuntimeError("a defect")]
+
+    async def fail(*_: object) -> None:
+        raise errors.pop()
+
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
+    with engine_at(vllm) as engine:
+        monkeypatch.setattr(engine._asking.connection, "get", fail)
+        wait_until(lambda: not engine.healthy)
 
 
 def test_a_server_that_no_longer_takes_the_key_ends_the_engine(vllm: StandIn) -> None:
