@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 import redis
 from celery import Celery
@@ -345,8 +346,11 @@ class WorkerProcess:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the process meanwhile; then it finds at once all that was queued."""
-        with stopped(self.process):
+        """Stops it and what it has started meanwhile; then it finds at once all that was queued."""
+        with ExitStack() as stack:
+            stack.enter_context(stopped(self.process))
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                stack.enter_context(stopped(child))
             yield
 
     def stop(self) -> int:
