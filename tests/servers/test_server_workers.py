@@ -40,7 +40,8 @@ class Server:
         self.kind, self.port = kind, free_port()
         self.url = f"http://{LOCALHOST}:{self.port}/v1"
         self._log = folder / "server.log"
-        self._step_ms = step_ms
+        self.step_ms = step_ms
+        """For each token, from the next start on."""
         self.process: Process | None = None
 
     def start(self) -> None:
@@ -48,7 +49,7 @@ class Server:
             "tests.servers.stand_in",
             str(self.port),
             self.kind,
-            variables=environment("redis://unused", STAND_IN_STEP_MS=self._step_ms),
+            variables=environment("redis://unused", STAND_IN_STEP_MS=self.step_ms),
             log=self._log,
         )
 
@@ -150,7 +151,7 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
     own_server: RedisServer, own_client: Client, tmp_path: Path, kind: str
 ) -> None:
     with (
-        running_server(kind, tmp_path) as server,
+        running_server(kind, tmp_path, step_ms=500) as server,
         worker_of(server, own_server, tmp_path) as worker,
     ):
         jobs = [own_client.submit(model=MODEL, prompt="one", max_tokens=60) for _ in range(3)]
@@ -165,6 +166,7 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
         assert (wait_until(away) or "").endswith("; it is looked for every second")
         waiting = own_client.submit(model=MODEL, prompt="one", max_tokens=2)
         assert waiting.status().state == "queued", "nothing is claimed meanwhile"
+        server.step_ms = 20
         server.start()
         for job in jobs:
             result = job.result(timeout=60)
@@ -182,14 +184,14 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
 def test_another_worker_goes_on_after_the_first_is_killed(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
-    with running_server("vLLM", tmp_path) as server:
+    with running_server("vLLM", tmp_path, step_ms=100) as server:
         with worker_of(server, own_server, tmp_path) as first:
-            job = begun(own_client.submit(model=MODEL, prompt="one", max_tokens=80))
+            job = begun(own_client.submit(model=MODEL, prompt="one", max_tokens=40))
             os.kill(first.process.pid, signal.SIGKILL)
             with worker_of(server, own_server, tmp_path, name="w2"):
                 result = job.result(timeout=60)
         assert result.text == read_by(job)
-        assert result.choices[0].token_ids == tuple(range(FIRST_ID, FIRST_ID + 80))
+        assert result.choices[0].token_ids == tuple(range(FIRST_ID, FIRST_ID + 40))
         assert result.resumed
 
 
@@ -237,7 +239,11 @@ def test_a_job_that_ends_the_server_three_times_alone_is_a_dead_letter(
 def test_a_job_that_ends_the_server_in_company_is_found_and_no_other_pays(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
-    with running_server("vLLM", tmp_path) as server, worker_of(server, own_server, tmp_path):
+    with (
+        running_server("vLLM", tmp_path, step_ms=500) as server,
+        worker_of(server, own_server, tmp_path),
+    ):
+        server.step_ms = 20  # once they were in company
         others = [own_client.submit(model=MODEL, prompt="one", max_tokens=90) for _ in range(2)]
         for job in others:
             begun(job)
