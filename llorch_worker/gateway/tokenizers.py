@@ -44,6 +44,7 @@ class Tokenizers:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "llorch-tokens")
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
+        self._loading: IntakeProcess | None = None
         self._starts_from_s = 0.0
 
     async def own_answer(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any] | None:
@@ -70,10 +71,11 @@ class Tokenizers:
             raise NoWorker(error.message) from None
 
     def close(self) -> None:
-        """Ends the intake. A question that it has not answered fails."""
-        if self._intake is not None:
-            self._intake.close()
-        self._threads.shutdown(wait=False)
+        """Ends the intake, also one that loads. A question that it has not answered fails."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for intake in (self._intake, self._loading):
+            if intake is not None:
+                intake.close()
 
     def _answer(self, question: TokenQuestion) -> dict[str, Any] | None:
         intake = self._started()
@@ -95,7 +97,7 @@ class Tokenizers:
     def _start(self) -> None:
         intake = None
         try:
-            intake = IntakeProcess(self._settings.model)
+            self._loading = intake = IntakeProcess(self._settings.model)
             intake.around()
         except (LlorchError, OSError, RuntimeError) as error:
             logger.warning("workers will answer /tokenize, because here: %s", error)

@@ -403,3 +403,29 @@ def test_without_a_live_worker_or_files_it_is_503(
             assert all(client.ttl(key) != -1 for key in left)
         own_worker.stop()
         wait_until(lambda: api.post("/tokenize", json={"prompt": "a"}).status_code == 503)
+
+
+class Stopped(IntakeProcess):
+    """It hangs while it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, idle_s=600)
+        os.kill(self.pid, signal.SIGSTOP)
+
+
+def test_a_gateway_ends_although_its_intake_loads(
+    model: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers, "IntakeProcess", Stopped)
+    card = ModelCard(name=MODEL, max_context=512, last_seen=time.time())
+    settings = Settings(model=model, model_name=MODEL, redis_url=redis_server.url)
+
+    async def run() -> None:
+        own = tokenizers.Tokenizers(settings, redis.asyncio.Redis())
+        asked = asyncio.create_task(own.own_answer(card, TokenizeText(prompt="Once")))
+        while own._loading is None:
+            await asyncio.sleep(0.01)
+        own.close()
+        assert await asyncio.wait_for(asked, 60) is None
+
+    asyncio.run(run())
