@@ -107,7 +107,7 @@ class _Job:
     frame: bytes
     tries: int = 0
     oom_kills: int = 0
-    """When the last try began."""
+    """What :func:`.oom_kills` said when the last try began."""
 
 
 class _Fork:
