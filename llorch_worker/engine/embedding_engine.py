@@ -114,7 +114,7 @@ class EmbeddingEngine:
         if not truncate:
             raise _refused("input", f"a text must be at most {most} tokens", f"{len(ids)} tokens")
         # As Hugging Face cuts: what stands behind the text stays.
-        behind = len(self.tokenizer.encode("")) - 1
+        behind = max(0, len(self.tokenizer.encode("")) - 1)
         return [*ids[: most - behind], *ids[len(ids) - behind :]]
 
     def submit(self, texts: Sequence[Sequence[int]]) -> Future[torch.Tensor]:

@@ -171,6 +171,13 @@ def test_a_long_text_is_cut_only_if_it_may_be(engine: EmbeddingEngine) -> None:
     assert engine.embed([text], truncate=True).shape == (1, 64)
 
 
+def test_a_long_text_is_cut_where_no_ids_are_put_around_it(
+    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [*range(3, 3 + len(text))])
+    assert engine.encode("a" * 70, truncate=True) == [*range(3, 3 + LONGEST)]
+
+
 def test_no_texts_have_no_vectors(engine: EmbeddingEngine) -> None:
     assert engine.embed([]).shape == (0, 64)
 
