@@ -262,14 +262,10 @@ class Settings(BaseSettings):
     @property
     def environment(self) -> dict[str, str]:
         """These settings as the ``LLORCH_*`` variables that a child process reads them from."""
-        # A key is only in the environment that children inherit. How many jobs a server gets is
-        # its own to say, unless somebody has said it.
-        unsaid = {"engine_key"}
-        if self.engine_url is not None and "max_sequences" not in self.model_fields_set:
-            unsaid.add("max_sequences")
+        # A key is only in the environment that children inherit.
         return {
             f"LLORCH_{name.upper()}": str(value)
-            for name, value in self.model_dump(exclude=unsaid).items()
+            for name, value in self.model_dump(exclude={"engine_key"}).items()
             if value is not None
         }
 

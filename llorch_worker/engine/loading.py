@@ -93,9 +93,10 @@ def load_as_planned(
     model = _load_weights(plan, progress)
     # The caller has loaded the tokenizer: what is free now is free beside it.
     free = free_bytes(device)
-    recorder = CudaRecorder(device) if plan.shape.decode_rows else None
-    if recorder is not None:
+    recorder: Recorder | None = None
+    if plan.shape.decode_rows:
         with part_of_load("a recorded step", device, plan.recorded_bytes):
+            recorder = CudaRecorder(device)
             taken = recorded_bytes(model, plan.shape, recorder, partial(free_bytes, device))
         logger.info("recorded steps take %s", human_bytes(taken))
         plan = plan.with_recorded(taken)

@@ -117,7 +117,8 @@ class Asking:
         ):
             try:
                 piece = read_piece(data)
-            except (msgspec.MsgspecError, RecursionError):
+            # A ValueError of bytes that are none.
+            except (msgspec.MsgspecError, RecursionError, ValueError):
                 raise WrongAnswer(f"the server sent {len(data)} bytes that are no event") from None
             if piece.error is not None:
                 raise Refusal(0, piece.error)

@@ -157,8 +157,7 @@ class EngineLoader:
                 said_at_s = time.monotonic()
                 logger.info("%s", reason)
 
-        told = settings.max_sequences if "max_sequences" in settings.model_fields_set else None
-        engine = ServerEngine.load(self._address, max_sequences=told, wait=wait)
+        engine = ServerEngine.load(self._address, max_sequences=self._max_sequences, wait=wait)
         self._first = False
         return engine
 

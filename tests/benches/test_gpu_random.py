@@ -21,7 +21,7 @@ def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
     cache = UnifiedCache.allocate(shape, 2)
     row = torch.arange(3)
-    batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]), row, row[2:])
+    batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]).int(), row, row[2:])
     logits = model.forward(batch, cache)
     assert logits.shape == (1, 50)
     assert bool(logits.isfinite().all())

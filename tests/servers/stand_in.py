@@ -7,7 +7,8 @@ words. Prompts that do something else:
 - ``cut <n>``: the connection ends after n tokens; ``end <n>``: the answer does, without its end.
 - ``endless``: tokens without end; ``silent``: none at all after the first.
 - ``huge``: an event of 100 MB; ``heap``: a hundred of 1 MB.
-- ``noise``: events that are no JSON; ``page``: a web page in place of events.
+- ``noise``: events that are no JSON; ``odd``: one of a byte that is none.
+- ``page``: a web page in place of events.
 - ``status <n>``: an error with this status, whose message quotes the prompt.
 - ``error``: an error amid the answer.
 - ``die``: the process ends; ``die at <n>``: after n tokens.
@@ -172,6 +173,9 @@ class StandIn:
                     return response
                 case ["noise"]:
                     await response.write(b"data: {no JSON\n\n")
+                case ["odd"]:
+                    odd = {"id": 1, "token": "a", "logprob": 0, "bytes": [300]}
+                    await _send(response, {"content": "a", "completion_probabilities": [odd]})
                 case ["huge"]:
                     await response.write(b"data: " + b"x" * 100_000_000)
                 case ["heap"]:

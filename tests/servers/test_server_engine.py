@@ -25,6 +25,9 @@ from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.servers import server_engine
 from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
 from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
+from llorch_worker.settings import Settings
+from llorch_worker.worker.card.assignment import Assignment
+from llorch_worker.worker.engine_loader import EngineLoader
 from tests.servers.stand_in import MODEL, StandIn
 from tests.waiting import wait_until
 
@@ -153,6 +156,7 @@ def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
         ("heap", LlorchError, "for one answer"),
         ("silent", EngineDied, "sent nothing for too long"),
         ("noise", LlorchError, "no event"),
+        ("odd", LlorchError, "no event"),
         ("page", LlorchError, "text/html in place of events"),
         ("error", LlorchError, "the server failed"),
         ("status 400", InvalidRequest, "HTTP 400"),
@@ -281,6 +285,24 @@ def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
         monkeypatch.setattr(engine._asking.connection, "get", cut_and_refuse)
         wait_until(lambda: looks > 4 * MOST_MISSED or not engine.healthy)
         assert engine.healthy
+
+
+@pytest.mark.parametrize(("asked_for", "claimed"), [(5, 5), (None, 3)])
+def test_a_worker_claims_as_many_jobs_as_it_was_asked_to(
+    asked_for: int | None, claimed: int
+) -> None:
+    """By LLORCH_MAX_SEQUENCES, or by Celery's -c."""
+    with StandIn("llama-server").running() as server:
+        loader = EngineLoader(
+            Settings(engine_url=server.url, model=MODEL),
+            Assignment("server"),
+            engine_class="",
+            max_sequences=asked_for,
+            report=lambda _: None,
+        )
+        engine = loader.load()
+        assert engine.facts.max_sequences == claimed
+        engine.close()
 
 
 def test_a_server_is_looked_at_also_after_a_defect(
