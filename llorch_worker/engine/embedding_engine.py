@@ -154,9 +154,12 @@ class EmbeddingEngine:
         long.
 
         Raises:
-            InvalidRequest: a text is too long, or the model has no such ``dimensions``.
+            InvalidRequest: a text is too long, ``texts`` is one text and no list, or the model has
+                no such ``dimensions``.
             InternalError: the engine is closed or has failed.
         """
+        if isinstance(texts, str):  # else each of its characters would be a text
+            raise _refused("input", "must be a list of texts", "one text")
         ids = [self.encode(text, truncate=truncate) for text in texts]
         width = self.config.hidden_size
         if dimensions is not None and not 1 <= dimensions <= width:

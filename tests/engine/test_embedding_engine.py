@@ -161,6 +161,11 @@ def test_options_change_a_vector_as_they_say(engine: EmbeddingEngine) -> None:
         engine.embed(texts, dimensions=65)
 
 
+def test_one_text_is_no_list_of_its_characters(engine: EmbeddingEngine) -> None:
+    with pytest.raises(InvalidRequest, match="list of texts"):
+        engine.embed("apple")
+
+
 def test_a_long_text_is_cut_only_if_it_may_be(engine: EmbeddingEngine) -> None:
     text = " ".join(WORDS[:200])
     with pytest.raises(InvalidRequest, match="202 tokens"):
