@@ -232,11 +232,11 @@ def _engines(workers: Sequence[WorkerCard]) -> Iterator[Text]:
     for a short time."""
     away = [(worker, worker.away) for worker in workers if worker.away]
     died = [
-        (worker, f"{worker.last_death}, {human_time(worker.died_s)} ago")
+        (worker, f"{human_time(worker.died_s)} ago ({worker.last_death})")
         for worker in sorted(workers, key=lambda worker: worker.died_s)
         if not worker.away and worker.died_s < LATELY_S
     ]
-    for what, found in (("without an engine", away), ("with another engine", died)):
+    for what, found in (("without an engine", away), ("whose engine was lost and is back", died)):
         if found:
             worker, why = found[0]
             others = f", and {len(found) - 1} more" if len(found) > 1 else ""

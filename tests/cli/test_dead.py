@@ -209,4 +209,7 @@ def test_status_says_which_worker_has_no_engine_and_whose_died_lately(
         registry.announce(own_client.redis, card(name, **died))
     shown = " ".join(run("status", "--redis", own_server.url).out.split())
     assert f"1 worker without an engine: w1@h, {away}" in shown
-    assert "2 workers with another engine: w3@h, exit code 9, 1 min ago, and 1 more" in shown
+    assert (
+        "2 workers whose engine was lost and is back: w3@h, 1 min ago (exit code 9), and 1 more"
+        in shown
+    )
