@@ -73,3 +73,4 @@ def submit(
             screen.document({"id": job.id})
         else:
             screen.line(job.id)
+            screen.note("llorch watch ID prints its text, llorch status ID its state")
