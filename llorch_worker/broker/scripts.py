@@ -1,12 +1,15 @@
 """The Lua scripts, called by name.
 
-Each script is ``lua/<name>.lua`` after ``lua/prelude.lua`` and the parts that :data:`_PARTS` names.
-The names of keys and queues are defined in Python.
+Each script is ``lua/<name>.lua`` after ``lua/prelude.lua`` and the files of ``lua/parts`` that its
+first comment names. Redis defines each function at each call of a script, so a script gets no
+others. The names of keys and queues are defined in Python. A script that only another room calls
+lies there: ``gateway/admit`` is ``gateway/lua/admit.lua``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
@@ -23,25 +26,12 @@ Argument = str | int | float | bytes
 Reply = str | bytes
 """A string in a reply: str from our clients, bytes from kombu's and Celery's."""
 
-_PARTS = {
-    "claim": (
-        "lists", "bells", "tenants", "lines", "message", "letters", "take", "turns", "placing",
-    ),
-    "enqueue": ("lists", "bells", "tenants", "placing", "first_job"),
-    **dict.fromkeys(("earlier", "reserve_key"), ("first_job",)),
-    "ring": ("lists", "bells", "scheduled", "placing"),
-    "heads": ("tenants", "head"),
-    **dict.fromkeys(("position", "list_jobs"), ("lists", "tenants", "head")),
-    "release": ("lists", "bells"),
-    "reroute": ("lists", "message"),
-    **dict.fromkeys(("cancel", "finish"), ("lists", "usage")),
-    "withdraw": ("usage",),
-    "sweep": ("lists",),
-    "reread": ("lists", "letters"),
-    **dict.fromkeys(("bury", "drop_letter", "forget", "retry"), ("letters",)),
-}  # fmt: skip
-"""Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
-defines each function at each call of the script, so a script gets no others."""
+_PARTS = re.compile("^-- Parts: (.+)$", re.MULTILINE)
+"""Each file of ``lua/parts`` after those that it uses itself."""
+_WRITES_AT_MAXMEMORY = re.compile("^-- Writes at maxmemory.$", re.MULTILINE)
+_ALLOW_WRITES = f"redis.call('PERSIST', '{keys.LEASES}')"
+"""Redis refuses a script at ``maxmemory`` only if its first write may grow memory. This one cannot.
+Claimed jobs must continue, because their ends make room."""
 _NAMES: dict[str, str | keys.Key] = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
@@ -84,12 +74,16 @@ _NAMES: dict[str, str | keys.Key] = {
 @cache
 def source(name: str, db: int = 0) -> str:
     """The whole script, for the database ``db``: all share their channels."""
-    parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
-    return "\n".join([*_names(db), *map(_text, ("prelude", *parts, name))])
+    room, _, file = name.rpartition("/")
+    script = _text(file, room or "broker")
+    parts = [f"parts/{part}" for names in _PARTS.findall(script) for part in names.split(", ")]
+    if _WRITES_AT_MAXMEMORY.search(script):
+        script = f"{_ALLOW_WRITES}\n{script}"
+    return "\n".join([*_names(db), *map(_text, ("prelude", *parts)), script])
 
 
-def _text(file: str) -> str:
-    return (files("llorch_worker.broker") / "lua" / f"{file}.lua").read_text(encoding="utf-8")
+def _text(file: str, room: str = "broker") -> str:
+    return (files("llorch_worker") / room / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
 def _names(db: int) -> Iterator[str]:

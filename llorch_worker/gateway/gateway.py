@@ -233,7 +233,7 @@ class Gateway:
         model = request.model or (await self.client.model_card()).name
         key = keys.idempotency(model, request.idempotency_key)
         with broker_errors(self.settings.redis_url):
-            found = await run_script_async(self.redis, "earlier", [digest], [key])
+            found = await run_script_async(self.redis, "gateway/earlier", [digest], [key])
         if not found:
             return None
         outcome, job_id = found
@@ -259,7 +259,7 @@ class Gateway:
 
     async def _forget(self, job: AsyncJob) -> bool:
         with broker_errors(self.settings.redis_url):
-            return bool(await run_script_async(self.redis, "forget", [job.id, NOBODY]))
+            return bool(await run_script_async(self.redis, "gateway/forget", [job.id, NOBODY]))
 
     async def leave(
         self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool, forget: bool

@@ -73,7 +73,7 @@ class Limits:
         """Gives back what the job got, which was not enqueued."""
         if caller.max_jobs is not None or caller.rates:
             places = [keys.key_jobs(caller.name)]
-            await run_script_async(self._redis, "withdraw", [job_id], places)
+            await run_script_async(self._redis, "gateway/withdraw", [job_id], places)
 
     async def _ask(
         self, request: GenerationRequest, caller: Caller, job_id: str, most: int
@@ -84,7 +84,7 @@ class Limits:
         rates = [part for r in caller.rates for part in (r.name, r.limit, r.window_ms)]
         verdict, wait_ms, *figures = await run_script_async(
             self._redis,
-            "admit",
+            "gateway/admit",
             [job_id, caller.name, most, LONGEST_WAIT_S, round(ENQUEUED_WITHIN_S), tokens, *rates],
             [keys.key_jobs(caller.name), keys.key_rates(caller.name)],
         )

@@ -25,7 +25,7 @@ def admit(
 ) -> tuple[str, int, list[int]]:
     """The verdict, the wait in ms, and what is left of each rate."""
     arguments = [job_id, "alice", most, 60, 60, tokens, *rates]
-    verdict, wait_ms, *figures = run_script(store, "admit", arguments, [PLACES, RATES])
+    verdict, wait_ms, *figures = run_script(store, "gateway/admit", arguments, [PLACES, RATES])
     return verdict, wait_ms, figures[::2]
 
 
@@ -78,11 +78,11 @@ def cancelled(client: Client) -> None:
 def withdrawn(client: Client) -> None:
     client.redis.hdel(keys.job("a"), "sent")
     for _ in range(2):
-        run_script(client.redis, "withdraw", ["a"], [PLACES])
+        run_script(client.redis, "gateway/withdraw", ["a"], [PLACES])
 
 
 def withdrawn_though_sent(client: Client) -> None:
-    run_script(client.redis, "withdraw", ["a"], [PLACES])
+    run_script(client.redis, "gateway/withdraw", ["a"], [PLACES])
 
 
 @pytest.mark.parametrize("guess", [1, 50])

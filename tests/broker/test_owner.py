@@ -16,7 +16,7 @@ def owner(client: Client, job: Job) -> str | None:
 
 
 def forget(client: Client, job: Job) -> bool:
-    return bool(run_script(client.redis, "forget", [job.id, "nobody"]))
+    return bool(run_script(client.redis, "gateway/forget", [job.id, "nobody"]))
 
 
 def test_a_job_that_redis_lost_comes_back_with_its_owner(producer: Client) -> None:

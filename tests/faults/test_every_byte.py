@@ -101,8 +101,8 @@ def test_a_step_whose_script_redis_forgot_breaks_no_promise(
 
 
 OF_NO_JOB = {
-    "abandoned", "acquire", "admit", "announce", "batch_save", "drop_letter", "earlier", "forget",
-    "heads", "letters_version", "list_jobs", "misplaced", "position", "ring", "withdraw",
+    "abandoned", "acquire", "announce", "drop_letter", "heads", "letters_version", "list_jobs",
+    "misplaced", "position", "ring",
 }  # fmt: skip
 """No job's end depends on these; see tests/gateway, tests/broker and tests/worker."""
 

@@ -3,6 +3,7 @@
 -- KEYS: the lease.
 --
 -- Returns 1 if nobody held it, else 0.
+--
+-- Writes at maxmemory.
 
-allow_writes()
 return redis.call('SET', KEYS[1], 1, 'NX', 'PX', ARGV[1]) and 1 or 0

@@ -3,6 +3,8 @@
 -- KEYS: the model's workers, the worker's card.
 --
 -- Returns the card before.
+--
+-- Writes at maxmemory.
 
 local queue = ARGV[1]
 local keep_s = ARGV[2]
@@ -11,8 +13,6 @@ local card = ARGV[4]
 local model, model_card = ARGV[5], ARGV[6] -- gets the time of its first announcement here
 local seen_before_ms = ARGV[7] -- how long ago it was seen, as far as others are concerned
 
--- At maxmemory, too: jobs of a worker that counts as gone are given to others.
-allow_writes()
 redis.call('ZADD', KEYS[1], now_ms() - seen_before_ms, queue)
 local before = redis.call('SET', KEYS[2], card, 'EX', keep_s, 'GET')
 if is_whole or not before then

@@ -2,6 +2,8 @@
 --
 -- Returns 0 if the claim was lost, or earlier entries. Else they are in the stream: 1, and 2 more if a
 -- cancel was requested, and 4 more if somebody reads the stream, or is about to.
+--
+-- Writes at maxmemory.
 
 local job_id = ARGV[1]
 local fence = ARGV[2]
@@ -14,7 +16,6 @@ local state, holder, progress, awaited_s = unpack(redis.call('HMGET', job_key(jo
 if state ~= 'claimed' or holder ~= fence or has_gap(job_id, fence, first) then
   return 0
 end
-allow_writes()
 local heard = write_events(redis.call, job_id, first, events)
 local is_read = heard > 0 or (awaited_s and now_us() < awaited_s * 1e6)
 if has_tokens and progress ~= '1' then

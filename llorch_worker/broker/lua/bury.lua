@@ -1,6 +1,9 @@
 -- Keep the message of a claimed job as a dead letter.
 --
 -- Returns 1 if it is buried, 0 if the claim was lost or already released.
+--
+-- Parts: letters
+-- Writes at maxmemory.
 
 local job_id, fence, reason = ARGV[1], ARGV[2], ARGV[3]
 local message = ARGV[4] -- UTF-8, or '' for one that is too large

@@ -5,6 +5,9 @@
 --
 -- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of a cancel), 'ended'
 -- (it had already ended) or 'unknown' (Redis has no trace of it, and nothing is written).
+--
+-- Parts: lists, usage
+-- Writes at maxmemory.
 
 local job_id = ARGV[1]
 -- Its result, in the format of Celery's Redis backend. With its time in us it also
@@ -31,7 +34,6 @@ end
 if not (heard or revoked) and redis.call('EXISTS', job) == 0 then
   return 'unknown'
 end
-allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
   if channel ~= '' then

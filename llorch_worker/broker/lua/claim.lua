@@ -16,6 +16,9 @@
 -- Returns when to look again, in ms from now, or -1; the number of claims; the values of each, see `begin`; then
 -- of each dead letter, and of each message whose job had ended, its id, and 'buried' or 'repeated'. All in one
 -- array: Redis would send each that lies in another in a packet of its own.
+--
+-- Parts: lists, bells, tenants, lines, message, letters, take, turns, placing
+-- Writes at maxmemory.
 
 local MOST_DROPPED = 10 -- that are returned
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.

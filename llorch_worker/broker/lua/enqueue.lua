@@ -7,6 +7,8 @@
 --
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, {'other', its id} if it was
 -- sent with another request, or {'full', jobs that wait}.
+--
+-- Parts: lists, bells, tenants, placing, first_job
 
 -- How many messages wait. Nearly all lists are empty: one command rules out many.
 local function count_waiting()

@@ -6,6 +6,9 @@
 -- journal.
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
+--
+-- Parts: lists, usage
+-- Writes at maxmemory.
 
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
@@ -35,12 +38,10 @@ elseif state then
   return 0
 end
 if end_event == '' then
-  allow_writes()
   store_state(job_id, document, fence == '' and keep_s)
   return 1
 end
--- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
--- worker a call.
+-- This does the work of release.lua, to save the worker a call.
 redis.call('ZREM', LEASES, job_id)
 store_result(job_id, document, keep_s)
 settle(job_id, reserved, count_usage(usage))

@@ -2,6 +2,8 @@
 --
 -- Returns {now in s, {position in KEYS, jobs, time in s or ''}, ...}: when the job was enqueued, or
 -- retried. For somebody's key of another type: {position, -1, its type}.
+--
+-- Parts: tenants, head
 
 -- Hundreds of workers have thousands of lists, nearly all empty: one command rules out many.
 local CHUNK = 50

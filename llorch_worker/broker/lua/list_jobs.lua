@@ -5,6 +5,8 @@
 --
 -- Returns JSON: `now_ms`; `running`, `waiting` and `scheduled`, how many there are; `looked`, at how many; and
 -- `jobs`, the matching ones, those that have run longest first, then those whose turns come first.
+--
+-- Parts: lists, tenants, head
 
 local asked = cjson.decode(ARGV[1])
 local looked = 0

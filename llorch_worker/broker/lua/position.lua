@@ -4,6 +4,8 @@
 --
 -- Returns that number and the model's queue, or nothing if it is not known: the job does not wait in a
 -- list, another producer sent it, or it was retried.
+--
+-- Parts: lists, tenants, head
 
 local job_id = ARGV[1]
 local MOST_WITHOUT_TIME = 64 -- messages in a row, of stock producers

@@ -16,12 +16,6 @@ local function now_ms()
   return math.floor(now_us() / 1000)
 end
 
--- Let the script write at maxmemory, where Redis refuses a script only if its first write may grow
--- memory; this write cannot. Claimed jobs must continue, because their ends make room.
-local function allow_writes()
-  redis.call('PERSIST', LEASES)
-end
-
 -- Shorten leases that a clock set back has left too far in the future. A job's may be longer than the
 -- caller's; what is no job, a batch, has the caller's. `most`: how many, or -1 for all.
 local function shorten(leases, lease_ms, most)

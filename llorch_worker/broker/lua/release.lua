@@ -5,6 +5,9 @@
 -- its first strike with innocent jobs, which then make progress, but no later one.
 --
 -- Returns 1, or 0 if the claim was not the caller's, or the job waits in its list for want of a place for ETAs.
+--
+-- Parts: lists, bells
+-- Writes at maxmemory.
 
 local job_id, fence = ARGV[1], ARGV[2]
 -- 'ended'
@@ -25,7 +28,6 @@ local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'st
 if record[2] ~= fence or record[1] ~= 'claimed' then
   return 0
 end
--- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
   end_record(job_id, keep_s, keep_s)

@@ -2,6 +2,9 @@
 -- keep it as a dead letter.
 --
 -- Returns 1 if the claim was the caller's, else 0.
+--
+-- Parts: lists, letters
+-- Writes at maxmemory.
 
 local id, fence = ARGV[1], ARGV[2]
 local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
@@ -12,7 +15,6 @@ local list = redis.call('HGET', job_key(id), 'list')
 if not is_claimed(id, fence) or not takes_jobs(list) then
   return 0
 end
--- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, id)
 redis.call('DEL', job_key(id), result_key(id))
 if reread ~= '' then

@@ -6,6 +6,9 @@
 -- KEYS: the model's workers.
 --
 -- Returns {queue, jobs moved} for each queue with jobs.
+--
+-- Parts: lists, message
+-- Writes at maxmemory.
 
 local gone_ms = ARGV[1] -- a worker not seen for this long is gone: jobs that were handed over to it move
 local lost_ms = ARGV[2] -- after this long, all its jobs
@@ -20,7 +23,6 @@ local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - gone_ms)
 if #gone == 0 then
   return moved
 end
-allow_writes()
 for _, queue in ipairs(gone) do
   local count = 0
   local lists = {}

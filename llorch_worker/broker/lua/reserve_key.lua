@@ -3,6 +3,9 @@
 -- KEYS: the idempotency key.
 --
 -- Returns the id of the job that has the key.
+--
+-- Parts: first_job
+-- Writes at maxmemory.
 
 local job_id, keep_s = ARGV[1], ARGV[2]
 
@@ -10,7 +13,6 @@ local owner = first_job(KEYS[1])
 if owner and owner ~= job_id then
   return owner
 end
-allow_writes()
 if not owner then
   redis.call('SET', KEYS[1], job_id, 'EX', keep_s)
 end

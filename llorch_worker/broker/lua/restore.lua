@@ -2,6 +2,8 @@
 -- knows nothing of it. This attempt does not count.
 --
 -- Returns 1 if it did, 0 if the job is known.
+--
+-- Writes at maxmemory.
 
 local job_id, fence, attempts, first_claim_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local list, message = ARGV[5], ARGV[6]
@@ -10,7 +12,6 @@ local owner = ARGV[7] -- or ''
 if redis.call('EXISTS', job_key(job_id), result_key(job_id)) > 0 then
   return 0
 end
-allow_writes()
 redis.call('HSET', job_key(job_id), 'state', 'queued', 'fence', fence, 'attempts', attempts,
   'first_claim_ms', first_claim_ms)
 if owner ~= '' then

@@ -3,6 +3,9 @@
 --
 -- Returns 'retried'; 'gone' (the letter no longer exists); 'under way' (the job already waits or
 -- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
+--
+-- Parts: letters
+-- Writes at maxmemory.
 
 local raw_letter = ARGV[1] -- byte by byte
 local call_id = ARGV[2] -- names this call, which is sent again if its reply is lost
@@ -26,7 +29,6 @@ if document then
     return 'ended'
   end
 end
--- The first write, which cannot grow: see allow_writes.
 if not drop_letter(number) then
   return 'gone'
 end

@@ -8,6 +8,9 @@
 --
 -- Returns when the next scheduled job is due, the worker that was rung for one has had its time, or more
 -- is to be moved, in ms from now, or -1.
+--
+-- Parts: lists, bells, scheduled, placing
+-- Writes at maxmemory.
 
 local for_fresh = ARGV[1] == '1' -- also for jobs whose ring the caller has just taken
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
@@ -55,7 +58,6 @@ local function move_to_priority_list(key)
   return list
 end
 
-allow_writes()
 for _, key in ipairs(KEYS) do
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
     for _, list in ipairs(release_due(key, MOST_DUE)) do

@@ -4,12 +4,14 @@
 -- `max_deaths` counts it.
 --
 -- Returns the ids put back.
+--
+-- Parts: lists
+-- Writes at maxmemory.
 
 local most_jobs = ARGV[1] -- the most jobs to look at, so that one call stays short
 local lease_ms = tonumber(ARGV[2]) -- the caller's
 local max_deaths = tonumber(ARGV[3])
 
-allow_writes()
 shorten(LEASES, lease_ms, most_jobs)
 
 local back, suspects = {}, {}

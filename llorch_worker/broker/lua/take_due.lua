@@ -3,12 +3,13 @@
 -- KEYS: the sorted set of the work.
 --
 -- Returns their ids; they are the caller's for `lease_ms`. With a lease of 0 it only lists them.
+--
+-- Writes at maxmemory.
 
 local lease_ms, most, latest_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local token = ARGV[4] -- the new fence of their documents, or ''
 local chosen = {unpack(ARGV, 5)} -- the ids to take, or none for the earliest
 
-allow_writes()
 shorten(KEYS[1], latest_ms, most)
 local due = {}
 for _, id in ipairs(chosen) do

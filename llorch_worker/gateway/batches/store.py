@@ -90,7 +90,7 @@ class BatchStore(Documents[BatchRecord]):
         with broker_errors(self._url):
             saved, *rest = await run_script_async(
                 self._redis,
-                "batch_save",
+                "gateway/batch_save",
                 [
                     record.id,
                     token,

@@ -82,7 +82,6 @@ end
 -- again, and a worker that dies before it ends the claim leaves the message to the next one.
 local function bury(letter, most_bytes, most_letters)
   letter.at_ms = now_ms()
-  allow_writes()
   local number = now_us()
   while redis.call('HEXISTS', LETTERS, string.format('%d', number)) == 1 do
     number = number + 1

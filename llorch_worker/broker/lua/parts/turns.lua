@@ -37,10 +37,6 @@ local function answer_rings(lists, passed, terms)
   for i, list in ipairs(lists) do
     lines[i] = new_line(list)
   end
-  -- The first write must not grow: see allow_writes. Otherwise that is the DEL.
-  if terms.urgent then
-    allow_writes()
-  end
   local turn_is_due = terms.urgent and is_turn_due(passed, lines, terms.low_waits_ms)
   local bells, open = {}, {}
   for _, line in ipairs(lines) do

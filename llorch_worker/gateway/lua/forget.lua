@@ -2,6 +2,9 @@
 -- owner changes.
 --
 -- Returns 1 if no text is left, 0 if the job has not ended.
+--
+-- Parts: letters
+-- Writes at maxmemory.
 
 local job_id = ARGV[1]
 local nobody = ARGV[2] -- its owner from now on
@@ -9,7 +12,6 @@ local job = job_key(job_id)
 
 local known = redis.call('EXISTS', job) == 1
 if known then
-  allow_writes()
   redis.call('HSET', job, 'owner', nobody)
 end
 local state, idempotency, buried = unpack(redis.call('HMGET', job, 'state', 'idempotency', 'buried'))

@@ -3,6 +3,8 @@
 -- KEYS: for each new file its record and the index of its owner's files.
 --
 -- Returns {0}, or {1, when a cancel was requested or ''} if it was saved.
+--
+-- Writes at maxmemory.
 
 local id = ARGV[1]
 local token = ARGV[2]
@@ -18,7 +20,6 @@ if fence ~= token then
   -- The reply to its end may have been lost.
   return fence == token .. ':ended' and lease_ms == '' and {1, ''} or {0}
 end
-allow_writes()
 redis.call('HSET', batch, 'counts', counts)
 if document ~= '' then
   redis.call('HSET', batch, 'document', document)
