@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 
     low_waits_at_most_s: float = Field(_ENGINE.low_waits_at_most_s, ge=0, le=1e9)
-    """How long more urgent jobs may pass a waiting job; then it starts next."""
+    """How long more urgent jobs may pass a lower priority; then its first job starts next."""
     tenant_weights: Annotated[
         str,
         _form(
@@ -180,7 +180,7 @@ class Settings(BaseSettings):
             "must be like acme=3,beta=2, with weights from 1 to 9999",
         ),
     ] = ""
-    """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""
+    """``acme=3,beta=2``: a tenant's share of the workers, where others have 1."""
 
     lease_s: float = Field(10.0, ge=1)
     """How long a job stays with a worker that no longer renews its leases."""
@@ -202,8 +202,6 @@ class Settings(BaseSettings):
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)
     """How long a stopping worker may finish its jobs; the rest go back to the queue."""
-    direct_grace_s: float = Field(60.0, ge=0)
-    """How long jobs for one worker wait after it is gone, before others get them."""
     residency_check_s: float = Field(60.0, gt=0)
     """How often a worker checks that its GPU answers and holds the model and the cache."""
     health_file: Path | None = None

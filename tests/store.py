@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, queues
 
 # redis-py's annotations cover all its clients at once.
 Store = Any
@@ -18,6 +18,23 @@ def record_of(store: Store, job_id: str) -> dict[str, str]:
 
 def write_record(store: Store, job_id: str, **fields: str | int) -> None:
     store.hset(keys.job(job_id), mapping=fields)
+
+
+def message_of(store: Store, job_id: str) -> str:
+    """A job's message; empty if Redis has none."""
+    return store.get(keys.message(job_id)) or ""
+
+
+def waiting_ids(store: Store, model: str = "toy") -> list[str]:
+    """The jobs that wait for a worker, the next one first."""
+    found: list[str] = store.zrange(keys.waiting(model), 0, -1)
+    return found
+
+
+def jobs_that_wait(store: Store, model: str = "toy") -> int:
+    """How many wait, also in the inbox."""
+    inbox: int = sum(store.llen(name) for name in queues.inbox_of(model))
+    return inbox + len(waiting_ids(store, model))
 
 
 def job_ids(store: Store) -> set[str]:
@@ -59,8 +76,8 @@ def traces(store: Store, job_id: str) -> set[str]:
 
 
 def lose(store: Store, job_id: str) -> None:
-    """Deletes all that :func:`traces` finds."""
-    store.delete(keys.job(job_id), keys.result(job_id), keys.events(job_id))
+    """Deletes all that :func:`traces` finds, and the message."""
+    store.delete(keys.job(job_id), keys.result(job_id), keys.events(job_id), keys.message(job_id))
 
 
 def ttls(store: Store, job_id: str) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from llorch_worker import __version__
-from llorch_worker.broker.queues import LOW_STEP, STEP_SEPARATOR, normal_queue, queues, shared_lists
+from llorch_worker.broker import keys
+from llorch_worker.broker.queues import LOW_STEP, STEP_SEPARATOR, inbox_of, normal_queue, queues
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER_DEFAULTS
@@ -217,5 +218,5 @@ def test_workers_scale_by_saturation_and_from_none_by_the_lists_of_their_model(
     assert saturation["metricType"] == "Value"
     watched = [each["metadata"]["listName"] for each in lists]
     low = f"{normal_queue(model)}{STEP_SEPARATOR}{LOW_STEP}"
-    assert watched == [*queues(model), low]
-    assert set(watched) <= set(shared_lists(model))
+    assert watched == [keys.waiting(model), *queues(model), low]
+    assert set(watched[1:]) <= set(inbox_of(model))

@@ -17,8 +17,7 @@ from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
 from benches.battle.schedule import Order
 from benches.battle.watch import StreamReader
-from llorch_worker.broker.queues import shared_lists
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 
@@ -60,8 +59,7 @@ class Producer(Background):
         self._meddler = meddler
 
     def _backlog(self) -> int:
-        _, *heads = run_script(self._client, "heads", [], shared_lists(MODEL))
-        return sum(jobs for _, jobs, _ in heads)
+        return sum(waiting(self._client, MODEL).jobs.values())
 
     def _run(self) -> None:
         for parcel in self._parcels:

@@ -30,7 +30,7 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.claimer import JITTER, WAIT_S
-from llorch_worker.worker.queue_watcher import QueueWatcher
+from llorch_worker.worker.inbox_watcher import InboxWatcher
 
 MODEL = "toy"
 TERMS = ClaimTerms(
@@ -61,14 +61,15 @@ class Stub:
     """One worker; see the module's docstring."""
 
     def __init__(self, number: int, slots: int, service_s: float, client: Any, loop: Loop) -> None:
-        self.watcher = QueueWatcher(client, MODEL, Settings())
+        self.watcher = InboxWatcher(client, MODEL, Settings())
         self.name = f"stub{number}@bench"
         self.claimed: list[tuple[str, int]] = []
         self.held: dict[str, Claim] = {}
         self._slots, self._service_s = slots, service_s
         self._client, self._loop = client, loop
-        self._consumed = queues.queues(MODEL, self.name)
-        self._bells = [keys.bell(queue) for queue in queues.ordered(self._consumed)]
+        self._consumed = queues.queues(MODEL)
+        self._place = queues.place_of(MODEL, self.name)
+        self._bells = [keys.bell(name) for name in (*self._consumed, self._place)]
         self._doorbell = Doorbell(client)
         self._doorbell.wait(self._bells, 1)
         loop.selector.register(self._doorbell, selectors.EVENT_READ, self._on_ring)
@@ -83,7 +84,7 @@ class Stub:
                 limit=self._slots - len(self.held),
                 worker=self.name,
                 held=tuple(self.held.values()),
-                place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
+                place="" if self.watcher.alone else self._place,
             )
             taken = claims.claim(self._client, request, TERMS)
             for claim in taken.claims:
@@ -95,7 +96,7 @@ class Stub:
 
     def _leave(self) -> None:
         if self._doorbell.leave():
-            watch.pass_ring_on(self._client, MODEL)
+            watch.look(self._client, MODEL, rings_anyway=True)
 
     def _on_ring(self) -> None:
         self._doorbell.read()
@@ -157,7 +158,7 @@ def main(url: str, first: int, workers: int, slots: int, service_s: float) -> No
     def renew() -> None:
         held = [claim for stub in stubs for claim in stub.held.values()]
         claims.renew(client, held, lease_ms=TERMS.lease_ms)
-        claims.sweep(client, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+        claims.sweep(client, lease_ms=TERMS.lease_ms)
         loop.later(RENEW_S, renew)
 
     if service_s:

@@ -226,7 +226,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
                 task_id,
                 result_ttl_s=settings.result_ttl_s,
                 stream_ttl_s=settings.stream_ttl_s,
-                heard=True,
+                heard_by=self.app.settings.served_name,
             )
             return
         with self._following_up(task_id, request, REVOKED):

@@ -8,6 +8,7 @@ from redis import Redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
+from llorch_worker.broker.queues import inbox_of
 from llorch_worker.broker.results import failure_document, revoked_document
 from llorch_worker.broker.scripts import database, run_script
 from llorch_worker.contract import CancelledEvent, Event, Failed, LlorchError, encode_event
@@ -25,12 +26,12 @@ def channel(client: Redis) -> str:
 
 
 def cancel(
-    client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int, heard: bool = False
+    client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int, heard_by: str | None = None
 ) -> CancelOutcome:
     """Cancels a job. The script decides in one step whether a worker's claim came first.
 
-    ``heard``: somebody who knows the job asked for it, so an id without a trace in Redis is that of
-    a stock producer's job, which waits for its first claim. It ends too.
+    ``heard_by``: the model of a worker that heard of it from somebody who knows the job. So an id
+    without a trace in Redis is that of a stock producer's job in an inbox. It ends too.
     """
     return _end(
         client,
@@ -39,7 +40,7 @@ def cancel(
         CancelledEvent(),
         result_ttl_s=result_ttl_s,
         stream_ttl_s=stream_ttl_s,
-        heard=heard,
+        heard_by=heard_by,
         publish_on=channel(client),
     )
 
@@ -66,7 +67,7 @@ def _end(
     *,
     result_ttl_s: int,
     stream_ttl_s: int,
-    heard: bool = False,
+    heard_by: str | None = None,
     publish_on: str = "",
 ) -> CancelOutcome:
     outcome: CancelOutcome = run_script(
@@ -79,8 +80,9 @@ def _end(
             result_ttl_s,
             stream_ttl_s,
             max(LONGEST_WAIT_S, result_ttl_s),
-            int(heard),
+            int(heard_by is not None),
             publish_on,
         ],
+        [] if heard_by is None else inbox_of(heard_by),
     )
     return outcome

@@ -41,6 +41,8 @@ SWEEP_LIMIT_JOBS = 100
 MOST_FENCE_STEP = 2**24
 """In microseconds. Fences that are counted on have random steps of less, so that an older state of
 Redis is not counted on to the same ones."""
+MOST_CONTEXT = 10**15
+"""As in a worker's card."""
 CLAIM_VALUES = 13
 """How many ``lua/claim.lua`` returns for each claim."""
 MOST_DEAD_LETTERS = 10_000
@@ -136,7 +138,10 @@ class ClaimRequest:
     urgent: bool = False
     """Whether the caller has no room and asks for high jobs only."""
     place: str = ""
-    """The caller's worker queue, if jobs may be placed there: see :mod:`.placement`."""
+    """The caller's name in the registry, if jobs may be placed there: see :mod:`.placement`."""
+    fingerprint: str = ""
+    """What the caller serves: see :attr:`.WorkerCard.fingerprint`."""
+    max_context: int = MOST_CONTEXT
     call: str = field(default_factory=lambda: secrets.token_hex(8))
     """The id of this call."""
     sent_before: bool = False
@@ -144,8 +149,8 @@ class ClaimRequest:
 
 
 def claim(client: Redis, request: ClaimRequest, terms: ClaimTerms) -> Taken:
-    """Claims up to ``request.limit`` jobs: suspects if that is safe, then from the queues, the most
-    urgent first. Of many jobs for all workers it takes this worker's share.
+    """Claims up to ``request.limit`` jobs of the queues, the most urgent first. Of many jobs it
+    takes this worker's share.
 
     New dead letters are logged. Jobs with an ETA are scheduled, and messages that the script cannot
     read are put back so that it can: then look again at once.
@@ -195,19 +200,18 @@ def _claim_of(
         "low_waits_ms": terms.low_waits_at_most_ms,
         "weights": terms.tenant_weights,
         "call": request.call,
-        "call_key": keys.call(queues.worker_queue(model, request.worker)),
+        "call_key": keys.call(queues.place_of(model, request.worker)),
+        "model": model,
+        "classes": _classes(consumed),
+        "fingerprint": request.fingerprint,
+        "max_context": request.max_context,
         "sent_before": request.sent_before,
     }
     again_ms, taken, *values = run_script(
         client,
         "claim",
         [json.dumps(asked | documents)],
-        [
-            keys.live(model),
-            keys.passed(model),
-            queues.suspects(model),
-            *queues.claimed_lists(consumed),
-        ],
+        [keys.live(model), *queues.inbox(consumed)],
     )
     # See ``lua/claim.lua``: the claims, then the messages that were dropped.
     end = taken * CLAIM_VALUES
@@ -220,12 +224,18 @@ def _claim_of(
     ready, later, unread = _sorted(
         values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)
     )
-    # False for those that stay in their list, because somebody's key is in the place of the set.
-    scheduled = [_release(client, each, "scheduled", due_ms=each.due_ms or 0) for each in later]
+    for each in later:
+        _release(client, each, "scheduled", due_ms=each.due_ms or 0)
     _reread(client, unread, terms)
-    if unread or any(scheduled):
+    if unread or later:
         again_ms = 0
     return Taken(ready, again_ms / 1e3 if again_ms >= 0 else None, repeated)
+
+
+def _classes(consumed: Iterable[str]) -> dict[str, bool]:
+    """The classes of jobs of these queues, as ``lua/parts/names.lua`` numbers them."""
+    high = set(map(queues.is_high, consumed))
+    return {"0": True in high, "1": False in high, "2": False in high}
 
 
 def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
@@ -276,11 +286,10 @@ def _unix_ms(eta: Reply) -> int | None:
 def _reread(client: Redis, claims: Sequence[Claim], terms: ClaimTerms) -> None:
     """Puts messages back with the id of their job, and buries those that name none."""
     sizes = []
-    # Each goes to the head, so the earliest ends up in front.
-    for claim in reversed(claims):
+    for claim in claims:
         message = _reread_message(claim.message, terms)
         letter = letter_of(claim, terms)
-        known = (claim.job_id, claim.fence, message or "", *letter)
+        known = (claim.job_id, claim.fence, message or "", *letter, terms.tenant_weights)
         if run_script(client, "reread", known) and message is None:
             sizes.append(len(claim.message))
     if sizes:
@@ -356,16 +365,19 @@ def lapse(client: Redis, claim: Claim, *, max_attempts: int) -> None:
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
-    """Puts a job back to the head of its queue; the attempt does not count. False if the claim was
+    """Puts a job back; the attempt does not count. False if the claim was
     lost or has ended."""
-    return _release(client, claim, "queued")
+    return _release(client, claim, "waiting")
 
 
-def hand_over(client: Redis, claim: Claim, worker: str) -> bool:
-    """:func:`hand_back` to the queue of the ``worker`` of this model that shall run the job."""
-    model = queues.model_of(claim.list_key)
-    shared, own = queues.normal_queue(model), queues.worker_queue(model, worker)
-    return _release(client, claim, "queued", to=claim.list_key.replace(shared, own, 1))
+def hand_over(
+    client: Redis, claim: Claim, place: str, *, fingerprint: str = "", least_context: int = 0
+) -> bool:
+    """:func:`hand_back` for a job that the caller lacks something for: only a worker that serves
+    the model of this ``fingerprint``, if any, and has ``least_context`` claims it from now on. One
+    of the name ``place`` in the registry is woken."""
+    needs = (fingerprint, least_context or "", place)
+    return _release(client, claim, "waiting", needs=needs)
 
 
 def restart(client: Redis, claim: Claim, entry: int, event: Event) -> bool:
@@ -388,19 +400,19 @@ def _release(
     claim: Claim,
     state: str,
     ttl_s: int = 0,
-    to: str = "",
     due_ms: int = 0,
     most_strikes: int = 0,
+    needs: tuple[str | int, ...] = (),
 ) -> bool:
-    asked = (claim.job_id, claim.fence, state, ttl_s, to, due_ms, most_strikes)
+    asked = (claim.job_id, claim.fence, state, ttl_s, due_ms, most_strikes, *needs)
     return bool(run_script(client, "release", asked))
 
 
-def sweep(client: Redis, *, lease_ms: int, max_deaths: int) -> list[str]:
-    """Puts jobs with lapsed leases back to the head of their queues; returns their ids."""
+def sweep(client: Redis, *, lease_ms: int) -> list[str]:
+    """Puts jobs with lapsed leases back; returns their ids."""
     back: list[str] = []
     while True:
-        batch = run_script(client, "sweep", [SWEEP_LIMIT_JOBS, lease_ms, max_deaths])
+        batch = run_script(client, "sweep", [SWEEP_LIMIT_JOBS, lease_ms])
         back += map(text, batch)
         if len(batch) < SWEEP_LIMIT_JOBS:
             return back

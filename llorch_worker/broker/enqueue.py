@@ -11,13 +11,7 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.message import OWNER, write_message
-from llorch_worker.broker.queues import (
-    route,
-    shared_lists,
-    tenants_list,
-    worker_lists,
-    worker_queue,
-)
+from llorch_worker.broker.queues import inbox_of, route
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
@@ -28,8 +22,13 @@ from llorch_worker.contract import (
 )
 
 LONGEST_WAIT_S = 30 * 24 * 3600
-"""How long a job that waits is known by its id, its idempotency key and a cancel. A message can
-vanish from its list, by ``celery purge`` for example, so its traces must not stay for ever."""
+"""How long the idempotency key of a job that is never claimed is kept, and the cancel of one whose
+message may still come."""
+
+
+BYTES_A_TOKEN = 4
+MOST_EXPECTED_TOKENS = 4096
+"""Of an answer: few are as long as they may be."""
 
 
 def enqueue(
@@ -39,7 +38,6 @@ def enqueue(
     *,
     model: ModelCard,
     job_id: str,
-    worker: str | None = None,
     places: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
     owner: str = "",
@@ -49,8 +47,7 @@ def enqueue(
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
 
-    ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
-    count against the limit too. ``places``: where it might be placed instead, the best first, see
+    ``places``: where it might be placed, the best first, see
     :mod:`.placement`. ``headers`` go beside the message's own. ``owner``: the
     gateway's key that sends the job. ``awaited_s``: for how long a client counts as reading its
     stream before it does. ``digest``: what requests with the same key must share; by
@@ -61,18 +58,11 @@ def enqueue(
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
             Nothing is left behind.
     """
-    to = route(model.name, request.priority, worker)
-    counted: list[str] = []
-    if model.queue_limit:
-        counted = shared_lists(model.name)
-        counted += [] if worker is None else worker_lists(worker_queue(model.name, worker))
+    to = route(model.name, request.priority)
     headers = dict(headers or {}) | ({OWNER: owner} if owner else {})
     before, after = write_message(
         app, request, model=model.name, job_id=job_id, to=to, headers=headers
     )
-    # In a worker queue all jobs wait in one line.
-    tenant = request.tenant if worker is None and request.tenant is not None else ""
-    pushed_to = tenants_list(to.list_key) if tenant else to.list_key
     key = request.idempotency_key
     try:
         outcome, value = run_script(
@@ -82,17 +72,21 @@ def enqueue(
                 job_id,
                 before,
                 after,
+                to.list_key,
                 model.queue_limit,
                 LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
                 digest or request_digest([request]),
-                tenant,
+                request.tenant or "",
+                _expected_tokens(request, len(before) + len(after)),
+                model.weight_of(request.tenant),
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,
                 awaited_s,
+                _least_context(request),
                 *places,
             ],
-            [pushed_to, *counted],
+            inbox_of(model.name) if model.queue_limit else [],
         )
     except RedisError as error:
         if not is_out_of_memory(error):
@@ -109,3 +103,16 @@ def enqueue(
             "submit again later, start more workers, or raise their LLORCH_QUEUE_LIMIT"
         )
     return str(value)
+
+
+def _expected_tokens(request: GenerationRequest, message_bytes: int) -> int:
+    """What the job is expected to take of a worker, in tokens, for its tenant's share."""
+    most = request.most_tokens
+    answer = MOST_EXPECTED_TOKENS if most is None else min(most, MOST_EXPECTED_TOKENS)
+    return message_bytes // BYTES_A_TOKEN + answer * request.n
+
+
+def _least_context(request: GenerationRequest) -> int | str:
+    """The context that the job needs, as far as it is known without the model's tokenizer."""
+    ids = request.prompt_token_ids
+    return "" if ids is None else len(ids) + request.least_tokens

@@ -6,26 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import get_args
 
 from redis import Redis
 
 from llorch_worker.broker import dead_letters, recent_jobs, registry
-from llorch_worker.broker.queues import (
-    WORKER_MARK,
-    model_of,
-    priority_of,
-    scheduled,
-    suspects,
-    watched,
-    worker_lists,
-)
+from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
-from llorch_worker.broker.stopped_queues import wrong_key
-from llorch_worker.broker.waiting import unserved
+from llorch_worker.broker.waiting import unserved, waiting
 from llorch_worker.contract import Priority
 from llorch_worker.contract.quantities import counted
 
@@ -37,7 +27,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of one model and priority that wait in Redis, worker queues included."""
+    """The jobs of one model and priority that wait in Redis."""
 
     jobs: int
     oldest_s: float | None
@@ -47,13 +37,11 @@ class Queue:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """What one model has to do. Suspects count as jobs of normal priority."""
+    """What one model has to do. Suspects count as jobs of their priority."""
 
     card: ModelCard
     queues: dict[Priority, Queue]
     suspects: int
-    direct: int
-    """How many of the waiting jobs are in worker queues."""
     scheduled: int
     """Jobs that wait for their ETA; they are in no queue yet."""
     workers: int
@@ -140,49 +128,28 @@ def read_fleet(client: Redis) -> Fleet:
     ``RedisError``."""
     workers = registry.workers(client)
     cards = sorted(registry.models(client).values(), key=lambda card: card.name)
-    remembered = registry.remembered(client)
     abandoned = Counter(
         model_of(text(name)) for name in run_script(client, "abandoned", [MOST_ABANDONED])
     )
     return Fleet(
         workers=workers,
-        models=[
-            _load(client, card, workers, remembered.get(card.name, ()), abandoned[card.name])
-            for card in cards
-        ],
+        models=[_load(client, card, workers, abandoned[card.name]) for card in cards],
         dead_letters=dead_letters.count(client),
     )
 
 
 def _load(
-    client: Redis,
-    card: ModelCard,
-    workers: Sequence[WorkerCard],
-    queues: Sequence[str],
-    abandoned: int,
+    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], abandoned: int
 ) -> ModelLoad:
-    """``queues``: those of the model's workers."""
-    model = card.name
-    lists = [*watched(model), *chain.from_iterable(map(worker_lists, queues))]
-    now_s, *heads = run_script(client, "heads", [], lists)
-    serving = [worker for worker in workers if worker.model == model]
-    found: list[tuple[str, int, float | None]] = [
-        (
-            lists[position - 1],
-            jobs,
-            max(0.0, float(now_s) - float(since)) if text(since) else None,
-        )
-        for position, jobs, since in heads
-        if jobs >= 0
-    ]
-    scheduled_jobs = [jobs for name, jobs, _ in found if name == scheduled(model)]
-    found = [each for each in found if each[0] != scheduled(model)]
+    found = waiting(client, card.name)
+    serving = [worker for worker in workers if worker.model == card.name]
     return ModelLoad(
         card=card,
-        queues={each: _queue(each, found) for each in PRIORITIES},
-        suspects=sum(jobs for name, jobs, _ in found if name == suspects(model)),
-        direct=sum(jobs for name, jobs, _ in found if WORKER_MARK in name),
-        scheduled=sum(scheduled_jobs),
+        queues={
+            each: Queue(jobs=found.jobs[each], oldest_s=found.oldest_s[each]) for each in PRIORITIES
+        },
+        suspects=found.suspects,
+        scheduled=found.scheduled,
         workers=len(serving),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
@@ -191,13 +158,5 @@ def _load(
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
         fingerprints=Counter(worker.fingerprint for worker in serving),
-        wrong_keys=[
-            wrong_key(lists[position - 1], text(kind)) for position, jobs, kind in heads if jobs < 0
-        ],
+        wrong_keys=found.wrong_keys,
     )
-
-
-def _queue(priority: Priority, found: Sequence[tuple[str, int, float | None]]) -> Queue:
-    lines = [(jobs, age) for name, jobs, age in found if priority_of(name) == priority]
-    ages = [age for _, age in lines if age is not None]
-    return Queue(jobs=sum(jobs for jobs, _ in lines), oldest_s=max(ages, default=None))

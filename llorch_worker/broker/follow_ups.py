@@ -30,12 +30,12 @@ def take(client: Redis, lease_s: float) -> list[FollowUp]:
     with client.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             # Before the result: if the job ends once more in between, it stays for another look.
-            pipe.hmget(keys.job(job_id), "fence", "message")
-            pipe.get(keys.result(job_id))
+            pipe.hget(keys.job(job_id), "fence")
+            pipe.mget(keys.message(job_id), keys.result(job_id))
         found = iter(pipe.execute())
     return [
         FollowUp(job_id, message or "", document or "", fence or "")
-        for job_id, (fence, message), document in zip(job_ids, found, found, strict=True)
+        for job_id, fence, (message, document) in zip(job_ids, found, found, strict=True)
     ]
 
 

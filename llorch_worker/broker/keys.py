@@ -24,6 +24,11 @@ MODELS = f"{PREFIX}models"
 """Hash: model -> JSON of a ``ModelCard``. Never expires."""
 live = Key("live:{}")
 """By model. Sorted set: worker queue -> when that worker was last seen."""
+serving = Key("serving:{}")
+"""By model. Sorted set: fingerprint of what is served under this name -> when a worker that serves
+it was last seen."""
+contexts = Key("contexts:{}")
+"""By model. Sorted set: context that a worker has -> when such a worker was last seen."""
 worker = Key("worker:{}")
 """By worker queue. JSON of a ``WorkerCard``, with a TTL of a few seconds."""
 load = Key("load:{}")
@@ -39,10 +44,8 @@ SWEPT = f"{PREFIX}swept"
 LEASES = f"{PREFIX}leases"
 """Sorted set: claimed job -> when its lease ends."""
 call = Key("call:{}")
-"""By worker queue. JSON of what its worker's last call claimed: the call's id, then of each job its
-id and its fence. Expires with their leases."""
-gone = Key("gone:{}")
-"""By queue of a model. Set: jobs that have ended while their messages waited in its lists."""
+"""By worker. JSON of what its last call claimed: the call's id, then of each job its id and its
+fence. Expires with their leases."""
 DEADLINES = f"{PREFIX}deadlines"
 """Sorted set: job with a deadline, from its enqueueing or its claim on -> when to see whether it
 waits. Those that have ended in time stay until then."""
@@ -64,23 +67,50 @@ usage = Key("usage:{}")
 """By day, counted from 1970-01-01 in UTC. Hash: ``<tenant>/<model>/<what>`` -> how much the jobs
 that ended that day used: see usage.py. Expires ``usage_days`` after."""
 job = Key("job:{}")
-"""By job. Hash, the job's record.
+"""By job. Hash, the job's record, from its enqueueing, or its move out of the inbox, to its end.
 
-From our client: ``sent``, the Unix time at which it enqueued the job, ``line``, the list
-that it pushed to, ``tenant``, or empty, ``idempotency``, its key, with ``request``, a digest of
-what was sent with the key, and ``owner``, the gateway's key that sent it. If a client is about to
-read the stream ``awaited_s``, the Unix time until which it counts as reading it. From a gateway
-before that ``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
-Then ``state``: scheduled (it waits for its ETA), claimed, queued (again) or ended. From the first
-claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``, ``first_claim_ms``,
-``progress`` (1 if this attempt's tokens are journalled), ``place``, the worker's in ``load``, or
-empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost a worker or an engine:
-``deaths``. While it is a suspect ``strikes``, see ``lua/release.lua``. While no list has the
-message: ``message`` and ``list``.
-``follow``: set if the message of a cancelled job is still in a list, to ``back`` if it had come
-back to it. ``buried``: the number of its dead letter. ``retried_by``: the call that retried
-that, at ``retried_ms``.
+Always ``state``, see :data:`MOVES`, and ``list``, the inbox list of its model and priority.
+From our client: ``sent``, the Unix time at which it enqueued the job, ``tenant``, ``idempotency``,
+its key, with ``request``, a digest of what was sent with the key, ``owner``, the gateway's key that
+sent it, and ``prefers``, the worker that it is placed with. If a client is about to read the stream
+``awaited_s``, the Unix time until which it counts as reading it. From a gateway before that
+``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
+Of a stock producer's job: ``came_ms``, when it was moved, ``tenant``, ``eta`` as its message has
+it, or empty, and ``unread``, 1 if Python is to read the message.
+What it needs, or empty: ``needs_fingerprint``, the model that began it, and ``least_context``.
+From the first claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``,
+``first_claim_ms``, ``score``, ``progress`` (1 if this attempt's tokens are journalled), ``place``,
+the worker's in ``load``, or empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost
+a worker or an engine: ``deaths``. While it is a suspect ``strikes``, see ``lua/release.lua``.
+``buried``: the number of its dead letter. ``retried_by``: the call that retried that, at
+``retried_ms``.
 """
+MOVES: dict[str, dict[str, tuple[str | None, ...]]] = {
+    "enqueue": {"waiting": (None,)},
+    "watch": {"waiting": (None, "scheduled")},
+    "claim": {"waiting": (None,), "claimed": ("waiting",), "ended": ("waiting",)},
+    "release": {
+        "waiting": ("claimed",),
+        "scheduled": ("claimed",),
+        "ended": ("claimed",),
+    },
+    "sweep": {"waiting": ("claimed",)},
+    "finish": {"ended": ("claimed", None)},
+    "cancel": {"waiting": (None,), "ended": ("waiting", "scheduled", "claimed", None)},
+    "reread": {"waiting": (None,)},
+    "restore": {"waiting": (None,)},
+    "retry": {"waiting": ("ended", None)},
+}
+"""The states of a job, and the scripts that move it: script -> to which state -> from which. None:
+it has no record, or one without a state: its message may be in an inbox.
+
+``waiting`` for a worker: it is in ``keys.waiting``. ``scheduled``: it waits for its ETA, in
+``keys.scheduled``. ``claimed`` by a worker: it is in ``LEASES``. ``ended``: in none. ``claim``,
+``watch`` and ``cancel`` also move what they find in an inbox. ``purge`` deletes jobs that wait.
+"""
+message = Key("job:{}:message")
+"""By job. Its Celery message, as a producer pushed it. It goes with the end, or, if more is to be
+done then, after that: see follow_ups.py."""
 events = Key("job:{}:events")
 """By job. Stream; each entry has the one field ``event``, a JSON document of the contract."""
 cancel = Key("job:{}:cancel")
@@ -99,7 +129,18 @@ cancel_channel = Key("/{}." + PREFIX + "cancel", prefix="")
 """By database, because all databases share their channels. Each message is the id of a job to
 cancel now."""
 
-# Queues: see queues.py, doorbell.py and lua/parts -------------------------------------------------
+# What waits: see queues.py, doorbell.py and lua/parts ---------------------------------------------
+
+waiting = Key("waiting:{}")
+"""By model. Sorted set: job that waits for a worker -> its score, see ``lua/parts/score.lua``."""
+SCORES_A_CLASS = 2**51
+"""High jobs have scores from 0 on, normal ones from here on, and low ones from twice this on."""
+scheduled = Key("scheduled:{}")
+"""By model. Sorted set: job that waits for its ETA -> when it is due."""
+shares = Key("shares:{}")
+"""By model. Sorted set of tenants' shares: see ``lua/parts/score.lua``."""
+turns = Key("turns:{}")
+"""By model. Hash: class -> when one of its jobs went before more urgent ones for its age."""
 
 FULL_SUFFIX = ":full"
 bell = Key("bell:{}")
@@ -107,14 +148,6 @@ bell = Key("bell:{}")
 of the queue. A ring holds no job."""
 full_bell = Key("bell:{}" + FULL_SUFFIX)
 """By high queue. The bell for workers without room. It rings together with ``bell``."""
-tenants = Key("tenants:{}")
-"""By tenants list. Hash: tenant -> its jobs that wait in this list and in its own; ``*``: those in
-all tenants' own; ``/<tenant>``: jobs that started in its turn; ``*turns``: since the plain list's
-last. No tenant's name has a star or a slash."""
-passed = Key("passed:{}")
-"""By model. Hash: list that waits behind more urgent ones -> since when claims have passed it;
-``passes``: the claims that did so since one of them last had its turn; ``turn``: how often that
-was."""
 token_questions = Key("tokens:{}:questions")
 """By model. List of questions about its tokens, each JSON; any of its workers takes one. Expires
 soon after the last."""

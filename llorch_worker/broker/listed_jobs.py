@@ -10,15 +10,7 @@ from pydantic import BaseModel
 from redis import Redis
 
 from llorch_worker.broker import registry
-from llorch_worker.broker.queues import (
-    SUSPECTS_SUFFIX,
-    is_high,
-    model_of,
-    normal_queue,
-    priority_of,
-    watched,
-    worker_lists,
-)
+from llorch_worker.broker.queues import inbox_of, priority_of
 from llorch_worker.broker.scripts import as_bytes, run_script
 from llorch_worker.broker.waiting import Position, positions
 from llorch_worker.contract import Priority
@@ -74,28 +66,22 @@ def listed_jobs(
     """Up to ``limit`` jobs of these ``states``, those that run first, then those whose turn comes
     first; of ``ids`` alone, if they are given. ``tenant`` is that or the gateway's key, ``owner``
     only the key. Raises ``RedisError``."""
-    remembered = registry.remembered(client)
-    lists: list[str] = []
-    for name, queues in remembered.items():
-        if model is None or name == model:
-            lists += watched(name)
-            for queue in queues:
-                lists += worker_lists(queue)
-    lists.sort(key=_rank)
+    models = [name for name in registry.models(client) if model in (None, name)]
+    inboxes = [name for each in models for name in inbox_of(each)]
     asked = {
         "limit": limit,
         "most": MOST_LOOKED,
         "running": "running" in states,
         "waiting": "waiting" in states,
-        "ranks": [_rank(name) for name in lists],
-        "model": None if model is None else normal_queue(model),
+        "models": models,
+        "model": model,
         "tenant": tenant,
         "worker": worker,
         "owner": owner,
         "ids": None if ids is None else list(ids),
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    reply = as_bytes(run_script(client, "list_jobs", [json.dumps(given)], lists))
+    reply = as_bytes(run_script(client, "list_jobs", [json.dumps(given)], inboxes))
     # A stock producer's id may hold any bytes.
     found = json.loads(reply.decode(errors="replace"))
     jobs = found.get("jobs", ())
@@ -122,7 +108,7 @@ def _listed(job: dict[str, Any], found: Position | None, now_ms: float) -> Liste
     return ListedJob(
         id=job["id"],
         state=state,
-        model=model_of(job["list"]),
+        model=job["model"],
         priority=priority_of(job["list"]),
         tenant=job["tenant"],
         owner=job["owner"],
@@ -134,10 +120,3 @@ def _listed(job: dict[str, Any], found: Position | None, now_ms: float) -> Liste
         place=found and found.place,
         starts_in_s=found and found.starts_in_s,
     )
-
-
-def _rank(name: str) -> int:
-    """Lists of one rank take turns."""
-    if name.endswith(SUSPECTS_SUFFIX) or is_high(name):
-        return 0
-    return 2 if priority_of(name) == "low" else 1

@@ -1,9 +1,8 @@
 """The registry: which workers live, which models they serve, and what they do.
 
-A worker is its queue, ``llorch.<model>@gpu0.host``. For each model a sorted set says when each of
-its workers was last seen; who was seen within ``GONE_AFTER_S`` lives, for all who ask. Beside it
-each living worker has a card. A job for one worker waits in that worker's queue. The worker is a
-preference: once it has been gone for a while, another moves its jobs to the shared queue.
+A worker is named by its place, ``llorch.<model>@gpu0.host``. For each model a sorted set says when
+each of its workers was last seen; who was seen within ``GONE_AFTER_S`` lives, for all who ask.
+Beside it each living worker has a card.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from pydantic import (
 )
 
 from llorch_worker.broker import keys, stored
-from llorch_worker.broker.queues import worker_lists, worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.recent_jobs import RecentJobs
-from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract.generation_config import checked
 
 ANNOUNCE_INTERVAL_S = 5.0
@@ -40,9 +39,8 @@ GONE_AFTER_S = 16
 _GONE_MS = 1000 * (GONE_AFTER_S + 1)
 """A second more, because :func:`living` counts whole ones."""
 REMEMBERED_S = 24 * 3600
-"""How long the queue of a worker that is gone is still checked."""
+"""How long a worker that is gone is still known."""
 MOST_REMEMBERED = 1_000
-MOST_MOVED_JOBS = 1_000
 MOST_ASKED = 64
 
 
@@ -66,6 +64,8 @@ class ModelCard(_Card):
     max_context: Count
     queue_limit: Count = 0
     """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
+    tenant_weights: str = ""
+    """``acme=3,beta=2``: the shares of tenants that have not 1. Likewise."""
     last_seen: float
     """Unix time by the clock of the worker that wrote it."""
     generation_config: CheckedConfig = Field(default_factory=dict)
@@ -73,6 +73,12 @@ class ModelCard(_Card):
     created: Count | None = None
     """Unix time at which a worker first announced it; None before Redis has the card. The last
     field: see ``lua/announce.lua``."""
+
+    def weight_of(self, tenant: str | None) -> int:
+        """A tenant's share of the workers, where another has 1."""
+        named = (each.partition("=") for each in self.tenant_weights.split(","))
+        weights = {name: int(weight) for name, _, weight in named if weight.isdecimal()}
+        return max(1, weights.get(tenant or "", 1))
 
 
 class WorkerCard(_Card):
@@ -83,11 +89,10 @@ class WorkerCard(_Card):
     model: str
     fingerprint: str = ""
     """Of what decides the model's text: see :func:`llorch_worker.weights.fingerprint`."""
-    takes_direct_jobs: bool = True
-    """Whether it consumes its own queue."""
     max_context: Count
     max_sequences: Count
     queue_limit: Count = 0
+    tenant_weights: str = ""
     generation_config: CheckedConfig = Field(default_factory=dict)
     device: str
     started_at: float
@@ -193,26 +198,42 @@ def announce(
         name=card.model,
         max_context=card.max_context,
         queue_limit=card.queue_limit,
+        tenant_weights=card.tenant_weights,
         generation_config=card.generation_config,
         last_seen=time.time(),
     )
-    queue = worker_queue(card.model, card.hostname)
+    place = place_of(card.model, card.hostname)
     documents = [card.model_dump_json(), model.name, model.model_dump_json(exclude={"created"})]
     replaced = run_script(
         client,
         "announce",
-        [queue, GONE_AFTER_S, int(whole), *documents, _GONE_MS if leaving else 0],
-        [keys.live(card.model), keys.worker(queue)],
+        [
+            place,
+            GONE_AFTER_S,
+            int(whole),
+            *documents,
+            _GONE_MS if leaving else 0,
+            REMEMBERED_S * 1000,
+            MOST_REMEMBERED,
+            card.fingerprint,
+            card.max_context,
+        ],
+        [
+            keys.live(card.model),
+            keys.worker(place),
+            keys.serving(card.model),
+            keys.contexts(card.model),
+        ],
     )
     return None if replaced is None else stored.read(WorkerCard, replaced)
 
 
 def withdraw(client: redis.Redis, model: str, hostname: str) -> None:
     """Notes that a worker is gone. Its model stays known, so that jobs may wait for another."""
-    queue = worker_queue(model, hostname)
+    place = place_of(model, hostname)
     with client.pipeline(transaction=False) as pipe:
-        pipe.delete(keys.worker(queue))
-        pipe.zincrby(keys.live(model), -_GONE_MS, queue)
+        pipe.delete(keys.worker(place))
+        pipe.zincrby(keys.live(model), -_GONE_MS, place)
         pipe.execute()
 
 
@@ -225,19 +246,19 @@ def models(client: redis.Redis) -> dict[str, ModelCard]:
 
 def workers(client: redis.Redis) -> list[WorkerCard]:
     """The workers that are alive now, by hostname."""
-    known = (queue for queues in remembered(client).values() for queue in queues)
+    known = (place for places in remembered(client).values() for place in places)
     return sorted(_cards(client, known), key=lambda card: card.hostname)
 
 
-def _cards(client: redis.Redis, queues: Iterable[str]) -> list[WorkerCard]:
-    names = list(map(keys.worker, queues))
+def _cards(client: redis.Redis, places: Iterable[str]) -> list[WorkerCard]:
+    names = list(map(keys.worker, places))
     documents = client.mget(names) if names else []
     cards = [stored.read(WorkerCard, text) for text in documents if text is not None]
     return [card for card in cards if card is not None]
 
 
 def living(client: redis.Redis, model: str) -> list[str]:
-    """The queues of the workers that serve ``model`` now."""
+    """The places of the workers that serve ``model`` now."""
     return _seen_within(client, model, GONE_AFTER_S)
 
 
@@ -258,47 +279,29 @@ class Pace(NamedTuple):
 
 
 def pace(client: redis.Redis, model: str) -> Pace:
-    queues = living(client, model)
-    cards = list(_cards(client, queues[:MOST_ASKED]))
-    share = len(queues) / max(1, len(cards))
+    places = living(client, model)
+    cards = list(_cards(client, places[:MOST_ASKED]))
+    share = len(places) / max(1, len(cards))
     taken = (card.engine.get("running", 0) + card.engine.get("waiting", 0) for card in cards)
     free = sum(max(0, card.max_sequences - used) for card, used in zip(cards, taken, strict=True))
     return Pace(free * share, sum(card.recent.jobs_per_min for card in cards) * share)
 
 
 def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
-    """The workers of ``model`` that a job can be handed to: none that is silent or leaves."""
+    """The workers of ``model`` that take jobs: none that is silent or leaves."""
     seen = _seen_within(client, model, ANNOUNCE_INTERVAL_S + LATE_S)
-    return [card for card in _cards(client, seen) if card.takes_direct_jobs]
+    return _cards(client, seen)
+
+
+def largest_context(client: redis.Redis, model: str) -> int:
+    """The largest that a worker of ``model`` had within the last day; 0 if none did."""
+    return max((int(str(each)) for each in client.zrange(keys.contexts(model), 0, -1)), default=0)
 
 
 def remembered(client: redis.Redis) -> dict[str, list[str]]:
-    """Every model ever served, and the queues of the workers that served it within the last day."""
+    """Every model ever served, and the places of the workers that served it within the last day."""
     models = list(map(str, client.hkeys(keys.MODELS)))
     with client.pipeline(transaction=False) as pipe:
         for model in models:
             pipe.zrange(keys.live(model), 0, -1)
         return dict(zip(models, (list(map(str, names)) for names in pipe.execute()), strict=True))
-
-
-def is_remembered(client: redis.Redis, model: str, hostname: str) -> bool:
-    """Whether the worker serves ``model`` or did so within the last day."""
-    return client.zscore(keys.live(model), worker_queue(model, hostname)) is not None
-
-
-def reroute(client: redis.Redis, model: str, grace_s: float) -> dict[str, int]:
-    """Moves jobs of workers that have been gone for ``grace_s`` to the shared queues of ``model``;
-    at once those that were handed over to such a worker.
-
-    Returns the number of jobs moved from each worker queue.
-    """
-    gone_ms = GONE_AFTER_S * 1000
-    bounds = [
-        gone_ms,
-        gone_ms + round(grace_s * 1e3),
-        REMEMBERED_S * 1000,
-        MOST_REMEMBERED,
-        MOST_MOVED_JOBS,
-    ]
-    moved = run_script(client, "reroute", [*bounds, *worker_lists("")], [keys.live(model)])
-    return {text(queue): jobs for queue, jobs in moved}

@@ -32,7 +32,8 @@ _WRITES_AT_MAXMEMORY = re.compile("^-- Writes at maxmemory.$", re.MULTILINE)
 _ALLOW_WRITES = f"redis.call('PERSIST', '{keys.LEASES}')"
 """Redis refuses a script at ``maxmemory`` only if its first write may grow memory. This one cannot.
 Claimed jobs must continue, because their ends make room."""
-_NAMES: dict[str, str | keys.Key] = {
+_NAMES: dict[str, str | int | keys.Key] = {
+    "CLASS": keys.SCORES_A_CLASS,
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
     "LETTERS": keys.LETTERS,
@@ -43,13 +44,17 @@ _NAMES: dict[str, str | keys.Key] = {
     "FILES_DUE": keys.FILES_DUE,
     "MODELS": keys.MODELS,
     "job_key": keys.job,
-    "gone_key": keys.gone,
     "events_key": keys.events,
     "result_key": keys.result,
     "cancel_key": keys.cancel,
     "bell_key": keys.bell,
     "load_key": keys.load,
-    "tenants_key": keys.tenants,
+    "message_key": keys.message,
+    "waiting_key": keys.waiting,
+    "scheduled_key": keys.scheduled,
+    "serving_key": keys.serving,
+    "shares_key": keys.shares,
+    "turns_key": keys.turns,
     "usage_key": keys.usage,
     "rates_key": keys.key_rates,
     "gateway_document_key": keys.gateway_document,
@@ -57,14 +62,10 @@ _NAMES: dict[str, str | keys.Key] = {
     "LOW_SUFFIX": queues.LOW_SUFFIX,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUFFIX_MARKS": queues.HIGH_SUFFIX[0] + queues.STEP_SEPARATOR,
-    "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
-    "SCHEDULED_SUFFIX": queues.SCHEDULED_SUFFIX,
+    "QUEUE_PREFIX": queues.QUEUE_PREFIX,
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
-    "TENANTS_MARK": queues.TENANTS_MARK,
     "TENANT_HEADER": message.TENANT,
     "WORKER_MARK": queues.WORKER_MARK,
-    "ENQUEUED_AT": message.ENQUEUED_AT,
-    "PLACE": message.PLACE,
     # A pattern of Lua: the task's name in a message's headers, however its producer writes JSON.
     "TASK_HEADER": f'"task"%s*:%s*"{TASK_NAME.replace(".", "%.")}"',
 }
@@ -90,6 +91,8 @@ def _names(db: int) -> Iterator[str]:
     for name, value in _NAMES.items():
         if isinstance(value, str):
             yield f"local {name} = '{value}'"
+        elif isinstance(value, int):
+            yield f"local {name} = {value}"
         else:
             yield _function(name, value("@"))
     yield _function("events_channel", keys.events_channel(db, "@"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from redis import Redis
@@ -14,17 +14,78 @@ from redis.client import NEVER_DECODE
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.queues import (
     QUEUE_PREFIX,
+    inbox,
+    inbox_of,
+    is_high,
     model_of,
     normal_queue,
     normal_queue_of,
     queue_of,
 )
-from llorch_worker.broker.scripts import queue_script, run_script, text
+from llorch_worker.broker.scripts import as_bytes, queue_script, run_script, text
+from llorch_worker.contract import Priority, shown
 
 CELERY_QUEUE = "celery"
 """Celery's default, where a job goes whose producer names no queue."""
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
+CLASSES: tuple[Priority, ...] = ("high", "normal", "low")
+"""As ``lua/parts/names.lua`` numbers them."""
+PURGED_AT_ONCE_JOBS = 1_000
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What waits for the workers of a model, in the set and in the inbox."""
+
+    jobs: dict[Priority, int]
+    oldest_s: dict[Priority, float | None]
+    """How long the next of them has waited; None if there is none, or it is still in the inbox."""
+    suspects: int
+    """Among the first hundred of each priority."""
+    scheduled: int
+    """Jobs that wait for their ETA."""
+    wrong_keys: tuple[str, ...]
+    """Sentences about keys at the names of inbox lists that hold no jobs."""
+
+
+def waiting(client: Redis, model: str) -> Waiting:
+    """Raises ``RedisError``."""
+    reply = as_bytes(run_script(client, "figures", [model], inbox_of(model)))
+    found = json.loads(reply.decode(errors="replace"))
+    classes = dict(zip(CLASSES, found["classes"], strict=True))
+    now_ms = found["now_ms"]
+    return Waiting(
+        jobs={priority: each["jobs"] for priority, each in classes.items()},
+        oldest_s={
+            priority: max(0.0, (now_ms - each["since_ms"]) / 1e3) if each["since_ms"] else None
+            for priority, each in classes.items()
+        },
+        suspects=found["suspects"],
+        scheduled=found["scheduled"],
+        wrong_keys=tuple(
+            f"the key {shown(name)} holds a {kind}, not jobs; rename or delete it"
+            for name, kind in found.get("wrong", ())
+        ),
+    )
+
+
+def wrong_keys(client: Redis, model: str) -> tuple[str, ...]:
+    return waiting(client, model).wrong_keys
+
+
+def length(client: Redis, queue: str) -> int:
+    """How many jobs of a queue wait. Raises ``RedisError``."""
+    jobs = waiting(client, model_of(queue)).jobs
+    return jobs["high"] if is_high(queue) else jobs["normal"] + jobs["low"]
+
+
+def purge(client: Redis, queue: str) -> int:
+    """Deletes the jobs of a queue that wait; returns how many they were. Raises ``RedisError``."""
+    deleted = 0
+    while jobs := run_script(client, "purge", [queue, PURGED_AT_ONCE_JOBS], inbox([queue])):
+        deleted += jobs
+    return deleted
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
@@ -48,8 +109,7 @@ class Position:
 
 
 def position(client: Redis, job_id: str) -> Position | None:
-    """None if it is not known: the job waits in no list, another producer sent it, or it was
-    retried. Raises ``RedisError``."""
+    """None if the job does not wait for a worker, or in an inbox. Raises ``RedisError``."""
     return positions(client, [job_id]).get(job_id)
 
 
@@ -64,12 +124,11 @@ def positions(client: Redis, job_ids: Sequence[str]) -> dict[str, Position]:
         for job_id in job_ids[1:]:
             queue_script(pipe, "position", [job_id])
         found |= dict(zip(job_ids[1:], pipe.execute(), strict=True))
-    places = {job_id: (ahead, text(queue)) for job_id, (ahead, queue) in _known(found)}
+    places = {job_id: (ahead, text(model)) for job_id, (ahead, model) in _known(found)}
     paces = {
-        queue: registry.pace(client, model_of(queue))
-        for queue in {queue for _, queue in places.values()}
+        model: registry.pace(client, model) for model in {model for _, model in places.values()}
     }
-    return {job_id: _position(ahead, *paces[queue]) for job_id, (ahead, queue) in places.items()}
+    return {job_id: _position(ahead, *paces[model]) for job_id, (ahead, model) in places.items()}
 
 
 def _known(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -92,7 +151,7 @@ def unserved(client: Redis) -> dict[str, int]:
     UTF-8 appear as ``\\xff``.
     """
     served = registry.remembered(client)
-    known = {*map(normal_queue, served), *chain.from_iterable(served.values())}
+    known = set(map(normal_queue, served))
     ours: defaultdict[str, set[bytes]] = defaultdict(set)
     others: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0

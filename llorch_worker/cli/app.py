@@ -19,6 +19,7 @@ from llorch_worker.cli import (
     generate,
     inspect,
     models,
+    purge,
     status,
     submit,
     top,
@@ -32,7 +33,7 @@ from llorch_worker.cli.terminal.command_line import command_line
 _COMMANDS = {
     "Start here": (demo.demo, up.up, chat.chat, doctor.doctor),
     "Serve": (worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
-    "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
+    "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel, purge.purge),
     "Inspect": (status.status, top.top, usage.usage, inspect.inspect),
 }
 

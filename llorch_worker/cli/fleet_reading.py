@@ -123,7 +123,6 @@ def _model(load: ModelLoad) -> dict[str, Any]:
             for name, queue in load.queues.items()
         },
         "suspects": load.suspects,
-        "direct": load.direct,
         "scheduled": load.scheduled,
         "wrong_keys": list(load.wrong_keys),
         "workers": load.workers,

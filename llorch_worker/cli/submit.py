@@ -12,6 +12,7 @@ from llorch_worker.cli.request_options import request_fields, request_options, w
 from llorch_worker.cli.terminal.interrupts import deaf_from_now_on
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.settings import Settings
 
 
@@ -27,7 +28,7 @@ def submit(
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option("--worker", metavar="NAME", help="Send it to this worker alone: gpu0@host."),
+        typer.Option("--worker", hidden=True),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the job and print its text.")
@@ -43,6 +44,10 @@ def submit(
     With --wait or --stream, Ctrl-C cancels it. ``llorch batch run`` runs a file of requests.
     """
     screen = Screen(as_json=as_json)
+    if worker is not None:
+        from llorch_worker.client.admission import NO_WORKER
+
+        raise usage_error(f"--worker {NO_WORKER.rule}")
     fields |= {k: v for k, v in (("model", model), ("priority", priority)) if v is not None}
     request = GenerationRequest(**request_fields(prompt, fields))
     from llorch_worker.broker.url import safe_url
@@ -50,11 +55,11 @@ def submit(
     from llorch_worker.client import Client
 
     with Client(settings) as client:
-        card = client.model_card(request.model, worker=worker)
+        card = client.model_card(request.model)
         request, sampling = with_sampling(request, card.generation_config, settings)
         if sampling:
             screen.note(sampling)
-        job = enqueue(client, request, worker=worker, stream=stream and not as_json)
+        job = enqueue(client, request, stream=stream and not as_json)
         if not client.workers():
             screen.note(
                 f"no worker is running at {safe_url(client.settings.redis_url)}: the job waits "

@@ -17,6 +17,13 @@ from llorch_worker.contract import (
     ModelNotServed,
 )
 
+NO_WORKER = Fault(
+    field="worker",
+    rule="is not supported: start that worker with a LLORCH_MODEL_NAME of its own and send the "
+    "job to that model; jobs of one affinity_key prefer one worker",
+    got="the name of a worker",
+)
+
 MODELS_FRESH_S = 2.0
 """How long a client uses its list of models before a submit reads it again."""
 WORKERS_FRESH_S = 0.1
@@ -33,27 +40,20 @@ class Admission:
         self._workers: list[WorkerCard] = []
         self._models_read_s = self._workers_read_s = float("-inf")
 
-    def admit(self, request: GenerationRequest, card: ModelCard, worker: str | None = None) -> None:
+    def admit(self, request: GenerationRequest, card: ModelCard) -> None:
         """Refuses a request that the model of this ``card`` cannot answer.
 
         Raises:
-            ModelNotServed: ``worker`` has not served the model lately. Jobs for a model whose
-                workers are away are accepted and wait.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
-        if worker is not None and not registry.is_remembered(self._redis, card.name, worker):
-            raise ModelNotServed(
-                f"no worker {worker!r} serves {card.name!r}; there is {self._workers_of(card.name)}"
-            )
         given = request.prompt_token_ids
         # Only the worker knows the length of a text, but it is at least one token.
         least = 1 if given is None else len(given)
         limit = card.max_context
         new = request.least_tokens
         if least + new > limit:
-            # The card is of the worker that wrote it last; another may hold more.
-            cards = registry.workers(self._redis)
-            limit = max(limit, *(each.max_context for each in cards if each.model == card.name), 0)
+            # The card is of the worker that wrote it last; another may hold more, or come back.
+            limit = max(limit, registry.largest_context(self._redis, card.name))
         if least + new > limit:
             fault = Fault(
                 field="prompt" if request.cut_max_tokens else "prompt + max_tokens",
@@ -62,14 +62,14 @@ class Admission:
             )
             raise ContextLengthExceeded.of(limit, least, new, at_least=given is None, fault=fault)
 
-    def card(self, name: str | None, worker: str | None = None) -> ModelCard:
+    def card(self, name: str | None) -> ModelCard:
         """The card of the model ``name``; if None, of the only one that is served.
 
         Raises:
             ModelNotServed: no worker has ever served that model here.
             InvalidRequest: no model is named and there are several.
         """
-        name = name or self._only_model(worker)
+        name = name or self._only_model()
         if self.fresh_card(name) is None:
             self._models = registry.models(self._redis)
             self._models_read_s = time.monotonic()
@@ -83,17 +83,13 @@ class Admission:
         fresh = time.monotonic() - self._models_read_s < MODELS_FRESH_S
         return self._models.get(name) if fresh and name is not None else None
 
-    def _workers_of(self, model: str) -> str:
-        alive = [card.hostname for card in registry.workers(self._redis) if card.model == model]
-        return ", ".join(alive) or "none"
-
-    def _only_model(self, worker: str | None) -> str:
+    def _only_model(self) -> str:
         fresh = time.monotonic() - self._workers_read_s < WORKERS_FRESH_S
-        if fresh and len(names := self._served(worker)) == 1:
+        if fresh and len(names := self._served()) == 1:
             return names.pop()
         self._workers = registry.workers(self._redis)
         self._workers_read_s = time.monotonic()
-        names = self._served(worker) or self._served(None) or set(registry.models(self._redis))
+        names = self._served() or set(registry.models(self._redis))
         if not names:
             raise ModelNotServed(
                 f"no worker has served any model at {safe_url(self._url)}; start one with `llorch "
@@ -104,6 +100,6 @@ class Admission:
             raise InvalidRequest.from_faults([Fault(field="model", rule=rule, got="none")])
         return names.pop()
 
-    def _served(self, worker: str | None) -> set[str]:
-        """The models of the live workers, or of ``worker`` alone."""
-        return {card.model for card in self._workers if worker in (None, card.hostname)}
+    def _served(self) -> set[str]:
+        """The models of the live workers."""
+        return {card.model for card in self._workers}

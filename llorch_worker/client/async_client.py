@@ -51,7 +51,6 @@ class AsyncClient:
         request: GenerationRequest | None = None,
         /,
         *,
-        worker: str | None = None,
         job_id: str | None = None,
         owner: str = "",
         stream: bool = False,
@@ -62,7 +61,6 @@ class AsyncClient:
         job = await asyncio.to_thread(
             self._client.submit,
             request,
-            worker=worker,
             job_id=job_id,
             owner=owner,
             stream=stream,
@@ -79,14 +77,14 @@ class AsyncClient:
         """See :meth:`Client.models`."""
         return await asyncio.to_thread(self._client.models)
 
-    async def model_card(self, name: str | None = None, *, worker: str | None = None) -> ModelCard:
+    async def model_card(self, name: str | None = None) -> ModelCard:
         """See :meth:`Client.model_card`."""
         self._client._check_open()
         card = self._client._admission.fresh_card(name or self._client.model)
         if card is not None:
             # Without a thread: a gateway asks for each request.
             return card
-        return await asyncio.to_thread(self._client.model_card, name, worker=worker)
+        return await asyncio.to_thread(self._client.model_card, name)
 
     async def workers(self) -> list[WorkerCard]:
         """See :meth:`Client.workers`."""

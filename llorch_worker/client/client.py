@@ -26,7 +26,7 @@ from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.broker.scripts import database
 from llorch_worker.broker.waiting import position
-from llorch_worker.client.admission import Admission
+from llorch_worker.client.admission import NO_WORKER, Admission
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
@@ -38,7 +38,13 @@ from llorch_worker.client.stream import (
     StreamCursor,
     StreamEntry,
 )
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, request_digest
+from llorch_worker.contract import (
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    LlorchError,
+    request_digest,
+)
 from llorch_worker.contract.generation_config import with_generation_config
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.publishing import publishing
@@ -74,7 +80,6 @@ class Client:
         request: GenerationRequest | None = None,
         /,
         *,
-        worker: str | None = None,
         job_id: str | None = None,
         owner: str = "",
         stream: bool = False,
@@ -82,10 +87,6 @@ class Client:
         **fields: Any,
     ) -> Job:
         """Enqueues one job, given as a request or as the fields of one.
-
-        ``worker`` is the node name of the worker that should run it (``gpu0@host``, as
-        ``workers()`` and Flower show it). If that worker is gone, another takes the job after a
-        while.
 
         ``job_id`` is a new id, if the caller must know it before; by default one is drawn.
 
@@ -104,10 +105,12 @@ class Client:
         Raises:
             InvalidRequest, ContextLengthExceeded: nothing was enqueued. IdempotencyKeyReused if
                 the first request with the key was another one.
-            ModelNotServed: nothing was enqueued; no such ``worker`` serves the model.
+            ModelNotServed: nothing was enqueued; no worker has ever served the model.
             QueueFull: nothing was enqueued; the model's queue is full, or Redis is out of memory.
                 Try again later.
         """
+        if "worker" in fields:
+            raise InvalidRequest.from_faults([NO_WORKER])
         if request is None:
             request = GenerationRequest(**fields)
         elif not isinstance(request, GenerationRequest):
@@ -119,13 +122,13 @@ class Client:
             raise TypeError("submit() takes a request or its fields, not both")
         digest = digest or request_digest([request])
         with self._in_use():
-            model = self._admission.card(request.model or self.model, worker)
+            model = self._admission.card(request.model or self.model)
             if self.settings.generation_config == "auto":
                 request = with_generation_config(request, model.generation_config)
-            self._admission.admit(request, model, worker)
+            self._admission.admit(request, model)
             job_id = job_id or uuid()
-            free = worker is None and self.settings.placement
-            places = self._placement.candidates(request, model.name) if free else ()
+            placed = self.settings.placement
+            places = self._placement.candidates(request, model.name) if placed else ()
             with publishing(model.name, job_id) as headers:
                 enqueued = enqueue(
                     self.redis,
@@ -133,7 +136,6 @@ class Client:
                     request,
                     model=model,
                     job_id=job_id,
-                    worker=worker,
                     places=places,
                     headers=headers,
                     owner=owner,
@@ -158,18 +160,15 @@ class Client:
         with self._in_use():
             return [card for _, card in sorted(registry.models(self.redis).items())]
 
-    def model_card(
-        self, name: str | None = None, *, worker: str | None = None
-    ) -> registry.ModelCard:
-        """The model ``name``; by default the client's, else the only one that is served, or that
-        ``worker`` serves.
+    def model_card(self, name: str | None = None) -> registry.ModelCard:
+        """The model ``name``; by default the client's, else the only one that is served.
 
         Raises:
             ModelNotServed: no worker has ever served it here.
             InvalidRequest: there is no default, and several are served.
         """
         with self._in_use():
-            return self._admission.card(name or self.model, worker)
+            return self._admission.card(name or self.model)
 
     def workers(self) -> list[registry.WorkerCard]:
         """The workers that are alive now, by hostname."""
@@ -299,7 +298,7 @@ class Job:
                 pipe.mget(keys.result(self.id), keys.cancel(self.id))
                 pipe.hmget(keys.job(self.id), "state", "sent")
                 (meta, cancelling), (state, sent) = pipe.execute()
-            waits = state in ("queued", "scheduled") or (state is None and sent is not None)
+            waits = state in ("waiting", "scheduled")
             found = job_status(
                 self.id,
                 decode_state(meta),

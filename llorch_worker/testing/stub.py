@@ -17,7 +17,7 @@ from celery import Celery
 from celery.app.trace import trace_task
 from fakeredis import TcpFakeServer
 
-from llorch_worker.broker import claims, queues, registry, watch
+from llorch_worker.broker import claims, keys, queues, registry, watch
 from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
@@ -167,7 +167,7 @@ class Stub:
 
     def _run(self) -> None:
         consumed = queues.queues(self.model)
-        waiting = [*queues.lists(consumed), queues.scheduled(self.model)]
+        waiting = [*queues.inbox(consumed), keys.waiting(self.model), keys.scheduled(self.model)]
         announced_s = time.monotonic()
         while not self._stop.wait(LOOK_S):
             if time.monotonic() - announced_s > registry.ANNOUNCE_INTERVAL_S:
@@ -175,7 +175,7 @@ class Stub:
                 self._announce()
             if not self._redis.exists(*waiting):
                 continue
-            watch.ring_for_all(self._redis, self.model)
+            watch.look(self._redis, self.model)
             request = ClaimRequest(
                 models=(self.model,),
                 queues=consumed,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
@@ -55,13 +56,15 @@ class Room:
     queues: tuple[str, ...] = ()
     urgent: bool = False
     """Whether only high jobs may come, to preempt others."""
+    place: str = ""
+    """This worker's name in the registry, if jobs may be placed with it."""
 
     @property
     def bells(self) -> tuple[str, ...]:
         """What to wait for if nothing is there."""
         shared = keys.full_bell if self.urgent else keys.bell
-        names = self.queues if self.most else ()
-        return tuple((keys.bell if queues.WORKER_MARK in name else shared)(name) for name in names)
+        own = (self.place,) if self.place else ()
+        return (*map(shared, self.queues), *map(keys.bell, own)) if self.most else ()
 
 
 class Claimer(Repeater):
@@ -82,10 +85,12 @@ class Claimer(Repeater):
         *,
         startable: Callable[[], Startable],
         place: Callable[[], str],
+        serves: Callable[[], dict[str, Any]],
         on_arrival: Callable[[], object],
     ) -> None:
-        """``place``: this worker's queue, if jobs may be placed with it, see ``placement.py``;
-        ``on_arrival`` is called on this thread."""
+        """``place``: this worker's name in the registry, if jobs may be placed with it, see
+        ``placement.py``; ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need
+        of it; ``on_arrival`` is called on this thread."""
         self.queues: tuple[str, ...] = ()
         """Those that Celery consumes now; call :meth:`look_again` after a change."""
         self.prefetch_count = 0
@@ -97,7 +102,8 @@ class Claimer(Repeater):
         # A claim that redis-py sent again would be another: see _unanswered.
         self._redis = connect(url, retries=0, decode=False)
         self._model, self._terms, self._worker = model, terms, worker
-        self._startable, self._place, self._on_arrival = startable, place, on_arrival
+        self._startable, self._place, self._serves = startable, place, serves
+        self._on_arrival = on_arrival
         self._doorbell = Doorbell(self._redis)
         self._silent_at_s = 0.0
         """When a wait without a reply is over."""
@@ -181,7 +187,7 @@ class Claimer(Repeater):
         held = HELD_CLAIMS.all()
         free = self.prefetch_count - len(held)
         is_full = bool(self.prefetch_count) and free <= 0
-        consumed = tuple(queues.ordered(self.queues))
+        consumed = tuple(sorted(self.queues, key=queues.is_high, reverse=True))
         most = free if self.prefetch_count else MOST_JOBS_A_CLAIM
         if is_full:
             consumed = tuple(filter(queues.is_high, consumed))
@@ -191,7 +197,10 @@ class Claimer(Repeater):
         may_start = self._startable() if consumed else Startable(0)
         if may_start.again_s is not None:
             self._look_at(may_start.again_s)
-        return Room(max(0, min(most, may_start.most)), consumed, is_full)
+        # Not if this worker takes no jobs that wait for any worker.
+        takes_any = not is_full and queues.normal_queue(self._model) in consumed
+        place = self._place() if takes_any else ""
+        return Room(max(0, min(most, may_start.most)), consumed, is_full, place)
 
     def _look(self, room: Room) -> None:
         if not self._lacks_room:
@@ -205,11 +214,12 @@ class Claimer(Repeater):
             worker=self._worker,
             held=HELD_CLAIMS.running(),
             urgent=room.urgent,
-            place=self._place_in(room),
+            place=room.place,
+            **self._serves(),
         )
         if self._unanswered is not None:
             request = replace(request, call=self._unanswered.call, sent_before=True)
-        self._unanswered = request
+        self._unanswered, self._noted_place = request, room.place
         taken = claims.claim(self._redis, request, self._terms)
         self._unanswered = None
         self._keep(taken)
@@ -226,12 +236,6 @@ class Claimer(Repeater):
 
     def _look_at(self, after_s: float) -> None:
         self._look_at_s = min(self._look_at_s, time.monotonic() + after_s)
-
-    def _place_in(self, room: Room) -> str:
-        """Its place, unless this worker takes no jobs that wait for any worker."""
-        takes_any = not room.urgent and queues.normal_queue(self._model) in room.queues
-        self._noted_place = self._place() if takes_any else ""
-        return self._noted_place
 
     def _wait(self, room: Room) -> bool:
         """Waits for the bells of what it may claim now, and for no others; False if it has to look
@@ -251,7 +255,7 @@ class Claimer(Repeater):
             if room.most and not room.urgent:
                 self._looks = True
                 return False
-            watch.pass_ring_on(self._redis, self._model, self.queues)
+            watch.look(self._redis, self._model, rings_anyway=True)
         if bells:
             wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
             self._doorbell.wait(bells, wait_s)
@@ -285,7 +289,8 @@ class Claimer(Repeater):
     def _something_waits(self) -> bool:
         """Asks in one command, which an idle worker repeats for ever."""
         room = self._room()
-        mine = [] if room.urgent else [queues.suspects(self._model)]
-        if place := self._place_in(room):
-            placement.note_idle(self._redis, place, len(HELD_CLAIMS.running()))
-        return bool(room.queues and self._redis.exists(*mine, *queues.lists(room.queues)))
+        if room.place:
+            self._noted_place = room.place
+            placement.note_idle(self._redis, room.place, len(HELD_CLAIMS.running()))
+        filled = keys.waiting(self._model), *queues.inbox(room.queues)
+        return bool(room.queues and self._redis.exists(*filled))

@@ -239,7 +239,7 @@ class JobRunner:
                 on_asked=job.attach,
             )
         except ContextLengthExceeded:
-            if self._goes_to_larger_context(claim, journal):
+            if self._goes_to_larger_context(claim):
                 raise HandedBack from None
             raise
         except LlorchError:
@@ -250,9 +250,9 @@ class JobRunner:
                 logger.error("job %s failed", claim.job_id, exc_info=told)
             raise told from None
 
-    def _goes_to_larger_context(self, claim: Claim, journal: Journal) -> bool:
+    def _goes_to_larger_context(self, claim: Claim) -> bool:
         try:
-            return self._others.hold(claim, journal)
+            return self._others.hold(claim)
         except RedisError:
             return False
 

@@ -143,9 +143,7 @@ class LeaseKeeper(Repeater):
             raise
 
     def _return_jobs(self) -> None:
-        swept = claims.sweep(
-            self._redis, lease_ms=self._lease_ms, max_deaths=self._settings.max_deaths
-        )
+        swept = claims.sweep(self._redis, lease_ms=self._lease_ms)
         for job_id in swept:
             logger.warning(
                 "the worker of job %s is gone; the job is queued again, or ends if this was its "

@@ -11,6 +11,7 @@ from celery.utils.log import get_logger
 
 from llorch_worker.broker import claims, registry
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract import GenerationRequest, Journal, Restarted
 
@@ -18,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class OtherWorkers:
-    """Hands jobs over to the queues of workers that live; the attempt does not count. All methods
+    """Puts jobs back that need what this worker has not; the attempt does not count. All methods
     raise ``RedisError``."""
 
     def __init__(self, client: redis.Redis, model: str, hostname: str, max_context: int) -> None:
@@ -28,13 +29,15 @@ class OtherWorkers:
         self._max_context = max_context
 
     def resume(self, claim: Claim, request: GenerationRequest, journal: Journal) -> bool:
-        """Hands a job of another model over to a worker of its own; False if none lives that
-        holds it."""
+        """Leaves a job of another model to the workers of its own; False if none lives that holds
+        it."""
         tokens = journal.prompt_tokens + request.least_tokens
         return self._hand_over(
             claim,
             lambda card: card.fingerprint == journal.fingerprint and card.max_context >= tokens,
             "its first tokens are of another model",
+            fingerprint=journal.fingerprint or "",
+            least_context=tokens,
         )
 
     def restart(self, claim: Claim, journal: Journal, entry: int, why: str) -> None:
@@ -45,23 +48,29 @@ class OtherWorkers:
         tokens = sum(len(choice.token_ids) for choice in journal.choices.values())
         logger.warning("job %s begins again after %d tokens: %s", claim.job_id, tokens, why)
 
-    def hold(self, claim: Claim, journal: Journal) -> bool:
-        """Hands a job over that this worker's context does not hold; False if none has a larger
-        one."""
+    def hold(self, claim: Claim) -> bool:
+        """Leaves a job that this worker's context does not hold to those with a larger one, which
+        may be away; False if there was none lately."""
+        least = self._max_context + 1
+        if registry.largest_context(self._redis, self._model) < least:
+            return False
         why = f"it does not fit into {self._max_context} tokens"
-        # The worker of another model begins it again.
-        return (
-            bool(journal)
-            and self._hand_over(
-                claim,
-                lambda card: (
-                    card.max_context > self._max_context and card.fingerprint == journal.fingerprint
-                ),
-                why,
-            )
-        ) or self._hand_over(claim, lambda card: card.max_context > self._max_context, why)
+        if not self._hand_over(
+            claim, lambda card: card.max_context >= least, why, least_context=least
+        ):
+            claims.hand_over(self._redis, claim, "", least_context=least)
+            logger.warning("job %s waits for a worker with a larger context: %s", claim.job_id, why)
+        return True
 
-    def _hand_over(self, claim: Claim, fits: Callable[[WorkerCard], bool], why: str) -> bool:
+    def _hand_over(
+        self,
+        claim: Claim,
+        fits: Callable[[WorkerCard], bool],
+        why: str,
+        *,
+        fingerprint: str = "",
+        least_context: int,
+    ) -> bool:
         others = [
             card
             for card in registry.takers(self._redis, self._model)
@@ -71,6 +80,12 @@ class OtherWorkers:
             return False
         # Loads are seconds old: many jobs must not go to the one that had the lowest.
         chosen = min(others, key=lambda card: (card.load >= 1, random.random()))
-        claims.hand_over(self._redis, claim, chosen.hostname)
-        logger.info("job %s goes to %s: %s", claim.job_id, chosen.hostname, why)
+        claims.hand_over(
+            self._redis,
+            claim,
+            place_of(self._model, chosen.hostname),
+            fingerprint=fingerprint,
+            least_context=least_context,
+        )
+        logger.info("job %s waits for such as %s: %s", claim.job_id, chosen.hostname, why)
         return True

@@ -24,11 +24,11 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.card.assignment import Assignment
+from llorch_worker.worker.inbox_watcher import InboxWatcher
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
-from llorch_worker.worker.queue_watcher import QueueWatcher
 from llorch_worker.worker.residency_check import violation
 from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.token_desk import TokenDesk
@@ -60,14 +60,12 @@ class Residency:
         on_lost_card: Callable[[], None],
         claim_again: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
-        takes_direct_jobs: bool = True,
     ) -> None:
         """``load`` loads and warms up another engine, after the death of ``engine``. ``answer``:
         see :class:`.TokenDesk`.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
         :attr:`is_ready` has changed. ``load_s``: how long loading and warming up the model took.
-        ``takes_direct_jobs``: whether it consumes its own queue.
         """
         self._engine = ResidentEngine(
             engine,
@@ -83,14 +81,13 @@ class Residency:
         self._on_lost_card = on_lost_card
         self._assignment = assignment
         self._load_s = load_s
-        self._takes_direct_jobs = takes_direct_jobs
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
             self._redis, settings, on_lost=active_jobs.lose, on_cancelled=active_jobs.cancel
         )
         model_name = engine.facts.model_name
-        self._watcher = QueueWatcher(self._redis, model_name, settings)
+        self._watcher = InboxWatcher(self._redis, model_name, settings)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )
@@ -233,6 +230,11 @@ class Residency:
             load_s=self._load_s,
         )
 
+    def serves(self) -> dict[str, Any]:
+        """What jobs may need of this worker, as fields of :class:`.ClaimRequest`."""
+        facts = self._engine.facts
+        return {"fingerprint": facts.fingerprint, "max_context": facts.max_context}
+
     def _worker_card(self) -> WorkerCard:
         engine = self._engine
         facts = engine.facts
@@ -241,7 +243,7 @@ class Residency:
             pid=os.getpid(),
             model=facts.model_name,
             fingerprint=facts.fingerprint,
-            takes_direct_jobs=self._takes_direct_jobs,
+            tenant_weights=self._settings.tenant_weights,
             max_context=facts.max_context,
             max_sequences=facts.max_sequences,
             queue_limit=self._settings.queue_limit,

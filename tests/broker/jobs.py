@@ -72,7 +72,7 @@ def look(
 
 
 def sweep(store: redis.Redis) -> list[str]:
-    return claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+    return claims.sweep(store, lease_ms=TERMS.lease_ms)
 
 
 def dying_after(script: str) -> AbstractContextManager[Any]:

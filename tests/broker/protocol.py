@@ -18,12 +18,13 @@ from llorch_worker.client.lost import GRACE_S, Trace
 from llorch_worker.contract import JobLost
 
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=2, max_deaths=4, result_ttl_s=60, stream_ttl_s=60)
-LIVE = ("scheduled", "claimed", "queued")
+LIVE = ("scheduled", "claimed", "waiting")
 ENDS = ("SUCCESS", "FAILURE", "REVOKED")
 LAST_EVENTS = ("finished", "failed", "cancelled")
 REGISTRY = {
     keys.DEAD, keys.LETTERS, keys.LETTERS_HELD, keys.MODELS, keys.live("toy"),
-    keys.load(queues.normal_queue("toy")),
+    keys.load(queues.normal_queue("toy")), keys.serving("toy"), keys.shares("toy"),
+    keys.turns("toy"), keys.contexts("toy"),
 }  # fmt: skip
 """Keys that stay when all jobs have ended."""
 
@@ -132,14 +133,15 @@ class Snapshot:
         self.now_ms, *found = store.eval(_DUMP, 0)
         self.ttl_s = {key: ttl_s for key, ttl_s, _ in found}
         self._values = {key: value for key, _, value in found}
-        self.lists = {
-            key: [id_of(message) for message in value]
+        self.inbox = Counter(
+            id_of(message)
             for key, value in self._values.items()
-            if (key.startswith(queues.QUEUE_PREFIX) and key != queues.scheduled("toy"))
-            or (key.startswith(keys.tenants("")) and "/" in key)
-        }
-        self.waiting = Counter(job_id for found in self.lists.values() for job_id in found)
-        self.scheduled = self._scores(queues.scheduled("toy"))
+            if key.startswith(queues.QUEUE_PREFIX)
+            for message in value
+        )
+        """How many messages of each job nobody has moved yet."""
+        self.waiting = self._scores(keys.waiting("toy"))
+        self.scheduled = self._scores(keys.scheduled("toy"))
         self.leases = self._scores(keys.LEASES)
         self.follow_ups = self._scores(keys.FOLLOW_UPS)
 
@@ -188,14 +190,14 @@ class Snapshot:
 def check(jobs: dict[str, Job], processes: Sequence[Process], seen: Snapshot) -> None:
     """Every promise, now."""
     known = set(jobs)
-    assert set(seen.waiting) | set(seen.leases) | set(seen.scheduled) <= known
+    assert set(seen.inbox) | set(seen.waiting) | set(seen.leases) | set(seen.scheduled) <= known
     for job in jobs.values():
         _check_place(job, seen)
         _check_end(job, seen)
         _check_stream(job, seen)
         _check_expiry(job, seen)
         _check_reader(job, seen)
-    _check_suspects(jobs, seen)
+    _check_suspects(processes, seen)
     for job_id in known:
         holders = [
             process
@@ -207,20 +209,21 @@ def check(jobs: dict[str, Job], processes: Sequence[Process], seen: Snapshot) ->
 
 
 def _check_place(job: Job, seen: Snapshot) -> None:
-    """Each job is in one place; a message that was pushed twice may still wait."""
-    state, waiting = seen.state(job.id), seen.waiting[job.id]
-    leased, scheduled = job.id in seen.leases, job.id in seen.scheduled
-    assert leased == (state == "claimed"), (job.id, state)
-    assert scheduled == (state == "scheduled"), (job.id, state)
-    if state in ("claimed", "scheduled"):
-        assert waiting < job.pushed
-    elif state == "queued" or (state is None and not job.forgotten):
-        assert 1 <= waiting <= job.pushed, f"{job.id} is lost, or doubled"
+    """Each job is in one place; a message that was pushed twice may still be in the inbox."""
+    state, unmoved = seen.state(job.id), seen.inbox[job.id]
+    for place, where in {
+        "claimed": seen.leases, "scheduled": seen.scheduled, "waiting": seen.waiting
+    }.items():  # fmt: skip
+        assert (job.id in where) == (state == place), f"{job.id} is lost, or doubled: {state}"
+    if state in LIVE:
+        assert unmoved < job.pushed
+    elif state is None and not job.forgotten:
+        assert 1 <= unmoved <= job.pushed, f"{job.id} is lost, or doubled"
     else:
         assert job.end is not None or job.forgotten
-    assert waiting <= job.pushed
-    kept = state in ("claimed", "scheduled") or job.id in seen.follow_ups
-    assert bool(seen.record(job.id).get("message")) == kept, (job.id, state, kept)
+    assert unmoved <= job.pushed
+    kept = state in LIVE or job.id in seen.follow_ups
+    assert bool(seen.value(keys.message(job.id))) == kept, (job.id, state, kept)
 
 
 def _check_end(job: Job, seen: Snapshot) -> None:
@@ -268,7 +271,7 @@ def _check_expiry(job: Job, seen: Snapshot) -> None:
     found = {key: seen.ttl_s[key] for key in traces if key in seen.ttl_s}
     state = seen.state(job.id)
     if state in LIVE:
-        if state == "scheduled" and job.key:
+        if job.key and (state == "scheduled" or "first_claim_ms" not in seen.record(job.id)):
             found.pop(job.key, None)
         assert set(found.values()) == {-1}, found
     elif state == "ended":
@@ -277,11 +280,8 @@ def _check_expiry(job: Job, seen: Snapshot) -> None:
         assert -1 not in found.values(), found
 
 
-def _check_suspects(jobs: dict[str, Job], seen: Snapshot) -> None:
-    """No process holds two suspects."""
-    held = [
-        job.process
-        for job in jobs.values()
-        if seen.state(job.id) == "claimed" and seen.is_suspect(job.id)
-    ]
-    assert len(set(held)) == len(held)
+def _check_suspects(processes: Sequence[Process], seen: Snapshot) -> None:
+    """No process holds two suspects. One that lapses is held by none."""
+    for process in processes:
+        held = [run.claim.job_id for run in process.runs if seen.holds(run.claim)]
+        assert sum(map(seen.is_suspect, held)) <= 1, (process.name, held)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llorch_worker.broker import dead_letters, keys, queues
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S, enqueue
-from llorch_worker.broker.queues import Route, route
+from llorch_worker.broker.queues import Route
 from llorch_worker.broker.results import failure_document, revoked_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
@@ -27,16 +27,16 @@ from llorch_worker.contract import (
     encode_event,
 )
 from tests.broker.jobs import announce, card
-from tests.broker.protocol import TERMS, Job, Process, Snapshot, check, id_of
+from tests.broker.protocol import TERMS, Job, Process, Snapshot, check
 from tests.messages import GOOD_BODY, envelope
+from tests.store import message_of
 
 MOST_JOBS = 6
 WORKERS = ("w0@h", "w1@h")
-PLACES = [queues.worker_queue("toy", worker) for worker in WORKERS]
-OWN_QUEUE = PLACES[0]
+PLACES = [queues.place_of("toy", worker) for worker in WORKERS]
 LISTS = [
     *(Route("llorch.toy", step).list_key for step in (None, 3, 7, 9)), "llorch.toy:high",
-    OWN_QUEUE, Route(f"{OWN_QUEUE}:high", 5).list_key,
+    Route("llorch.toy:high", 5).list_key,
 ]  # fmt: skip
 
 anything = st.integers(0, 7)
@@ -105,15 +105,6 @@ class Users(RuleBasedStateMachine):
         key = key and keys.idempotency("toy", key)
         self.accept(Job(job_id, message, pushed=1 + twice, key=key, part=part))
 
-    def pushed(self, job_id: str, plain_list: str, tenant: str | None) -> str:
-        """The message of a job that was just pushed."""
-        turns = queues.tenants_list(plain_list)
-        for name in (plain_list, turns, f"{keys.tenants(turns)}/{tenant}"):
-            message = self.store.lindex(name, 0)
-            if message is not None and id_of(str(message)) == job_id:
-                return str(message)
-        return ""
-
     @precondition(lambda self: self.jobs)
     @rule(which=anything, place=st.sampled_from(LISTS))
     def push_again(self, which: int, place: str) -> None:
@@ -126,7 +117,6 @@ class Users(RuleBasedStateMachine):
     @precondition(lambda self: len(self.jobs) < MOST_JOBS)
     @rule(
         priority=st.sampled_from(["high", "normal", "low"]),
-        to=st.sampled_from([None, WORKERS[0]]),
         key=st.sampled_from([None, "k"]),
         tenant=st.sampled_from([None, None, "a", "b"]),
         sender=st.sampled_from(["", "alice", "bob"]),
@@ -136,7 +126,6 @@ class Users(RuleBasedStateMachine):
     def submit(
         self,
         priority: Any,
-        to: str | None,
         key: str | None,
         tenant: str | None,
         sender: str,
@@ -150,18 +139,18 @@ class Users(RuleBasedStateMachine):
         full_key = key and keys.idempotency("toy", key)
         owner = next((job for job in self.jobs.values() if job.key == full_key and job.keyed), None)
         job_id = f"j{next(self.numbers)}"
-        places = PLACES if placed and to is None else ()
+        places = PLACES if placed else ()
         for _ in range(1 + twice):
             found = enqueue(
-                self.store, self.app, request, model=card(), job_id=job_id, worker=to,
-                places=places, owner=sender, digest="one request",
+                self.store, self.app, request, model=card(), job_id=job_id, places=places,
+                owner=sender, digest="one request",
             )  # fmt: skip
         free = owner is None or owner.forgotten or self.seen.may_be_repeated(owner.id)
         if found == job_id:
             assert full_key is None or free, "two jobs have one key"
             if owner is not None and full_key is not None:
                 owner.keyed = False
-            message = self.pushed(job_id, route("toy", priority, to).list_key, tenant)
+            message = message_of(self.store, job_id)
             keyed = key is not None
             job = Job(job_id, message, key=full_key, keyed=keyed, owner=sender, watched=True)
             self.accept(job)
@@ -190,13 +179,15 @@ class Users(RuleBasedStateMachine):
         event = Failed(error=error.document()) if overdue else CancelledEvent()
         channel = "" if overdue else keys.cancel_channel(0)
         # Our client's jobs are in no chain or chord.
-        owed = "sent" not in self.seen.record(job.id) or state in ("claimed", "scheduled")
+        owed = "sent" not in self.seen.record(job.id)
+        inbox = queues.inbox_of("toy") if heard else []
         for _ in range(1 + twice):
             outcome = run_script(
                 self.store,
                 "cancel",
                 [job.id, document, encode_event(event), TERMS.result_ttl_s,
                  TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), channel],
+                inbox,
             )  # fmt: skip
             assert outcome == expected
         if expected == "running":
@@ -212,7 +203,7 @@ class Users(RuleBasedStateMachine):
         job = self.jobs[letter.id]
         for _ in range(1 + twice):
             outcome = run_script(self.store, "retry", [letter.raw, call, job.owner, letter.number])
-        under_way = self.seen.state(job.id) in ("claimed", "queued", "scheduled")
+        under_way = self.seen.state(job.id) in ("claimed", "waiting", "scheduled")
         assert outcome == "under way" if under_way else outcome in ("retried", "ended")
         if outcome == "retried":
             if job.end is not None:
@@ -234,7 +225,7 @@ class Users(RuleBasedStateMachine):
         """An end of long ago is forgotten; perhaps its stream is kept for longer."""
         ended = [job for job in self.jobs.values() if job.end is not None]
         job = ended[which % len(ended)]
-        if self.seen.waiting[job.id] or job.id in self.seen.follow_ups:
+        if self.seen.inbox[job.id] or job.id in self.seen.follow_ups:
             return
         self.store.delete(keys.job(job.id), keys.result(job.id), keys.cancel(job.id))
         if job.keyed and job.key:

@@ -29,7 +29,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.other_workers import OtherWorkers
 from tests.broker.protocol import TERMS, Job, Process, Run
-from tests.broker.protocol_users import PLACES, WORKERS, Users, anything
+from tests.broker.protocol_users import WORKERS, Users, anything
 from tests.broker.test_results import RESULT
 
 LAST_EVENTS = {
@@ -63,12 +63,10 @@ class Workers(Users):
     @rule()
     def watch(self) -> None:
         """A worker that watches the queues moves jobs of other priority steps."""
-        watch.ring_for_all(self.store, "toy")
-        for place in PLACES:
-            watch.ring_for(self.store, queues.worker_lists(place))
+        watch.look(self.store, "toy", rings_anyway=True)
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
-        consumed = queues.queues("toy", process.name)
+        consumed = queues.queues("toy")
         before = self.look()
         request, lost = process.unheard or (None, [])
         lost_tags = [claim.tag for claim in lost if before.holds(claim)]
@@ -79,7 +77,9 @@ class Workers(Users):
             limit=limit,
             worker=process.name,
             held=process.held.all(),
-            place=queues.worker_queue("toy", process.name),
+            place=queues.place_of("toy", process.name),
+            fingerprint=process.model,
+            max_context=4096,
         )
         found = claims.claim(self.store, request, TERMS)
         taken, looks_again = found.claims, found.look_again_s == 0
@@ -109,11 +109,14 @@ class Workers(Users):
                 self.note_end(job, seen.end(job.id), owed=True)
         if not looks_again and len(taken) < limit and len(registry.living(self.store, "toy")) < 2:
             # Otherwise it leaves the others their share.
-            for name in queues.claimed_lists(consumed):
-                left = (seen.lists.get(name), seen.lists.get(queues.tenants_list(name)))
-                assert left == (None, None), "a worker with room is idle"
+            assert not seen.inbox
             suspect = any(claim.suspect for claim in (*taken, *process.held.all()))
-            assert suspect or not seen.lists.get(queues.suspects("toy"))
+            for job_id in seen.waiting:
+                record = seen.record(job_id)
+                unfit = record.get("needs_fingerprint", "") not in ("", process.model)
+                last = int(record.get("deaths", 0)) >= TERMS.max_deaths - 1
+                is_suspect = last or ("strikes" in record and record["progress"] != "1")
+                assert unfit or (suspect and is_suspect), "a worker with room is idle"
         if unheard:
             return []
         runs = [Run(claim) for claim in taken]

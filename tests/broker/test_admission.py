@@ -76,7 +76,7 @@ def cancelled(client: Client) -> None:
 
 
 def withdrawn(client: Client) -> None:
-    client.redis.hdel(keys.job("a"), "sent")
+    client.redis.hdel(keys.job("a"), "sent", "state")
     for _ in range(2):
         run_script(client.redis, "gateway/withdraw", ["a"], [PLACES])
 

@@ -11,13 +11,21 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from llorch_worker.broker import claims, keys, queues, watch
+from llorch_worker.broker import claims, follow_ups, keys, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
 from tests.broker.jobs import TERMS, load, push, sweep, take
-from tests.store import cancel_asked, follow_ups_in, leases_in, stored_result, ttls
+from tests.store import (
+    cancel_asked,
+    follow_ups_in,
+    leases_in,
+    message_of,
+    stored_result,
+    ttls,
+    waiting_ids,
+)
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
@@ -51,7 +59,7 @@ def test_an_unknown_id_is_not_cancelled_and_leaves_no_trace(producer: Client) ->
 
 def test_a_revoke_that_a_worker_hears_before_the_message_ends_the_job(producer: Client) -> None:
     push(producer.redis, "stock")
-    heard = cancel(producer.redis, "stock", result_ttl_s=60, stream_ttl_s=60, heard=True)
+    heard = cancel(producer.redis, "stock", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
     assert heard == "queued"
     assert not take(producer.redis)
     assert_cancelled(producer.job("stock"))
@@ -82,8 +90,8 @@ def test_a_revoke_that_a_stock_worker_stored_ends_the_job_at_its_claim(
 ) -> None:
     job = revoked_elsewhere(producer, stock, scheduled)
     before = stored_result(producer.redis, job.id)
-    producer.redis.zadd(queues.scheduled("toy"), {job.id: 0}, xx=True)
-    watch.ring_for_all(producer.redis, "toy")
+    producer.redis.zadd(keys.scheduled("toy"), {job.id: 0}, xx=True)
+    watch.look(producer.redis, "toy", rings_anyway=True)
     assert not take(producer.redis)
     assert_cancelled(job)
     assert stored_result(producer.redis, job.id) == before
@@ -98,7 +106,7 @@ def test_a_cancel_after_a_revoke_that_a_stock_worker_stored_keeps_its_result(
     job.cancel()
     assert stored_result(producer.redis, job.id) == before
     assert_cancelled(job)
-    assert not producer.redis.zcard(queues.scheduled("toy"))
+    assert not producer.redis.zcard(keys.scheduled("toy"))
 
 
 def test_a_revoke_that_a_stock_worker_stored_after_the_claim_keeps_its_result(
@@ -194,12 +202,26 @@ def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     assert_cancelled(job)
 
 
-def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
-    producer: Client,
-) -> None:
+def test_a_cancelled_job_leaves_no_message(producer: Client) -> None:
     job = producer.submit(prompt="x")
     job.cancel()
-    assert ttls(producer.redis, job.id)[0] > LONGEST_WAIT_S - 60
+    assert not message_of(producer.redis, job.id)
+    assert not waiting_ids(producer.redis)
+    assert 0 < ttls(producer.redis, job.id)[0] <= producer.settings.result_ttl_s
+
+
+def test_a_job_that_was_cancelled_before_anybody_saw_it_is_remembered_until_its_message_comes(
+    producer: Client,
+) -> None:
+    store = producer.redis
+    heard = cancel(store, "stock", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
+    assert heard == "queued"
+    assert ttls(store, "stock")[0] > LONGEST_WAIT_S - 60
+    push(store, "stock", "stock")
+    assert not take(store)
+    ((job_id, message, *_),) = follow_ups.take(store, 60)
+    assert (job_id, "stock" in message) == ("stock", True)
+    assert_cancelled(producer.job("stock"))
 
 
 def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Client) -> None:

@@ -117,10 +117,11 @@ def test_a_queue_of_junk_is_logged_in_few_lines(
         assert take(store, limit=100) == []
     assert len(letters_in(store)) == 1_000
     assert {line.partition(";")[0] for line in caplog.messages} == {
-        "refused 100 entries of 900 bytes without a job id"
+        "refused 64 entries of 576 bytes without a job id",
+        "refused 40 entries of 360 bytes without a job id",
     }
-    store.delete(keys.call(queues.worker_queue("toy", "w@h")))  # expires soon
-    left = {keys.DEAD, keys.LETTERS, keys.LETTERS_HELD}
+    store.delete(keys.call(queues.place_of("toy", "w@h")))  # expires soon
+    left = {keys.DEAD, keys.LETTERS, keys.LETTERS_HELD, keys.shares("toy")}
     assert set(store.scan_iter("*")) == left, "nothing else is left of them"
 
 
@@ -223,7 +224,7 @@ def test_a_key_reserved_under_a_lost_claim_stays_until_the_job_ends(store: redis
 
 def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Redis) -> None:
     document = json.dumps(envelope({"prompt": "x" * 1_000_000}, headers={"id": "dropped"}))
-    write_record(store, "dropped", state="ended")
+    write_record(store, "dropped", state="ended", list=QUEUE)
     for _ in range(20):
         store.lpush(QUEUE, document)
     push(store, "a")
@@ -235,25 +236,6 @@ def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Red
         looks += 1
     assert [claim.job_id for claim in taken] == ["a"]
     assert looks < 20
-
-
-@pytest.mark.parametrize("how", ["its worker dies", "its worker drains", "its ETA comes"])
-def test_a_job_whose_list_has_become_a_key_of_another_type_is_not_lost(
-    store: redis.Redis, how: str
-) -> None:
-    push(store, "a", eta="2999-01-01T00:00:00" if how == "its ETA comes" else None)
-    taken = take(store)
-    store.set(QUEUE, "somebody's")
-    if how == "its worker drains":
-        assert claims.hand_back(store, taken[0])
-    for is_stopped in (True, False):
-        if not is_stopped:
-            store.delete(QUEUE)
-        set_leases(store, {"a": 0})
-        store.zadd(queues.scheduled("toy"), {"a": 0})
-        watch.ring_for_all(store, "toy")
-        sweep(store)
-        assert [claim.job_id for claim in take(store)] == ([] if is_stopped else ["a"])
 
 
 def snapshot(store: Any) -> dict[str, bytes]:
@@ -274,7 +256,8 @@ def test_a_claim_after_the_return_of_an_older_state_has_a_fence_that_nobody_beli
     # As a master with another clock left it.
     push(store, "a")
     seconds, _ = store.time()
-    write_record(store, "a", state="queued", fence=(seconds + ahead_s) * 10**6)
+    watch.look(store, "toy")
+    write_record(store, "a", fence=(seconds + ahead_s) * 10**6)
     older = snapshot(store)
     believed = set()
     for _ in range(10):
@@ -294,7 +277,8 @@ def test_a_lost_claim_that_brings_its_job_back_is_not_taken_for_the_next_ones(
 ) -> None:
     push(store, "a")
     seconds, _ = store.time()
-    write_record(store, "a", state="queued", fence=(seconds + 3_600) * 10**6)
+    watch.look(store, "toy")
+    write_record(store, "a", fence=(seconds + 3_600) * 10**6)
     (lost,) = take(store)
     set_leases(store, {"a": 1})
     assert sweep(store) == ["a"]
@@ -306,7 +290,6 @@ def test_a_lost_claim_that_brings_its_job_back_is_not_taken_for_the_next_ones(
         assert claims.renew(store, [held], lease_ms=1_000) == [held]
 
 
-OWN_QUEUE = queues.worker_queue("toy", "w@h")
 BODY_ONLY = json.dumps(envelope({"id": "Zürich", "task": TASK_NAME}, headers={}))
 
 
@@ -323,8 +306,8 @@ BODY_ONLY = json.dumps(envelope({"id": "Zürich", "task": TASK_NAME}, headers={}
 def test_a_message_that_lua_cannot_read_is_read_by_python_at_no_cost_of_attempts(
     store: redis.Redis, message: str, job_id: str
 ) -> None:
-    store.lpush(OWN_QUEUE, message)
-    request = ClaimRequest(("toy",), queues.queues("toy", "w@h"), limit=5, worker="w@h")
+    store.lpush(QUEUE, message)
+    request = ClaimRequest(("toy",), queues.queues("toy"), limit=5, worker="w@h")
     first, second = (claims.claim(store, request, TERMS) for _ in range(2))
     assert (first.claims, first.look_again_s) == ([], 0)
     (claim,) = second.claims
@@ -372,7 +355,7 @@ def test_a_message_that_lua_cannot_read_outlives_the_worker_that_took_it(
 def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
     raw = json.dumps(envelope(GOOD_BODY, headers={"id": "a", "x": "@"})).encode()
     store.lpush(QUEUE, raw.replace(b"@", b"\xff"))
-    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60, heard=True) == "queued"
+    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60, heard_by="toy") == "queued"
     assert take(store) == []
     (followed,) = follow_ups.take(store, 60)
     assert followed.job_id == "a"
@@ -388,7 +371,7 @@ def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
 
 
 def call_of(worker: str = "w@h", limit: int = 10) -> ClaimRequest:
-    return ClaimRequest(("toy",), queues.queues("toy", worker), limit, worker)
+    return ClaimRequest(("toy",), queues.queues("toy"), limit, worker)
 
 
 def lose_reply(store: redis.Redis, request: ClaimRequest) -> ClaimRequest:
@@ -449,7 +432,7 @@ def test_a_job_that_must_go_back_does_so_when_its_call_is_sent_again(
     call = lose_reply(store, call_of())
     assert claims.claim(store, call, TERMS).claims == []
     assert not store.zcard(keys.LEASES)
-    assert store.zcard(queues.scheduled("toy")) + store.llen(QUEUE) == 1
+    assert store.zcard(keys.scheduled("toy")) + store.zcard(keys.waiting("toy")) == 1
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -460,7 +443,7 @@ def test_a_call_that_never_arrived_claims_when_it_is_sent_again(
     earlier = claims.claim(store, call_of(limit=others), TERMS).claims if others else []
     found = claims.claim(store, replace(call_of(), sent_before=True), TERMS).claims
     assert [claim.job_id for claim in [*earlier, *found]] == ["a", "b"]
-    assert store.pttl(keys.call(queues.worker_queue("toy", "w@h"))) > 0
+    assert store.pttl(keys.call(queues.place_of("toy", "w@h"))) > 0
 
 
 def test_a_new_process_under_a_workers_name_gets_no_claims_of_the_old_one(

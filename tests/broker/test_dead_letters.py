@@ -24,7 +24,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.delivery import Delivery
 from tests.broker.jobs import TERMS, load, sweep, take
-from tests.store import add_letter, clear_letters, follow_ups_in, lose, store_result
+from tests.store import add_letter, clear_letters, follow_ups_in, lose, message_of, store_result
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
@@ -119,10 +119,10 @@ def test_a_retried_job_waits_since_its_retry_and_its_deadline_counts_from_the_st
     producer: Client,
 ) -> None:
     hour_ago_s = time.time() - 3_600
-    producer.submit(prompt="x")
-    (message,) = producer.redis.lrange("llorch.toy", 0, -1)
-    old = re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(hour_ago_s), str(message))
-    producer.redis.lset("llorch.toy", 0, old)
+    job = producer.submit(prompt="x")
+    message = message_of(producer.redis, job.id)
+    old = re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(hour_ago_s), message)
+    producer.redis.set(keys.message(job.id), old)
     (claim,) = take_lapsed(producer)
     assert claim.retried_ms is None
     dead_letters.refuse(producer.redis, claim, "died", InternalError("died"), TERMS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker import claims, keys, queues, waiting
 from llorch_worker.broker.cancellation import end_waiting
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
@@ -37,7 +37,7 @@ from llorch_worker.contract import (
     Usage,
 )
 from tests.broker.jobs import TERMS, announce, card, load, take
-from tests.store import lose, record_of
+from tests.store import lose, message_of, record_of, waiting_ids
 
 QUEUE = "llorch.toy"
 
@@ -55,7 +55,8 @@ def test_the_message_is_the_one_that_a_stock_producer_sends(
     stock.send_task(
         TASK_NAME, kwargs=fields, task_id=ours.id, queue=QUEUE, headers={"llorch_enqueued_at": 1.0}
     )
-    theirs, mine = (json.loads(text) for text in producer.redis.lrange(QUEUE, 0, -1))
+    (text,) = producer.redis.lrange(QUEUE, 0, -1)
+    theirs, mine = json.loads(text), json.loads(message_of(producer.redis, ours.id))
     assert json.loads(base64.b64decode(mine["body"])) == json.loads(
         base64.b64decode(theirs["body"])
     )
@@ -70,11 +71,13 @@ def test_the_message_is_the_one_that_a_stock_producer_sends(
 
 
 @pytest.mark.parametrize("priority", ["high", "normal", "low"])
-def test_a_job_waits_in_the_list_of_its_priority(producer: Client, priority: Any) -> None:
-    producer.submit(prompt="x", priority=priority)
-    place = ["high", "normal", "low"].index(priority)
-    name = queues.claimed_lists(queues.queues("toy"))[place]
-    assert producer.redis.llen(name) == 1
+def test_a_job_waits_with_those_of_its_priority(producer: Client, priority: Any) -> None:
+    job = producer.submit(prompt="x", priority=priority)
+    found = load(producer.redis).queues
+    assert {name for name, queue in found.items() if queue.jobs} == {priority}
+    record = record_of(producer.redis, job.id)
+    assert record["list"] == queues.route("toy", priority).list_key
+    assert record["state"] == "waiting"
 
 
 def test_the_time_of_enqueueing_is_by_redis_clock(
@@ -84,8 +87,7 @@ def test_the_time_of_enqueueing_is_by_redis_clock(
     with monkeypatch.context() as wrong:
         wrong.setattr(time, "time", lambda: 1.0)
         job = producer.submit(prompt='"@ENQUEUED_AT@"', metadata={"@ENQUEUED_AT@": 1})
-    (text,) = producer.redis.lrange(QUEUE, 0, -1)
-    enqueued_s = json.loads(text)["headers"]["llorch_enqueued_at"]
+    enqueued_s = json.loads(message_of(producer.redis, job.id))["headers"]["llorch_enqueued_at"]
     assert before_s <= enqueued_s <= producer.redis.time()[0] + 1
     assert record_of(producer.redis, job.id).get("sent") == f"{enqueued_s:.6f}"
 
@@ -100,20 +102,20 @@ def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
     assert caught.value.document().retriable
     assert "LLORCH_QUEUE_LIMIT" in caught.value.message
     assert stored(producer) == before
-    producer.redis.lpop(QUEUE)
+    assert len(take(producer.redis, limit=1)) == 1
     producer.submit(prompt="x", idempotency_key="again")
 
 
 def test_every_list_counts_towards_the_limit(producer: Client) -> None:
-    lists = queues.shared_lists("toy")
-    announce(producer.redis, len(lists) - 3)
+    lists = queues.inbox_of("toy")
+    announce(producer.redis, len(lists) + 1)
+    producer.submit(prompt="x")
     for name in lists:
         producer.redis.lpush(name, "somebody's")
-    assert load(producer.redis).waiting == len(lists)
-    assert load(producer.redis).suspects == 1
-    with pytest.raises(QueueFull, match=f"{len(lists)} jobs"):
+    assert load(producer.redis).waiting == len(lists) + 1
+    with pytest.raises(QueueFull, match=f"{len(lists) + 1} jobs"):
         producer.submit(prompt="x")
-    producer.redis.delete(QUEUE, *lists[-3:])
+    producer.redis.delete(lists[-1])
     producer.submit(prompt="x")
 
 
@@ -174,11 +176,10 @@ def test_a_job_arrives_as_it_was_written(
     producer: Client, stock: Celery, fields: dict[str, Any]
 ) -> None:
     request = GenerationRequest(**fields)
-    to = queues.route("toy", request.priority)
     # The second comes from the same form as the first.
     jobs = [producer.submit(request) for _ in range(2)]
-    for raw, job in zip(reversed(producer.redis.lrange(to.list_key, 0, -1)), jobs, strict=True):
-        message = json.loads(raw)
+    for job in jobs:
+        message = json.loads(message_of(producer.redis, job.id))
         body = base64.b64decode(message["body"]).decode()
         for character in "üé🙂":
             assert (character in body) == (character in str(fields))
@@ -197,7 +198,7 @@ def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     for _ in range(2):
         job_id = enqueue(producer.redis, producer._app, request, model=card(1), job_id="mine")
         assert job_id == "mine"
-    assert producer.redis.llen(QUEUE) == 1
+    assert waiting_ids(producer.redis) == ["mine"]
 
 
 def test_redis_at_maxmemory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
@@ -211,7 +212,7 @@ def test_redis_at_maxmemory_refuses_clearly_and_keeps_nothing(producer: Client) 
     assert stored(producer) == before
     producer.redis.config_set("maxmemory", 0)
     producer.submit(prompt="x", idempotency_key="again")
-    assert producer.redis.llen(QUEUE) == 2
+    assert len(waiting_ids(producer.redis)) == 2
 
 
 def test_a_write_refused_at_maxmemory_is_one_sentence(producer: Client) -> None:
@@ -238,16 +239,15 @@ def test_jobs_that_ended_while_they_waited_do_not_count_against_the_limit(
     for job_id in fill():
         producer.job(job_id).cancel()
     waiting = fill()
-    # Their messages are not forgotten twice: afterwards the limit is what it was.
     assert [claim.job_id for claim in take(producer.redis)] == waiting
-    assert not producer.redis.keys(keys.gone("*"))
     fill()
 
 
 def test_a_purge_leaves_the_limit_as_it_was(producer: Client) -> None:
     announce(producer.redis, limit=1)
     producer.submit(prompt="x").cancel()
-    producer.redis.delete(QUEUE)
+    producer.submit(prompt="x")
+    assert waiting.purge(producer.redis, QUEUE) == 1
     producer.submit(prompt="x")
     with pytest.raises(QueueFull):
         producer.submit(prompt="x")
@@ -363,7 +363,7 @@ def test_a_key_that_is_free_again_gives_one_job_to_all_who_repeat(producer: Clie
     for thread in threads:
         thread.join()
     assert (len(found), len(set(found))) == (8, 1)
-    assert producer.redis.llen(QUEUE) == 1
+    assert waiting_ids(producer.redis) == found[:1]
 
 
 def test_what_the_makers_of_the_model_set_is_in_the_message_and_not_in_the_digest(
@@ -377,6 +377,6 @@ def test_what_the_makers_of_the_model_set_is_in_the_message_and_not_in_the_diges
         with Client(producer.settings, model="toy") as other:
             ids.append(other.submit(**KEYED).id)
     assert ids[0] == ids[1]
-    (message,) = producer.redis.lrange(QUEUE, 0, -1)
+    message = message_of(producer.redis, ids[0])
     _, kwargs, _ = json.loads(base64.b64decode(json.loads(message)["body"]))
     assert (kwargs["temperature"], kwargs["generation_config"]) == (0.6, ["temperature"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 
 import pytest
 import redis
 
-from llorch_worker.broker import keys, queues, registry
+from llorch_worker.broker import claims, keys, queues, registry
 from llorch_worker.broker.fleet import ModelLoad, Queue, read_fleet
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import route
@@ -21,7 +20,7 @@ from llorch_worker.client import Client
 from tests.broker.jobs import TERMS, announce, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
-from tests.store import add_letter
+from tests.store import add_letter, write_record
 
 
 def announce_worker(
@@ -67,18 +66,17 @@ def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
     announce_worker(store, "gpu0@host", running=0)
     for _ in range(2):
         producer.submit(prompt="x", priority="high")
-    producer.submit(prompt="x", worker="gpu0@host")
+    producer.submit(prompt="x")
     push(store, "from a stock producer")
     store.lpush(queues.Route(QUEUE, 9).list_key, "of a stock producer")
     store.lpush(f"{QUEUE}:9", "of one with the separator in Celery's documentation")
-    store.lpush(queues.suspects("toy"), "a suspect")
-    store.zadd(queues.scheduled("toy"), {"later": 0})
+    store.zadd(keys.scheduled("toy"), {"later": 0})
     seconds, _ = store.time()
     found = only_model(store)
     assert {name: queue.jobs for name, queue in found.queues.items()} == {
-        "high": 2, "normal": 3, "low": 2,
+        "high": 2, "normal": 2, "low": 2,
     }  # fmt: skip
-    assert (found.suspects, found.scheduled, found.direct, found.waiting) == (1, 1, 1, 7)
+    assert (found.scheduled, found.waiting) == (1, 6)
     assert found.queues["low"] == Queue(jobs=2, oldest_s=None)
     # The clocks of this test and of Redis are one.
     for age in (found.queues["high"].oldest_s, found.queues["normal"].oldest_s):
@@ -86,13 +84,11 @@ def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
         assert 0 <= age <= time.time() - seconds + 1
 
 
-def test_the_first_of_a_line_is_timed(store: redis.Redis, producer: Client) -> None:
-    to = route("toy", "normal").list_key
+def test_the_next_job_of_a_priority_is_timed(store: redis.Redis, producer: Client) -> None:
+    first = producer.submit(prompt="x").id
     producer.submit(prompt="x")
-    first = store.lindex(to, -1)
-    assert isinstance(first, str)
     seconds, _ = store.time()
-    store.rpush(to, re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(int(seconds) - 3600), first))
+    write_record(store, first, sent=int(seconds) - 3600)
     oldest_s = only_model(store).queues["normal"].oldest_s
     assert oldest_s == pytest.approx(3600, abs=60)
 
@@ -150,3 +146,12 @@ def test_it_is_read_at_maxmemory(store: redis.Redis) -> None:
     fill(store)
     found = read_fleet(store)
     assert (found.models[0].waiting, found.dead_letters) == (1, 1)
+
+
+def test_suspects_are_counted(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "a", "b")
+    for claim in take(store):
+        claims.blame(store, claim, max_attempts=3, alone=False)
+    push(store, "c")
+    assert (only_model(store).suspects, only_model(store).waiting) == (2, 3)

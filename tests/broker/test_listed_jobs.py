@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from llorch_worker.broker import journal, keys, scripts
+from llorch_worker.broker import journal, keys, scripts, watch
 from llorch_worker.broker.listed_jobs import Listing, listed_jobs
 from llorch_worker.broker.waiting import position
 from llorch_worker.client import Client
@@ -88,17 +88,21 @@ def test_a_stock_producers_jobs_and_strange_messages_are_listed_as_far_as_they_s
         store.hset(keys.job(job_id), "state", "claimed")
         store.zadd(keys.LEASES, {job_id: 1})
         store.xadd(keys.events(job_id), {"event": event})
+    assert listed_jobs(store, 9).waiting == 5
+    watch.look(store, "toy")
     found = listed_jobs(store, 9)
     assert found.waiting == 5
     assert [job.tokens for job in found.jobs if job.id.startswith("odd")] == [0, 0, 0]
     assert "stock" in ids(found)
     (job,) = (each for each in found.jobs if each.id == "stock")
-    assert (job.model, job.priority, job.tenant, job.place) == ("toy", "normal", "", None)
+    assert (job.model, job.priority, job.tenant, job.place) == ("toy", "normal", "", 1)
 
 
 def test_of_very_many_only_the_first_are_looked_at(producer: Client) -> None:
     store = producer.redis
     push(store, *(f"stock{number}" for number in range(2_500)))
+    while watch.look(store, "toy") is not None:
+        pass
     late = producer.submit(prompt="x", tenant="acme").id
     found = listed_jobs(store, 50)
     assert (len(found.jobs), found.waiting) == (50, 2_501)

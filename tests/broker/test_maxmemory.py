@@ -12,7 +12,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.contract import InternalError, Tokens
 from tests.broker.jobs import TERMS, push, sweep, take
 from tests.messages import QUEUE
-from tests.store import letters_in, set_leases
+from tests.store import letters_in, set_leases, waiting_ids
 
 ONE_ATTEMPT = replace(TERMS, max_deaths=1)
 
@@ -42,7 +42,7 @@ def test_waiting_jobs_are_claimed_journalled_renewed_and_ended(store: redis.Redi
     assert claims.fail(store, first, InternalError("x"), ONE_ATTEMPT)
     assert claims.end(store, third, ONE_ATTEMPT)
     assert claims.hand_back(store, second)
-    assert store.llen(QUEUE) == 1
+    assert waiting_ids(store) == ["b"]
     assert store.exists(keys.result("a"))
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys, placement, watch
+from llorch_worker.broker import claims, keys, placement
 from llorch_worker.broker.claims import Claim, ClaimRequest, Taken
 from llorch_worker.broker.placement import Placement, prefix_key
-from llorch_worker.broker.queues import worker_queue
-from llorch_worker.client import Client
+from llorch_worker.broker.queues import place_of
+from llorch_worker.client import Client, Job
 from llorch_worker.contract import GenerationRequest, InvalidRequest
 from tests.broker.jobs import DAYS_S, TERMS, note_seen, push
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
-from tests.waiting import wait_until
+from tests.store import record_of, write_record
 
 SYSTEM = "You answer in one sentence, politely, and never mention the weather at all."
 REQUEST = GenerationRequest(prompt=SYSTEM)
@@ -28,7 +26,7 @@ LOAD = keys.load(QUEUE)
 @pytest.fixture
 def ranked(store: redis.Redis) -> list[str]:
     """The places of four workers, as they suit REQUEST; all have room and run nothing."""
-    places = [worker_queue("toy", f"gpu{number}@host") for number in range(4)]
+    places = [place_of("toy", f"gpu{number}@host") for number in range(4)]
     for place in places:
         note_seen(store, place)
         store.zadd(LOAD, {place: 0})
@@ -39,16 +37,14 @@ def rings(store: redis.Redis) -> set[str]:
     return {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
 
 
-def place_of(message: str) -> str | None:
-    place: str | None = json.loads(message)["headers"].get("llorch_place")
-    return place
+def preferred(store: redis.Redis, job: Job) -> str | None:
+    return record_of(store, job.id).get("prefers")
 
 
 def look(store: redis.Redis, place: str, *, limit: int = 10, held: Sequence[Claim] = ()) -> Taken:
     """A look of the worker with this place, which leaves no jobs to others."""
     store.delete(keys.live("toy"))
-    consumed = (*filter(None, [place]), QUEUE)
-    request = ClaimRequest(("toy",), consumed, limit, "w@h", tuple(held), place=place)
+    request = ClaimRequest(("toy",), (QUEUE,), limit, "w@h", tuple(held), place=place)
     return claims.claim(store, request, TERMS)
 
 
@@ -124,16 +120,15 @@ def test_a_worker_that_leaves_moves_only_its_own_prompts(
 
 def test_one_worker_or_none_is_no_choice(store: redis.Redis) -> None:
     assert Placement(store).candidates(REQUEST, "toy") == []
-    note_seen(store, worker_queue("toy", "gpu0@host"), worker_queue("toys", "gpu1@host"))
+    note_seen(store, place_of("toy", "gpu0@host"), place_of("toys", "gpu1@host"))
     assert Placement(store).candidates(REQUEST, "toy") == []
 
 
 def test_a_placed_job_waits_for_all_and_wakes_one(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
-    producer.submit(REQUEST)
-    (message,) = store.lrange(QUEUE, 0, -1)
-    assert place_of(message) == ranked[0]
+    job = producer.submit(REQUEST)
+    assert preferred(store, job) == ranked[0]
     assert rings(store) == {ranked[0]}
     assert store.zscore(LOAD, ranked[0]) == 1
     # Another worker may take it.
@@ -145,8 +140,7 @@ def test_without_placement_a_job_wakes_any_worker(
 ) -> None:
     settings = producer.settings.model_copy(update={"placement": False})
     with Client(settings, model="toy") as plain:
-        plain.submit(REQUEST)
-    assert place_of(*store.lrange(QUEUE, 0, -1)) is None
+        assert preferred(store, plain.submit(REQUEST)) is None
     assert rings(store) == {QUEUE}
 
 
@@ -184,7 +178,7 @@ def test_a_worker_that_is_no_candidate_gets_the_job_if_it_has_least_to_do(
 ) -> None:
     for place in ranked:
         store.zadd(LOAD, {place: 2})
-    other = worker_queue("toy", "unheard@host")
+    other = place_of("toy", "unheard@host")
     store.zadd(LOAD, {other: 0})
     producer.submit(REQUEST)
     assert rings(store) == {other}
@@ -205,9 +199,9 @@ def test_a_job_for_full_workers_wakes_whoever_has_room_first(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
     store.delete(LOAD)
-    producer.submit(REQUEST)
+    job = producer.submit(REQUEST)
     assert rings(store) == {QUEUE}
-    assert place_of(*store.lrange(QUEUE, 0, -1)) == ranked[0]
+    assert preferred(store, job) == ranked[0]
 
 
 def test_a_worker_that_left_its_last_ring_is_passed_over(
@@ -284,38 +278,26 @@ def test_a_worker_takes_others_jobs_rather_than_none(
     assert claimed(store, ranked[1], limit=3) == ids
 
 
-def enqueued_s(store: redis.Redis) -> float:
-    """When the first job was enqueued: Unix time."""
-    return float(json.loads(store.lindex(QUEUE, -1))["headers"]["llorch_enqueued_at"])
-
-
-def age(store: redis.Redis, position: int, by_s: float) -> None:
-    """As if the job at this position had been enqueued earlier."""
-    message = store.lindex(QUEUE, position)
-    time = str(json.loads(message)["headers"]["llorch_enqueued_at"])
-    earlier = f"{float(time) - by_s:.6f}"
-    store.lset(QUEUE, position, re.sub(r'at": [0-9.]+', f'at": {earlier}', message, count=1))
+def age(store: redis.Redis, job_id: str, by_s: float) -> None:
+    """As if the job had been enqueued earlier."""
+    write_record(store, job_id, sent=f"{float(record_of(store, job_id)['sent']) - by_s:.6f}")
 
 
 def test_no_job_is_overtaken_for_ever(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
     first, second = submit(producer, store, ranked[0], ranked[1])
-    age(store, -1, by_s=3)
+    age(store, first, by_s=3)
     assert claimed(store, ranked[1]) == [first]
-    push(store, "stock")
     assert claimed(store, ranked[1]) == [second]
-    (third,) = submit(producer, store, ranked[1])
-    assert claimed(store, ranked[1]) == ["stock"]
-    assert claimed(store, ranked[1]) == [third]
 
 
 def test_a_time_in_the_future_lets_no_more_jobs_pass(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
     first, second = submit(producer, store, ranked[0], ranked[1])
-    age(store, -1, by_s=-100)
-    age(store, -2, by_s=-50)
+    age(store, first, by_s=-50)
+    age(store, second, by_s=-100)
     assert claimed(store, ranked[1], limit=2) == [first, second]
 
 
@@ -328,27 +310,8 @@ def test_a_worker_rings_for_the_jobs_that_it_leaves(
     assert rings(store) == {QUEUE}
 
 
-def test_only_the_worker_of_a_placed_job_is_rung_at_first(
-    producer: Client, store: redis.Redis, ranked: list[str]
-) -> None:
-    submit(producer, store, ranked[0])
-
-    def is_left_to_its_worker() -> bool:
-        """Tries at once after the job's enqueueing; a busy machine may be too late for that."""
-        store.delete(keys.bell(QUEUE))
-        seconds, microseconds = store.time()
-        age(store, -1, by_s=enqueued_s(store) - seconds - microseconds / 1e6)
-        again_s = watch.ring_for_all(store, "toy")
-        return again_s is not None and 0 < again_s <= 0.05 and rings(store) == {ranked[0]}
-
-    wait_until(is_left_to_its_worker)
-    age(store, -1, by_s=0.1)
-    watch.ring_for_all(store, "toy")
-    assert rings(store) == {ranked[0], QUEUE}
-
-
 def test_an_idle_worker_whose_redis_lacks_replicas_goes_on_waiting(store: redis.Redis) -> None:
-    place = worker_queue("toy", "w@h")
+    place = place_of("toy", "w@h")
     store.config_set("min-replicas-to-write", 1)
     placement.note_idle(store, place, 0)
     store.config_set("min-replicas-to-write", 0)

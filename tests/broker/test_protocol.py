@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from llorch_worker.broker import claims, follow_ups, keys, queues, registry, scripts
+from llorch_worker.broker import claims, follow_ups, keys, scripts
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.scripts import run_script
 from tests.broker.jobs import DAYS_S, announce, note_seen
@@ -43,7 +43,7 @@ class Protocol(Workers):
     def jump(self, ms: int) -> None:
         """Time passes, or Redis' clock jumps."""
         self.disturbed |= set(self.seen.follow_ups)
-        self.store.eval(SHIFT, 3, keys.LEASES, keys.FOLLOW_UPS, queues.scheduled("toy"), -ms)
+        self.store.eval(SHIFT, 3, keys.LEASES, keys.FOLLOW_UPS, keys.scheduled("toy"), -ms)
 
     @precondition(lambda self: self.seen.leases)
     @rule(worker=workers)
@@ -78,7 +78,7 @@ class Protocol(Workers):
     @rule()
     def sweep(self) -> None:
         before = self.look()
-        swept = claims.sweep(self.store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+        swept = claims.sweep(self.store, lease_ms=TERMS.lease_ms)
         lapsed = {it for it, until_ms in before.leases.items() if until_ms <= before.now_ms}
         assert lapsed <= set(swept)
         for job_id in swept:
@@ -89,12 +89,11 @@ class Protocol(Workers):
         now = self.look()
         assert all(until_ms <= now.now_ms + TERMS.lease_ms for until_ms in now.leases.values())
 
-    @precondition(lambda self: any(queues.WORKER_MARK in name for name in self.seen.lists))
     @rule()
-    def reroute(self) -> None:
+    def leave_for_long(self) -> None:
         """The workers have been gone for long, as far as others know."""
         note_seen(self.store, *PLACES, ago_s=DAYS_S)
-        registry.reroute(self.store, "toy", grace_s=0)
+        self.store.delete(keys.serving("toy"))
 
     # What follows an end -----------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ class Protocol(Workers):
         for _ in range(2 * len(self.jobs)):
             self.jump(2 * HOUR_MS)
             self.sweep()
-            self.reroute()
+            self.leave_for_long()
             self.watch()
             for run in self.claim_as(healthy, 64):
                 job = self.jobs[run.claim.job_id]
@@ -146,12 +145,12 @@ class Protocol(Workers):
             self.follow_up_as(healthy)
             self.promises_hold()
             seen = self.seen
-            if not (seen.waiting or seen.scheduled or seen.leases or seen.follow_ups):
+            if not (seen.inbox or seen.waiting or seen.scheduled or seen.leases or seen.follow_ups):
                 break
         assert all(job.end or job.forgotten for job in self.jobs.values()), "a job never ends"
         assert not self.seen.waiting
         assert not self.seen.follow_ups
-        assert not self.store.keys(keys.gone("*"))
+        assert not self.store.keys(keys.message("*"))
         kept = {key for key, ttl_s in self.seen.ttl_s.items() if ttl_s == -1}
         assert kept <= REGISTRY, "something stays for ever"
         for end in self.ends_owed:

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import redis
 
-from llorch_worker.broker import keys, queues, registry, stored
+from llorch_worker.broker import keys, registry, stored
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import worker_lists, worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.registry import WorkerCard
 from tests.broker.jobs import DAYS_S, note_seen
 from tests.broker.test_maxmemory import fill
-from tests.messages import GOOD_BODY, envelope
 from tests.services import RedisServer
-from tests.store import announce_model, write_record
+from tests.store import announce_model
 
-QUEUE = worker_queue("toy", "gpu0@host")
-CARD = keys.worker(worker_queue("other", "a@h"))
+QUEUE = place_of("toy", "gpu0@host")
+CARD = keys.worker(place_of("other", "a@h"))
 
 
 def card(hostname: str, model: str = "m") -> WorkerCard:
@@ -50,7 +49,7 @@ def test_a_worker_is_listed_while_it_lives_and_its_model_stays_known(
         registry.withdraw(client, "other", "a@h")
         assert [worker.hostname for worker in registry.workers(client)] == ["b@h"]
         assert registry.living(client, "other") == []
-        assert registry.is_remembered(client, "other", "a@h")
+        assert registry.remembered(client)["other"] == ["llorch.other@a.h"]
         assert sorted(registry.models(client)) == ["m", "other"]
         assert registry.models(client)["m"].max_context == 128
 
@@ -90,7 +89,7 @@ def test_an_odd_worker_card_hides_no_other(redis_server: RedisServer, odd: dict[
         registry.announce(client, card("a@h"))
         registry.announce(client, card("odd@h"))
         document = json.dumps(card("odd@h").model_dump(mode="json") | odd)
-        client.set(keys.worker(worker_queue("m", "odd@h")), document)
+        client.set(keys.worker(place_of("m", "odd@h")), document)
         assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
 
 
@@ -103,7 +102,7 @@ def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
         registry.announce(client, card("a@h"))
         announce_model(client, "weird", "{}")
         registry.announce(client, card("odd@h"))
-        client.set(keys.worker(worker_queue("m", "odd@h")), "{secret")
+        client.set(keys.worker(place_of("m", "odd@h")), "{secret")
         for _ in range(2):
             assert list(registry.models(client)) == ["m"]
             assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
@@ -120,62 +119,26 @@ def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
 def test_at_maxmemory_a_worker_still_lives(store: redis.Redis) -> None:
     """Else its jobs would go to others, and it would share none of theirs."""
     registry.announce(store, card("a@h"))
-    note_seen(store, worker_queue("m", "a@h"), ago_s=20)
+    note_seen(store, place_of("m", "a@h"), ago_s=20)
     fill(store)
     registry.announce(store, card("a@h"), whole=False)
     assert registry.living(store, "m") == ["llorch.m@a.h"]
 
 
-def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: redis.Redis) -> None:
-    moved_from = worker_lists(QUEUE)
-    for name in moved_from:
-        store.lpush(name, "a job", "another")
-    note_seen(store, QUEUE, ago_s=DAYS_S)
-    assert registry.reroute(store, "toy", grace_s=0) == {QUEUE: 2 * len(moved_from)}
-    assert not store.exists(*moved_from)
-    shared = queues.queues("toy")
-    for name in queues.lists(shared):
-        assert store.lrange(name, 0, -1) == ["another", "a job"]
-
-
-def test_jobs_that_were_handed_to_a_worker_that_leaves_move_at_once(store: redis.Redis) -> None:
-    messages = [json.dumps(envelope(GOOD_BODY, headers={"id": job_id})) for job_id in "abc"]
-    store.lpush(QUEUE, *messages)
-    # It was claimed before. The others were sent to that worker, which may come back.
-    write_record(store, "b", state="queued")
+def test_a_worker_that_leaves_takes_no_jobs_from_others(store: redis.Redis) -> None:
     registry.announce(store, card("gpu0@host", "toy"), leaving=True)
     assert registry.takers(store, "toy") == []
-    assert registry.reroute(store, "toy", grace_s=60) == {QUEUE: 1}
-    assert store.lrange("llorch.toy", 0, -1) == [messages[1]]
-    assert store.lrange(QUEUE, 0, -1) == [messages[2], messages[0]]
+    registry.announce(store, card("gpu0@host", "toy"))
+    assert [each.hostname for each in registry.takers(store, "toy")] == ["gpu0@host"]
 
 
-def test_jobs_stay_where_the_shared_list_is_a_key_of_another_type(store: redis.Redis) -> None:
-    shared = queues.lists(queues.queues("toy"))[-1]
-    (own,) = [name for name in worker_lists(QUEUE) if name.replace(QUEUE, "llorch.toy") == shared]
-    store.set(shared, "somebody's")
-    store.lpush(own, "a job")
-    store.lpush(QUEUE, "another")
-    note_seen(store, QUEUE, ago_s=DAYS_S)
-    assert registry.reroute(store, "toy", grace_s=0) == {QUEUE: 1}
-    assert store.lrange(own, 0, -1) == ["a job"]
-    assert store.lrange("llorch.toy", 0, -1) == ["another"]
+def test_workers_that_are_long_gone_are_forgotten(store: redis.Redis) -> None:
+    note_seen(store, place_of("m", "old@h"), ago_s=DAYS_S)
+    registry.announce(store, card("a@h"))
+    assert registry.remembered(store)["m"] == ["llorch.m@a.h"]
 
 
-def test_a_job_whose_id_names_a_key_of_another_type_moves_with_the_others(
-    store: redis.Redis,
-) -> None:
-    """The record of "abc:events" has the name of the events of "abc"."""
-    store.xadd(keys.events("abc"), {"e": "token"})
-    store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "abc:events"})))
-    registry.announce(store, card("gpu0@host", "toy"), leaving=True)
-    assert registry.reroute(store, "toy", grace_s=60) == {}
-    note_seen(store, QUEUE, ago_s=DAYS_S)
-    assert registry.reroute(store, "toy", grace_s=60) == {QUEUE: 1}
-
-
-def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
-    note_seen(store, QUEUE)
-    store.lpush(QUEUE, "a job")
-    assert registry.reroute(store, "toy", grace_s=0) == {}
-    assert store.llen(QUEUE) == 1
+@pytest.mark.parametrize(("tenant", "weight"), [("acme", 3), ("b", 20), ("other", 1), (None, 1)])
+def test_a_models_card_knows_the_weights_of_tenants(tenant: str | None, weight: int) -> None:
+    model = registry.ModelCard(name="m", max_context=1, last_seen=0, tenant_weights="acme=3,b=20")
+    assert model.weight_of(tenant) == weight

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 import redis
 
-from llorch_worker.broker import queues, watch
+from llorch_worker.broker import keys, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.client import Client
 from tests.broker.jobs import dying_after, load, look, push, sweep, take
 from tests.messages import QUEUE, envelope
 from tests.store import set_leases, stored_result
 
-SCHEDULED = queues.scheduled("toy")
+SCHEDULED = keys.scheduled("toy")
 
 
 def in_s(seconds: float, zone: timezone = UTC) -> str:
@@ -26,7 +26,7 @@ def in_s(seconds: float, zone: timezone = UTC) -> str:
 def let_come_due(store: redis.Redis, *job_ids: str) -> None:
     for number, job_id in enumerate(job_ids):
         store.zadd(SCHEDULED, {job_id: number})
-    watch.ring_for_all(store, "toy")
+    watch.look(store, "toy", rings_anyway=True)
 
 
 def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
@@ -54,14 +54,14 @@ def test_a_job_is_not_reported_to_have_started_before_its_eta(store: redis.Redis
         assert json.loads(reader.get_message(timeout=10)["data"])["status"] == "STARTED"
 
 
-def test_due_jobs_come_first_in_the_order_of_their_etas(store: redis.Redis) -> None:
+def test_due_jobs_come_before_those_that_came_later(store: redis.Redis) -> None:
     push(store, "b", eta=in_s(3600))
     push(store, "a", eta=in_s(3600))
     assert take(store) == []
     push(store, "c")
     let_come_due(store, "a", "b")
     taken = take(store)
-    assert [claim.job_id for claim in taken] == ["a", "b", "c"]
+    assert [claim.job_id for claim in taken] == ["b", "a", "c"]
     # Its first attempt; the eta is still in the message.
     assert [(claim.attempt, claim.first) for claim in taken] == [(1, True)] * 3
 
@@ -82,7 +82,7 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, offs
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
     assert take(store) == []
-    watch.ring_for_all(store, "toy")
+    watch.look(store, "toy", rings_anyway=True)
     (claim,) = take(store)
     parsed = datetime.fromisoformat(eta).replace(tzinfo=UTC)
     assert claim.due_ms == round(parsed.timestamp() * 1e3)

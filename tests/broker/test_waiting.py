@@ -9,9 +9,9 @@ import redis
 from celery import Celery
 from redis.client import Pipeline
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import route, worker_queue
+from llorch_worker.broker.queues import place_of, route
 from llorch_worker.broker.waiting import remedy_for, unserved
 from tests.broker.jobs import note_seen
 from tests.services import RedisServer
@@ -19,7 +19,7 @@ from tests.services import RedisServer
 
 @pytest.fixture(autouse=True)
 def served(store: redis.Redis) -> None:
-    note_seen(store, worker_queue("toy", "gpu0@host"))
+    note_seen(store, place_of("toy", "gpu0@host"))
 
 
 def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:
@@ -28,9 +28,9 @@ def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.
     assert unserved(store) == {"llorch.tyo": 3}
 
 
-def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
-    store.lpush(route("toy", "low", "gpu7@host").list_key, "a job", "another")
-    assert unserved(store) == {"llorch.toy@gpu7.host": 2}
+def test_a_queue_for_one_worker_alone_is_served_by_none(store: redis.Redis) -> None:
+    store.lpush("llorch.toy@gpu0.host\x06\x169", "a job", "another")
+    assert unserved(store) == {"llorch.toy@gpu0.host": 2}
 
 
 def test_the_queue_of_a_producer_with_a_prefix_for_its_keys_is_found(store: redis.Redis) -> None:
@@ -68,10 +68,8 @@ def test_a_queue_that_the_user_of_redis_may_not_read_counts_no_jobs(
 
 
 def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:
-    for worker in (None, "gpu0@host"):
-        for priority in ("high", "normal", "low"):
-            store.lpush(route("toy", priority, worker).list_key, "a job")
-    store.lpush(queues.suspects("toy"), "a job")
+    for priority in ("high", "normal", "low"):
+        store.lpush(route("toy", priority).list_key, "a job")
     store.lpush(keys.bell("llorch.toy"), "a ring")
     store.set("llorch.tyo", "no list")
     assert unserved(store) == {}

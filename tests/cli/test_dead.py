@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import dead_letters, queues, registry
+from llorch_worker.broker import claims, dead_letters, keys, registry
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
+from tests.broker.jobs import push, take
 from tests.cli.command import run
 from tests.messages import envelope
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
@@ -184,8 +185,10 @@ def test_status_counts_a_suspect_as_queued_and_mentions_it(
 ) -> None:
     card = ModelCard(name="toy", max_context=4096, last_seen=0)
     announce_model(own_client.redis, "toy", card.model_dump_json())
-    own_client.redis.lpush(queues.suspects("toy"), "somebody's")
-    own_client.redis.zadd(queues.scheduled("toy"), {"later": 1})
+    push(own_client.redis, "a")
+    (claim,) = take(own_client.redis)
+    claims.blame(own_client.redis, claim, max_attempts=3, alone=True)
+    own_client.redis.zadd(keys.scheduled("toy"), {"later": 1})
     (model,) = run("status", "--json", "--redis", own_server.url).json["models"]
     assert (model["queued"], model["suspects"]) == (1, 1)
     shown = run("status", "--redis", own_server.url).out

@@ -12,7 +12,7 @@ import pytest
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest
@@ -161,7 +161,7 @@ def test_status_shows_since_when_a_worker_is_silent_and_cuts_no_name_in_a_pipe(
             shown = run("status", COLUMNS="").out
         finally:
             registry.withdraw(client, served.model, name)
-            client.zrem(keys.live(served.model), worker_queue(served.model, name))
+            client.zrem(keys.live(served.model), place_of(served.model, name))
     (line,) = (line for line in shown.splitlines() if name in line)
     assert re.search(r"1\d s ago$", line.rstrip())
 
@@ -211,3 +211,24 @@ def test_a_job_that_the_worker_refuses_is_an_error() -> None:
     ran = run("submit", "x", "--max-tokens", "100000", "--wait", "--json")
     assert ran.code == 2, ran
     assert ran.json["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_purge_deletes_what_waits_in_a_queue_and_says_before_how_much_that_is() -> None:
+    with own_redis() as server, Client(server.url, model="toy") as client:
+        announce(client.redis)
+        jobs = [client.submit(prompt="x", priority=each) for each in ("high", "normal", "low")]
+        client.redis.lpush("llorch.toy", "a stock producer's")
+        asked = run("purge", "llorch.toy", "--redis", server.url)
+        assert (asked.code, "3 jobs wait in llorch.toy; --yes" in asked.err) == (2, True)
+        assert run("purge", "toy", "--yes", "--redis", server.url).code == 2
+        found = run("purge", "llorch.toy", "--yes", "--json", "--redis", server.url).json
+        assert found == {"queue": "llorch.toy", "deleted": 3}
+        states = [job.status().state for job in jobs]
+        assert states == ["queued", "unknown", "unknown"]
+        again = run("purge", "llorch.toy", "--yes", "--redis", server.url)
+        assert again.out.startswith("deleted 0")
+
+
+def test_a_job_for_one_worker_alone_is_refused_with_what_to_use() -> None:
+    refused = run("submit", "x", "--worker", "gpu0@host")
+    assert (refused.code, "LLORCH_MODEL_NAME of its own" in refused.err) == (2, True)

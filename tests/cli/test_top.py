@@ -15,9 +15,9 @@ from contextlib import ExitStack, closing
 import pytest
 import redis
 
-from llorch_worker.broker import keys, registry
+from llorch_worker.broker import keys, registry, watch
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
@@ -72,7 +72,7 @@ def announce(store: redis.Redis, number: int) -> None:
         recent=RecentJobs(ended=4, failed=number == 3, e2e_ms={40: 4}, first_token_ms={28: 4}),
     )
     registry.announce(store, card)
-    store.persist(keys.worker(worker_queue(card.model, card.hostname)))
+    store.persist(keys.worker(place_of(card.model, card.hostname)))
 
 
 def test_top_shows_what_a_worker_does_and_follows_the_terminals_size(
@@ -150,6 +150,7 @@ def test_a_screen_of_120_by_40_is_full_of_jobs_and_the_last_hour(
             figures = {"tokens_per_s": 1234.0, "first_token_p95_ms": 1700.0}
             store.rpush(keys.HISTORY, json.dumps(at | figures))
         push(store, "[red]evil", *(f"stock{number}" for number in range(30)))
+        watch.look(store, "toy")
         top = terminal("top", "--redis", fleet.url, *QUICK, columns=120, lines=40)
         shown = top.wait_for("tokens/s  now 1,234", "stock1 ", "q quit")
         assert "first token p95  now 1.7 s" in shown
@@ -167,7 +168,7 @@ def test_a_screen_of_120_by_40_is_full_of_jobs_and_the_last_hour(
         wait_until(lambda: "stock1 " not in top.screen())
         top.press("q")
         assert top.ended() == 0
-        store.delete(keys.HISTORY, "llorch.toy")
+        store.delete(keys.HISTORY, keys.waiting("toy"), "llorch.toy")
 
 
 def test_top_says_that_redis_is_away_and_comes_back_with_it(

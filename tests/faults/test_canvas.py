@@ -85,7 +85,7 @@ def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
     ]
     for _, parts in chords:
         # As a worker does that hears of a revoke before it has seen the message.
-        assert cancel(client.redis, parts[1], result_ttl_s=60, stream_ttl_s=60, heard=True)
+        assert cancel(client.redis, parts[1], result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
         assert state(client, parts[1]) == "REVOKED"
     start_worker()
     assert [wait_for_end(client, result) for result, _ in chords] == ["FAILURE"] * 3

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from llorch_worker.broker import queues
+from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.faults.conftest import StartWorker
@@ -35,7 +35,7 @@ def test_countdowns_neither_hold_a_slot_nor_suffer_from_deaths(
 ) -> None:
     later = [count_down(stock, AN_HOUR_S) for _ in range(100)]
     first, second = start_worker("w1"), start_worker("w2")
-    wait_until(lambda: client.redis.zcard(queues.scheduled("toy")) == len(later))
+    wait_until(lambda: client.redis.zcard(keys.scheduled("toy")) == len(later))
     assert not held_ids(client.redis)
     running = [client.submit(prompt="x", max_tokens=300) for _ in range(8)]
     wait_until(lambda: all(job.status().state == "running" for job in running))
@@ -49,7 +49,7 @@ def test_countdowns_neither_hold_a_slot_nor_suffer_from_deaths(
     assert {job.state for job in later} == {"PENDING"}
     assert client.job(later[0].id).cancel()
     assert later[0].state == "REVOKED"
-    client.redis.zadd(queues.scheduled("toy"), {later[1].id: 0})
+    client.redis.zadd(keys.scheduled("toy"), {later[1].id: 0})
     assert client.job(later[1].id).result(GET_S).attempts == 1
     assert "dead letter" not in third.text()
     assert not letters_in(client.redis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import wait_until
-from tests.store import held_ids
+from tests.store import held_ids, waiting_ids
 
 QUEUE = "llorch.toy"
 RECOVERY_S = LEASE_S + SWEEP_S + 5.0
@@ -26,8 +25,7 @@ LONG = 4_000
 
 def waiting(client: Client) -> list[str]:
     """The ids in the queue, in the order of claiming."""
-    messages = client.redis.lrange(QUEUE, 0, -1)
-    return [json.loads(message)["headers"]["id"] for message in reversed(messages)]
+    return waiting_ids(client.redis)
 
 
 # SIGKILL ------------------------------------------------------------------------------------------

@@ -8,15 +8,12 @@ from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import wait_until
-from tests.store import held_ids, record_of
+from tests.store import held_ids, message_of
 
 
 def copy_of(client: Client, job: Job) -> str:
     """The message of a job that is queued or running."""
-    for message in client.redis.lrange(queues.normal_queue("toy"), 0, -1):
-        if job.id in message:
-            return str(message)
-    return str(record_of(client.redis, job.id).get("message"))
+    return message_of(client.redis, job.id)
 
 
 def deliver_again(client: Client, message: str) -> None:

@@ -8,7 +8,15 @@ from dataclasses import replace
 import redis
 from celery.app.task import Context
 
-from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, registry
+from llorch_worker.broker import (
+    claims,
+    dead_letters,
+    follow_ups,
+    keys,
+    older_version,
+    queues,
+    watch,
+)
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim, ClaimRequest
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
@@ -22,7 +30,7 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
+from tests.broker.jobs import TERMS, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
@@ -31,9 +39,11 @@ from tests.store import (
     add_entry,
     entries_of,
     follow_ups_in,
+    message_of,
     set_follow_ups,
     set_leases,
     stored_result,
+    write_record,
 )
 
 STEPS = Steps()
@@ -151,7 +161,7 @@ def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
 @STEPS.breaking("take_due")
 def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
     push(stage.store, "a")
-    assert cancel(stage.store, "a", result_ttl_s=60, stream_ttl_s=60, heard=True) == "queued"
+    assert cancel(stage.store, "a", result_ttl_s=60, stream_ttl_s=60, heard_by="toy") == "queued"
     assert take(stage.store) == []
     stage.ends()
     yield None
@@ -181,7 +191,7 @@ def a_worker_acknowledges_an_ended_job(stage: Stage) -> Acts:
     yield None
     insist(lambda: claims.end(stage.channel, claim, TERMS))
     yield ["a"]
-    assert not stage.record("a").get("message")
+    assert not message_of(stage.store, "a")
 
 
 @STEPS.breaking("release")
@@ -197,16 +207,15 @@ def a_worker_hands_a_job_back(stage: Stage) -> Acts:
 @STEPS.breaking("release")
 def a_worker_hands_a_job_over(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
-    queue = queues.worker_queue("toy", "other@host")
+    place = queues.place_of("toy", "other@host")
     yield None
-    insist(lambda: claims.hand_over(stage.client, claim, "other@host"))
+    insist(lambda: claims.hand_over(stage.client, claim, place, fingerprint="another"))
     yield ["a"]
-    assert stage.store.llen(queue) == 1
-    note_seen(stage.store, queue, ago_s=60)
-    # A job that was handed over waits for no grace.
-    assert registry.reroute(stage.store, "toy", grace_s=3600) == {queue: 1}
+    stage.store.zadd(keys.serving("toy"), {"another": 10**15})
+    assert take(stage.store) == []
+    stage.store.delete(keys.serving("toy"))
     (again,) = take(stage.store)
-    assert again.attempt == 1
+    assert again.attempt == 1, "nobody serves that model any more"
 
 
 @STEPS.breaking("restart")
@@ -294,14 +303,33 @@ def a_worker_keeps_a_letter(stage: Stage) -> Acts:
     assert stage.letters() == ["a"]
 
 
-@STEPS.breaking("reroute")
-def a_worker_moves_the_jobs_of_one_that_is_gone(stage: Stage) -> Acts:
-    queue = queues.worker_queue("toy", "gone@host")
-    push(stage.store, "a", "b")
-    stage.store.rename(queues.normal_queue("toy"), queue)
-    note_seen(stage.store, queue, ago_s=DAYS_S)
+@STEPS.breaking("watch")
+def a_watcher_moves_an_inbox(stage: Stage) -> Acts:
+    push(stage.store, "a", "b", "b")
     yield None
-    insist(lambda: registry.reroute(stage.client, "toy", grace_s=0))
+    insist(lambda: watch.look(stage.client, "toy"))
     yield ["a", "b"]
-    assert not stage.store.exists(queue)
+    assert not stage.store.llen(QUEUE)
     assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]
+
+
+@STEPS.breaking("move_list")
+def a_worker_moves_the_jobs_of_an_older_version(stage: Stage) -> Acts:
+    push(stage.store, "a", "b")
+    stage.store.rename(QUEUE, f"{QUEUE}:suspects")
+    write_record(stage.store, "a", state="queued", fence=1, attempts=1)
+    yield None
+    insist(lambda: older_version.move(stage.client, "toy"))
+    yield ["a", "b"]
+    assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]
+
+
+@STEPS.breaking("move_messages")
+def a_worker_moves_the_messages_of_jobs_of_an_older_version(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    stage.store.delete(keys.message("a"))
+    write_record(stage.store, "a", message=claim.message.decode())
+    yield None
+    insist(lambda: older_version.move(stage.client, "toy"))
+    yield ["a"]
+    assert message_of(stage.store, "a") == claim.message.decode()

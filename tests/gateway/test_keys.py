@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llorch_worker.broker.queues import route, tenants_list
+from llorch_worker.broker.queues import route
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.keys import KeyRing, new_key
@@ -24,6 +25,7 @@ from tests.cli.command import run
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
+from tests.store import record_of, waiting_ids
 
 LIMIT = 5
 SUBMITS = 60
@@ -107,13 +109,12 @@ def test_a_rate_holds_exactly_among_gateways_and_a_soft_one_lowers_the_priority(
         assert day_s / LIMIT - 60 < int(refused.headers["retry-after"]) <= day_s / LIMIT
         assert refused.headers["x-ratelimit-limit-requests"] == str(LIMIT)
         assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
-        low = tenants_list(route("toy", "low", None).list_key)
         with toy_worker.paused():
-            before = client.redis.llen(low)
+            before = waiting(client.redis, "toy").jobs["low"]
             for beyond in (0, 1):
                 answer = submit(first, {"Authorization": f"Bearer {soft}"}, "x")
                 assert answer.status_code == 202
-                assert client.redis.llen(low) == before + beyond
+                assert waiting(client.redis, "toy").jobs["low"] == before + beyond
 
 
 def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(
@@ -123,11 +124,12 @@ def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(
 ) -> None:
     (gateway, _), headers = keyed
     with toy_worker.paused():
-        waiting = tenants_list(route("toy", "low", None).list_key)
-        before = client.redis.llen(waiting)
+        before = set(waiting_ids(client.redis))
         submit(gateway, headers, "x")
-        assert client.redis.llen(waiting) == before + 1
-        assert b'"llorch_tenant": "' in client.redis.lindex(waiting, 0).encode()
+        (job_id,) = set(waiting_ids(client.redis)) - before
+        record = record_of(client.redis, job_id)
+        assert record["list"] == route("toy", "low").list_key
+        assert record["tenant"]
 
 
 def test_every_endpoint_but_those_of_health_asks_for_a_key(

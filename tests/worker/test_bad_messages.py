@@ -18,7 +18,14 @@ from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
 from tests.malformed import malformed
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, wait_until
-from tests.store import clear_letters, follow_ups_in, held_ids, letters_in, stored_result
+from tests.store import (
+    clear_letters,
+    follow_ups_in,
+    held_ids,
+    jobs_that_wait,
+    letters_in,
+    stored_result,
+)
 
 GET_S = 60
 TOO_LONG = "x" * 70_000
@@ -316,7 +323,9 @@ def test_no_error_of_a_malformed_message_speaks_of_python(
 ) -> None:
     sent = {f"malformed-{seed}": malformed(seed, f"malformed-{seed}") for seed in range(600)}
     client.redis.lpush(QUEUE, *sent.values())
-    wait_until(lambda: not client.redis.llen(QUEUE) and not held_ids(client.redis), timeout_s=GET_S)
+    wait_until(
+        lambda: not jobs_that_wait(client.redis) and not held_ids(client.redis), timeout_s=GET_S
+    )
     ends = [state for job_id in sent if (state := stored_result(client.redis, job_id))]
     told = [json.loads(end)["result"]["exc_message"][0] for end in ends if '"FAILURE"' in end]
     told += [json.loads(letter)["reason"] for letter in letters_in(client.redis)]

@@ -20,11 +20,11 @@ from tests.broker.jobs import TERMS, push, take
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.messages import QUEUE
 from tests.services import RedisServer, own_redis, wait_until
-from tests.store import leases_in, record_of
+from tests.store import leases_in, record_of, waiting_ids
 
 A_CLAIM = contains("EVALSHA", scripts.digest("claim"))
 HIGH = f"{QUEUE}{queues.HIGH_SUFFIX}"
-CONSUMED = queues.queues("toy", "w@h")
+CONSUMED = queues.queues("toy")
 
 Start = Callable[..., Claimer]
 
@@ -53,6 +53,7 @@ def start(server: RedisServer, store: redis.Redis) -> Iterator[Start]:
             **{
                 "startable": lambda: Startable(MOST_JOBS_A_CLAIM),
                 "place": lambda: "",
+                "serves": dict,
                 "on_arrival": lambda: None,
             } | options,
         )  # fmt: skip
@@ -126,10 +127,10 @@ def test_what_the_last_claim_took_is_known_at_the_end_although_its_reply_was_los
 
 def test_a_claim_after_one_that_was_refused_finds_all_jobs(start: Start) -> None:
     """Redis answered no claim, but the ring that told of jobs elsewhere is spent."""
-    own_low = queues.Route(queues.worker_queue("toy", "w@h"), queues.LOW_STEP).list_key
+    low = queues.route("toy", "low").list_key
     with own_redis() as other, connect(other.url) as client:
         push(client, "low")
-        client.rename(QUEUE, own_low)
+        client.rename(QUEUE, low)
         push(client, "normal")
         client.config_set("min-replicas-to-write", 1)
         claimer = start(other.url)
@@ -212,7 +213,7 @@ def test_a_full_worker_holds_some_high_jobs_more(store: redis.Redis, start: Star
     push_high(store, *high)
     assert taken(claimer, MOST_URGENT_JOBS) == high[:-1]
     wait_until(lambda: blocked(store) == 0)
-    assert store.llen(HIGH) == 1
+    assert waiting_ids(store) == high[-1:]
 
 
 def test_a_worker_whose_queues_are_cancelled_waits_for_none(
@@ -235,7 +236,7 @@ def test_an_idle_worker_asks_redis_for_little(
 ) -> None:
     """One wait, one look at the lists, one correction of its load."""
     monkeypatch.setattr(claimer_module, "WAIT_S", 0.05)
-    start(place=lambda: queues.worker_queue("toy", "w@h"))
+    start(place=lambda: queues.place_of("toy", "w@h"))
     wait_until(lambda: blocked(store) == 1)
     store.config_resetstat()
 

@@ -194,18 +194,6 @@ def test_workers_take_turns(
     assert len(set(ran)) == 3
 
 
-def test_a_job_that_is_only_pushed_to_a_worker_queue_wakes_that_worker(
-    redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
-) -> None:
-    name = fleet[1].hostname
-
-    def run() -> None:
-        job = stock_job(redis_server, client, queues.worker_queue("toy", name))
-        assert job.result(GET_S).worker == name
-
-    assert_each_wakes_one(redis_server, client, run)
-
-
 def test_jobs_that_are_pushed_at_once_spread_over_all_workers(
     redis_server: RedisServer,
     client: Client,

@@ -132,7 +132,7 @@ def test_a_worker_without_room_holds_no_more_high_jobs_than_it_can_run(
     )
     wait_until(lambda: state_of(client, first) == "running")
     # The worker's record, not a pause, says that it did not take the second with the first.
-    assert record_of(client.redis, second).get("state") is None
+    assert record_of(client.redis, second).get("state") == "waiting"
     client.job(first).cancel()
     wait_until(lambda: state_of(client, second) == "running")
     for job_id in (second, blocker):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.queues import worker_queue
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.cli.fleet_reading import Reading
 from llorch_worker.cli.fleet_tables import notices
@@ -103,8 +102,7 @@ def test_a_job_waits_for_a_worker_of_its_own_model_while_one_lives(
         job = held(own_client, latch)
         other = start("other", "b")
         first.stop()
-        queue = worker_queue("toy", second.hostname)
-        wait_until(lambda: own_client.redis.llen(queue) == 1)
+        wait_until(lambda: record_of(own_client.redis, job.id).get("needs_fingerprint") == "a")
         claimed = record_of(own_client.redis, job.id).get("fence")
         wait_until(lambda: "of another model" in other.text())
     latch.open()
@@ -153,18 +151,29 @@ def test_another_arithmetic_on_the_same_model_goes_on_and_the_result_names_both(
 def test_a_job_that_one_context_does_not_hold_goes_to_a_worker_with_a_larger_one(
     own_client: Client, start: StartWorker
 ) -> None:
-    # Announced last, so that its card is the model's.
-    large, small = start("large", max_context=100), start("small", max_context=20)
-    jobs = [
-        own_client.submit(prompt="x", max_tokens=50, worker=name)
-        for name in (small.hostname, None)
-        for _ in range(12)
-    ]
-    for job in jobs:
+    large, _small = start("large", max_context=100), start("small", max_context=20)
+    for job in [own_client.submit(prompt="x", max_tokens=50) for _ in range(12)]:
         result = job.result(GET_S)
         assert (result.worker, result.attempts) == (large.hostname, 1)
     with pytest.raises(ContextLengthExceeded):
         own_client.submit(prompt="x " * 60, max_tokens=50).result(GET_S)
+
+
+def test_a_job_for_a_larger_context_waits_while_only_a_smaller_worker_lives(
+    own_client: Client, start: StartWorker
+) -> None:
+    large, small = start("large", max_context=100), start("small", max_context=20)
+    large.stop()
+    jobs = [
+        own_client.submit(prompt="x", max_tokens=50),
+        own_client.submit(prompt_token_ids=[1] * 40, max_tokens=10),
+    ]
+    assert own_client.submit(prompt="x", max_tokens=5).result(GET_S).worker == small.hostname
+    wait_until(lambda: record_of(own_client.redis, jobs[0].id).get("least_context") == "21")
+    assert {job.status().state for job in jobs} == {"queued"}
+    again = start("again", max_context=100)
+    assert {job.result(GET_S).worker for job in jobs} == {again.hostname}
+    assert {job.result(0).attempts for job in jobs} == {1}
 
 
 def test_a_job_that_was_handed_to_a_worker_that_stops_goes_to_another(
@@ -175,8 +184,7 @@ def test_a_job_that_was_handed_to_a_worker_that_stops_goes_to_another(
     job = held(own_client, latch)
     start("other", "b")
     first.stop()
-    queue = worker_queue("toy", second.hostname)
-    wait_until(lambda: own_client.redis.llen(queue) == 1)
+    wait_until(lambda: record_of(own_client.redis, job.id).get("needs_fingerprint") == "a")
     second.process.send_signal(signal.SIGKILL)
     latch.open()
     assert job.result(GET_S).text == text_of("b")

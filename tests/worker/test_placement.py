@@ -10,7 +10,7 @@ import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.placement import Placement
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest
 from tests.latch import Latch
@@ -86,7 +86,7 @@ def test_a_worker_that_drains_gets_no_more_jobs_and_those_placed_with_it_run(
 ) -> None:
     gone = fleet.pop(run(client, "k"))
     gone.stop()
-    assert client.redis.zscore(LOAD, worker_queue("toy", gone.hostname)) is None
+    assert client.redis.zscore(LOAD, place_of("toy", gone.hostname)) is None
     assert {run(client, "k") for _ in range(3)} <= fleet.keys()
 
 
@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_keeps_no_jobs(
     client: Client, fleet: dict[str, WorkerProcess]
 ) -> None:
     request = GenerationRequest(prompt="x", max_tokens=2, affinity_key="k")
-    names = {worker_queue("toy", name): name for name in fleet}
+    names = {place_of("toy", name): name for name in fleet}
     candidates = Placement(client.redis).candidates(request, "toy")
     place = next(each for each in candidates if each in names)
     wait_until(lambda: loads(client) == {0.0})

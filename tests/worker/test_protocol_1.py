@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker.queues import scheduled
+from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, InvalidRequest
 from tests.messages import QUEUE
@@ -113,7 +113,7 @@ def test_an_expired_job_is_revoked(push: Any, client: Client) -> None:
 def test_a_job_with_an_eta_waits_in_redis_and_then_runs(push: Any, client: Client) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     job_id = push(eta=due.isoformat(), expires=(due + timedelta(hours=1)).isoformat())
-    wait_until(lambda: client.redis.zscore(scheduled("toy"), job_id) is not None)
-    assert client.redis.zscore(scheduled("toy"), job_id) == int(due.timestamp() * 1e3)
-    client.redis.zadd(scheduled("toy"), {job_id: 1})
+    wait_until(lambda: client.redis.zscore(keys.scheduled("toy"), job_id) is not None)
+    assert client.redis.zscore(keys.scheduled("toy"), job_id) == int(due.timestamp() * 1e3)
+    client.redis.zadd(keys.scheduled("toy"), {job_id: 1})
     assert client.job(job_id).result(GET_S).text == "w0 w1 "

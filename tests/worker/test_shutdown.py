@@ -15,7 +15,7 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import Tokens
 from tests.latch import Latch
 from tests.services import REAL_APP, RedisServer, WorkerProcess, begun, running_worker, wait_until
-from tests.store import held_ids
+from tests.store import held_ids, jobs_that_wait
 
 QUEUE = "llorch.toy"
 GET_S = 60
@@ -33,7 +33,7 @@ def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
 ) -> None:
     running, waiting = busy_worker(own_client, latch)
     held = {len(held_ids(own_client.redis))}
-    assert (held, own_client.redis.llen(QUEUE)) == ({2}, 8)
+    assert (held, jobs_that_wait(own_client.redis)) == ({2}, 8)
     latch.open()
     while not all(job.status().ended for job in running):
         held.add(len(held_ids(own_client.redis)))
@@ -68,7 +68,7 @@ def test_a_worker_that_is_asked_to_stop_finishes_running_jobs_and_exits_0(
         result = job.result(timeout=120)
         assert len(result.choices[0].token_ids) == TOKENS
         assert [entry.event for entry in job.stream(timeout=120)][-1].type == "finished"
-    assert own_client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
+    assert jobs_that_wait(own_client.redis) == len(waiting), "none was taken along, none was lost"
     assert not held_ids(own_client.redis)
     assert [job.status().state for job in waiting] == ["queued"] * 8
     assert own_client.workers() == [], "its card is gone"
@@ -132,7 +132,7 @@ def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
     assert "Traceback" not in own_worker.text()
     assert "event loop broke" not in own_worker.text()
     assert not held_ids(own_client.redis)
-    assert own_client.redis.llen(QUEUE) == 2
+    assert jobs_that_wait(own_client.redis) == 2
     assert not any(job.status().ended for job in jobs)
     with running_worker(own_server.url, tmp_path, name="w2", model_name="toy"):
         for job in jobs:

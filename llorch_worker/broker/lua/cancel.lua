@@ -3,10 +3,12 @@
 --
 -- Claims are scripts too, so a job cannot be claimed while this script looks at it.
 --
+-- KEYS: inbox lists in which the job may be, if nobody has moved it yet.
+--
 -- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of a cancel), 'ended'
 -- (it had already ended) or 'unknown' (Redis has no trace of it, and nothing is written).
 --
--- Parts: lists, usage
+-- Parts: names, message, score, waiting, inbox, usage
 -- Writes at maxmemory.
 
 local job_id = ARGV[1]
@@ -16,14 +18,18 @@ local document = ARGV[2]
 local end_event = ARGV[3]
 local keep_s = ARGV[4] -- for results
 local stream_s = ARGV[5] -- for event streams
--- How long the record is kept. The message stays in the queue; the claim that pops it sees the
--- record, drops the message, and leaves what follows the end to a worker.
+-- How long the record of a job is kept whose message may still come from an inbox.
 local record_s = ARGV[6]
 local heard = ARGV[7] == '1' -- whether the job waits although it has no record: a stock producer's
 local channel = ARGV[8] -- of cancels in this database, or '' to end the job only if it waits
 local job, cancel = job_key(job_id), cancel_key(job_id)
+local MOST_MOVED = 1000
 
-local state, reserved = unpack(redis.call('HMGET', job, 'state', 'reserved'))
+if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
+  move_inbox(KEYS, MOST_MOVED, '')
+end
+local state, reserved, list, sent, first_claim_ms = unpack(redis.call('HMGET', job, 'state', 'reserved', 'list', 'sent',
+  'first_claim_ms'))
 local revoked = is_revoked_elsewhere(job_id)
 if state == 'ended' or not state and not revoked and redis.call('EXISTS', result_key(job_id)) == 1 then
   if redis.call('GET', result_key(job_id)) == document then
@@ -46,25 +52,20 @@ end
 -- It waits, or its worker has died and no sweep has found it yet.
 redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
-settle(job_id, not state and reserved, 0)
+settle(job_id, not first_claim_ms and reserved, 0)
 if not revoked then
   store_state(job_id, document, keep_s)
 end
 end_stream(job_id, end_event, stream_s)
-local message, list = unpack(redis.call('HMGET', job, 'message', 'list'))
 redis.call('HINCRBY', job, 'fence', 1)
-end_record(job_id, record_s, keep_s)
-if message then
-  -- It waited for its ETA, or its worker has died: no list has its message.
-  redis.pcall('ZREM', scheduled_set(list), job_id) -- somebody may have written another type there
-  leave_follow_ups(job_id, message, 0)
-else
-  redis.call('HSET', job, 'follow', state == 'queued' and 'back' or 1)
-  local line = redis.call('HGET', job, 'line')
-  if line then
-    local gone = gone_key(queue_of(line))
-    redis.call('SADD', gone, job_id)
-    redis.call('EXPIRE', gone, record_s)
-  end
+if not state then
+  -- Its message may come from an inbox: see parts/inbox.lua.
+  end_record(job_id, record_s, keep_s)
+  return 'queued'
 end
+local model = model_of(list)
+redis.call('ZREM', waiting_key(model), job_id)
+redis.call('ZREM', scheduled_key(model), job_id)
+-- Our client's jobs are in no chain or chord.
+end_record(job_id, keep_s, keep_s, nil, not sent and 0)
 return 'queued'

@@ -1,160 +1,192 @@
--- Take jobs from the queues: pop each, count its attempt and register its lease, in one step.
+-- Take jobs that wait: count the attempt of each and register its lease, in one step.
 --
--- A suspect is a job that may have killed its engine: see release.lua. It waits in a separate list, and runs
--- beside no other suspect until it has made progress.
+-- From the most urgent class on, and in the order of their scores: see parts/score.lua. Before that one job of a lower
+-- class, if the class has waited long: the rule of age. The caller leaves other workers their share of many jobs. It
+-- skips jobs that need what it has not, and suspects while it holds one. A suspect may have killed its engine: see
+-- release.lua. It runs beside no other suspect until it has made progress.
 --
--- The caller looks at everything, so rings for its queues are spent. If it leaves jobs, it rings for the next
--- worker: see doorbell.py. It leaves other workers their share of many jobs. An `urgent` caller has no room, and
--- preempts for what it takes. It gives the high queues only.
+-- The caller looks at everything, so rings for its queues are spent. If it leaves jobs that another may take, it rings
+-- for the next worker: see doorbell.py. An `urgent` caller has no room, and preempts for what it takes. It claims high
+-- jobs only. A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
 --
--- KEYS: the model's workers, the note of what was passed, the list of suspects, then the lists that the caller
--- claims from, the most urgent first. kombu pushes left, so the head is right.
+-- KEYS: the model's workers, then the inbox lists of the queues that the caller consumes.
 -- ARGV: the caller's terms as JSON: see claims.py.
---
--- A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
 --
 -- Returns when to look again, in ms from now, or -1; the number of claims; the values of each, see `begin`; then
 -- of each dead letter, and of each message whose job had ended, its id, and 'buried' or 'repeated'. All in one
 -- array: Redis would send each that lies in another in a packet of its own.
 --
--- Parts: lists, bells, tenants, lines, message, letters, take, turns, placing
+-- Parts: names, bells, message, letters, score, waiting, inbox, place, take
 -- Writes at maxmemory.
 
-local MOST_DROPPED = 10 -- that are returned
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
 local LEAST_WAIT_MS, MOST_WAIT_MS = 10, 200
--- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
--- as long as parsing so many bytes more. Thousands in a row may be of cancelled jobs, or copies.
-local MOST_BYTES = 4 * 2^20
-local MESSAGE_BYTES = 4096
+local MOST_REPLY_BYTES = 4 * 2 ^ 20
+local MOST_LOOKED = 500 -- records that a call reads
+local MOST_MOVED = 64
 
-local workers, passed, suspects = unpack(KEYS, 1, 3)
 local terms = cjson.decode(ARGV[1])
-terms.suspects = suspects
-local limit = terms.limit
-local claims, dropped, bytes = {}, {}, 0
+local inbox = {unpack(KEYS, 2)}
+local model, limit = terms.model, terms.limit
+local waiting = waiting_key(model)
+local claims, dropped, gone = {}, {}, {}
+local looked, bytes, unfit, suspects_wait = 0, 0, 0, false
 local suspect_since_us = false -- when the caller claimed the suspect that it holds
-local suspects_line = new_line(suspects)
-
--- Take the next message of a line; false if its job must wait.
-local function take_next(line)
-  local list = next_list(line)
-  local message = pop(line, list)
-  if not message then
-    return true
-  end
-  bytes = bytes + #message + MESSAGE_BYTES
-  local job = read_job(message)
-  local outcome, found = take(job, message, list, terms, suspect_since_us)
-  bring_up(line, list, job, terms.weights)
-  if outcome == 'wait' and line == suspects_line then
-    redis.call('RPUSH', list, message)
-    line.jobs = line.jobs + 1
-    return false
-  elseif outcome == 'wait' then
-    -- A second copy of its message, or its last attempt was handed back. It must not hold up others.
-    redis.call('LPUSH', suspects, message)
-    suspects_line.jobs = suspects_line.jobs + 1
-  elseif outcome == 'claimed' then
-    claims[#claims + 1] = found
-    suspect_since_us = suspect_since_us or is_suspect(job.record, terms) and now_us()
-  elseif found and #dropped < MOST_DROPPED then
-    dropped[#dropped + 1] = {found, outcome}
-  end
-  return true
-end
 
 local function reply(again_ms)
   local values = {again_ms, #claims}
   for _, parts in ipairs({claims, dropped}) do
     for _, part in ipairs(parts) do
-      for _, value in ipairs(part) do
-        values[#values + 1] = value
+      for i = 1, #part do
+        values[#values + 1] = part[i]
       end
     end
   end
   return values
 end
 
--- Take up to `most` jobs of a line; returns how many.
-local function take_from(line, most)
-  local before = #claims
-  most = math.min(limit, before + most)
-  while waiting_in(line) > 0 and #claims < most and bytes < MOST_BYTES and take_next(line) do end
-  return #claims - before
-end
-
 if terms.sent_before then
-  claims = begun_by(terms.call, terms.call_key, terms) or claims
+  claims = begun_by(terms)
   if #claims > 0 or limit == 0 then
     return reply(0)
   end
 end
 
--- Suspects.
-local lines = answer_rings({unpack(KEYS, 4)}, passed, terms)
+local moved, repeated, is_more = 0, {}, false
+if #inbox > 0 then
+  moved, repeated, is_more = move_inbox(inbox, MOST_MOVED, terms.weights)
+end
+for _, id in ipairs(repeated) do
+  dropped[#dropped + 1] = {id, 'repeated'}
+end
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   -- A fence is a time.
-  suspect_since_us = suspect_since_us or record and is_suspect(record, terms) and record.fence
-end
-local others = redis.call('EXISTS', suspects, passed, passed .. FULL_SUFFIX)
-if not terms.urgent and others > 0 then
-  suspects_line.jobs = length(suspects)
-  take_from(suspects_line, limit)
+  suspect_since_us = suspect_since_us or is_suspect(record, terms) and record.fence
 end
 
--- A job of each line whose turn it is, then from the most urgent on.
-local filled, shared_jobs = count_jobs(lines)
-local living = shared_jobs > 1 and redis.call('ZCOUNT', workers, now_ms() - terms.gone_ms, '+inf') or 1
-local share = math.ceil(shared_jobs / math.max(1, living))
-local function serve(line, most)
-  local taken = take_from(line, most)
-  share = share - (line.is_shared and taken or 0)
-  line.had_turn = line.had_turn or taken > 0
-  if taken > 0 and others > 0 and not is_high(line.bell) then
-    redis.call('DEL', passed .. FULL_SUFFIX)
+local classes = classes_that_wait(model)
+
+-- The class behind others whose first job has waited longest, if that is as long as the rule of age says. A class has
+-- a turn in so much time, not each of its jobs.
+local function class_of_age()
+  local oldest, oldest_ms
+  for i = 2, #classes do
+    local first, last = bounds_of(classes[i])
+    local id = redis.call('ZRANGEBYSCORE', waiting, first, last, 'LIMIT', 0, 1)[1]
+    local turn_ms = tonumber(redis.call('HGET', turns_key(model), classes[i]) or 0)
+    local since_ms = math.max(read_record(id).since_ms, turn_ms)
+    if now_ms() - since_ms >= terms.low_waits_ms and (not oldest or since_ms < oldest_ms) then
+      oldest, oldest_ms = classes[i], since_ms
+    end
   end
-  return taken
-end
-local lower = {unpack(filled, terms.urgent and #filled + 1 or 2)}
-local turns = #lower > 0 and read_turns(passed, lower, terms.low_waits_ms)
-for _, line in ipairs(turns and turns.due or {}) do
-  serve(line, 1)
-end
-for place, line in ipairs(filled) do
-  if terms.place ~= '' and line.is_shared and line.jobs > 1 and #claims < limit then
-    bytes = bytes + bring_forward(line.list, terms.place, math.min(share, limit - #claims))
-  end
-  local taken = serve(line, line.is_shared and share or limit)
-  if turns and place == 1 then
-    turns.passes = turns.passes + taken
-  end
-end
-if not terms.urgent and (turns or others > 0) then
-  note_turns(passed, lines, lower, turns, terms.keep_s)
+  return oldest
 end
 
--- Rings for what is left.
-local left = {}
-for _, line in ipairs((#claims > 0 or bytes >= MOST_BYTES) and filled or {}) do
-  -- The caller alone claims from its own queues.
-  left[line.bell] = left[line.bell] or line.is_shared and waiting_in(line) > 0 or nil
+-- Take up to `most` jobs of a class; returns how many.
+local function take_from(class, most)
+  local before, offset, top = #claims, 0, nil
+  local first, last = bounds_of(class)
+  repeat
+    local count = math.min(MOST_LOOKED - looked, math.max(WINDOW, most))
+    local page = count > 0 and redis.call('ZRANGEBYSCORE', waiting, first, last, 'WITHSCORES', 'LIMIT', offset, count)
+      or {}
+    local records = {}
+    for i = 1, #page, 2 do
+      if not gone[page[i]] then
+        records[#records + 1] = {id = page[i], score = tonumber(page[i + 1])}
+      end
+    end
+    if offset == 0 and terms.place ~= '' and #records > 1 then
+      records = own_first(records, terms.place)
+    end
+    for _, found in ipairs(records) do
+      if #claims - before >= most or bytes >= MOST_REPLY_BYTES then
+        break
+      end
+      looked = looked + 1
+      local is_gone, outcome, value = settle_waiting(read_record(found.id), found.score, terms, suspect_since_us)
+      gone[found.id] = is_gone or nil
+      if outcome == 'claimed' then
+        claims[#claims + 1] = value
+        bytes = bytes + #value[2]
+        top = math.max(top or 0, found.score)
+        suspect_since_us = suspect_since_us or value[10] == 1 and now_us()
+      elseif outcome == 'buried' then
+        dropped[#dropped + 1] = {value, outcome}
+      elseif outcome == 'suspect' then
+        suspects_wait = true
+      elseif outcome == 'unfit' then
+        unfit = unfit + 1
+      end
+    end
+    offset = offset + count
+  until #claims - before >= most or #page == 0 or bytes >= MOST_REPLY_BYTES or looked >= MOST_LOOKED
+  if top then
+    note_start(model, class, top)
+  end
+  return #claims - before
 end
--- Not for suspects: workers that all hold some would ring for each other for ever. The watcher rings for them.
-for bell in pairs(left) do
-  ring(bell)
+
+-- Rings.
+local bells, may_claim = {}, {}
+for _, class in ipairs({HIGH, NORMAL, LOW}) do
+  may_claim[class] = terms.classes[tostring(class)] or false
+end
+local due = class_of_age()
+if terms.urgent then
+  -- Either a worker with room has taken the ring, or one must give a turn first.
+  local is_anothers = due or redis.call('EXISTS', bell_of_class(model, HIGH)) == 0
+  may_claim = {[HIGH] = may_claim[HIGH] and not is_anothers}
+  due = nil
+  bells = {full_bell(model), not is_anothers and bell_of_class(model, HIGH) or nil}
+else
+  bells = {full_bell(model)}
+  if may_claim[HIGH] then bells[#bells + 1] = bell_of_class(model, HIGH) end
+  if may_claim[NORMAL] then bells[#bells + 1] = bell_of_class(model, NORMAL) end
+  if terms.place ~= '' then bells[#bells + 1] = bell_key(terms.place) end
+end
+redis.call('DEL', unpack(bells))
+
+local jobs = redis.call('ZCARD', waiting)
+local living = jobs > 1 and redis.call('ZCOUNT', KEYS[1], now_ms() - terms.gone_ms, '+inf') or 1
+local share = math.min(limit, math.ceil(jobs / math.max(1, living)))
+if due and may_claim[due] and share > 0 and take_from(due, 1) > 0 then
+  redis.call('HSET', turns_key(model), due, now_ms())
+end
+for _, class in ipairs(classes) do
+  if may_claim[class] and #claims < share then
+    take_from(class, share - #claims)
+  end
+end
+local settled = {}
+for id in pairs(gone) do
+  settled[#settled + 1] = id
+end
+if #settled > 0 then
+  redis.call('ZREM', waiting, unpack(settled))
+end
+
+-- Rings for what is left. Not for suspects, nor for jobs that need what the caller has not: workers that cannot take
+-- them would ring for each other for ever. The watcher rings for them.
+local left = jobs - #settled - unfit
+if jobs > 0 and jobs == #settled then
+  settle_shares(model)
+elseif left > 0 and not suspects_wait and (#claims > 0 or moved > 0) then
+  for _, class in ipairs(classes_that_wait(model)) do
+    ring_class(model, class)
+  end
 end
 if terms.place ~= '' then
   note_load(terms.place, terms.jobs + #claims, #claims < limit)
 end
 
 local again_ms = -1
-if suspects_line.jobs > 0 then
+if suspects_wait then
   local ran_ms = (now_us() - (suspect_since_us or 0)) / 1000
   again_ms = math.floor(math.min(MOST_WAIT_MS, math.max(LEAST_WAIT_MS, ran_ms / 4)))
 end
-if bytes >= MOST_BYTES and #claims < limit then
+if #claims < limit and (is_more or bytes >= MOST_REPLY_BYTES) then
   again_ms = 0
 end
 if #claims > 0 then

@@ -7,7 +7,7 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 --
--- Parts: lists, usage
+-- Parts: usage
 -- Writes at maxmemory.
 
 local job_id = ARGV[1]
@@ -24,8 +24,8 @@ local first = ARGV[9] -- number of the first unwritten entry before the end even
 local events = {unpack(ARGV, 10)} -- those entries, JSON documents
 local job = job_key(job_id)
 
-local state, holder, message, idempotency, place, reserved = unpack(redis.call('HMGET', job, 'state',
-  'fence', 'message', 'idempotency', 'place', 'reserved'))
+local state, holder, idempotency, place, reserved = unpack(redis.call('HMGET', job, 'state', 'fence', 'idempotency',
+  'place', 'reserved'))
 if fence ~= '' then
   if state ~= 'claimed' or holder ~= fence then
     return state == 'ended' and holder == fence and 1 or 0
@@ -46,13 +46,10 @@ redis.call('ZREM', LEASES, job_id)
 store_result(job_id, document, keep_s)
 settle(job_id, reserved, count_usage(usage))
 end_stream(job_id, end_event, stream_s, first, events)
-end_record(job_id, keep_s, keep_s, idempotency)
+-- A worker does what follows the end if the caller has not done it in this time.
+end_record(job_id, keep_s, keep_s, idempotency, follow_ms ~= '' and now_ms() + follow_ms)
 if fence ~= '' and place and place ~= '' then
   -- Unless it has no room: see note_load.
-  redis.call('ZADD', load_of(place), 'XX', 'INCR', -1, place)
-end
-if follow_ms ~= '' and message then
-  -- A worker does what follows the end if the caller has not done it in this time.
-  leave_follow_ups(job_id, message, now_ms() + follow_ms)
+  redis.call('ZADD', load_key(place:match('^[^' .. WORKER_MARK .. ']*')), 'XX', 'INCR', -1, place)
 end
 return 1

@@ -141,24 +141,29 @@ local function end_stream(job_id, end_event, ttl_s, first, events)
   write_events(redis.pcall, job_id, first, events or {}, end_event, ttl_s)
 end
 
--- The record and the idempotency key of a job that has ended expire after keep_s and key_s seconds.
--- The caller may know that key, or with false that there is none. Its message is no longer needed.
-local function end_record(job_id, keep_s, key_s, idempotency)
+-- Leave it to a worker to do what Celery does after a task's end: see follow_ups.py. The record and the message
+-- stay until a worker has done it.
+local function leave_follow_ups(job_id, at_ms)
+  redis.call('PERSIST', job_key(job_id))
+  redis.call('ZADD', FOLLOW_UPS, at_ms, job_id)
+end
+
+-- The record and the idempotency key of a job that has ended expire after keep_s and key_s seconds, and its message
+-- goes, unless a worker has more to do from `follow_ups_ms` on. The caller may know the key, or with false that
+-- there is none.
+local function end_record(job_id, keep_s, key_s, idempotency, follow_ups_ms)
   local job = job_key(job_id)
-  redis.call('HSET', job, 'state', 'ended', 'message', '')
-  redis.call('EXPIRE', job, keep_s)
+  redis.call('HSET', job, 'state', 'ended')
+  if follow_ups_ms then
+    leave_follow_ups(job_id, follow_ups_ms)
+  else
+    redis.call('DEL', message_key(job_id))
+    redis.call('EXPIRE', job, keep_s)
+  end
   if idempotency == nil then
     idempotency = redis.call('HGET', job, 'idempotency')
   end
   if idempotency then
     redis.call('EXPIRE', idempotency, key_s)
   end
-end
-
--- Leave it to a worker to do what Celery does after a task's end: see follow_ups.py. The record stays
--- until a worker has done it.
-local function leave_follow_ups(job_id, message, at_ms)
-  redis.call('HSET', job_key(job_id), 'message', message)
-  redis.call('PERSIST', job_key(job_id))
-  redis.call('ZADD', FOLLOW_UPS, at_ms, job_id)
 end

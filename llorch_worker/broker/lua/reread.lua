@@ -3,22 +3,23 @@
 --
 -- Returns 1 if the claim was the caller's, else 0.
 --
--- Parts: lists, letters
+-- Parts: names, letters, message, score, waiting, inbox
 -- Writes at maxmemory.
 
 local id, fence = ARGV[1], ARGV[2]
 local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
 local letter = ARGV[4] -- the message as UTF-8, or ''
 local message_bytes, letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local weights = ARGV[8]
 
-local list = redis.call('HGET', job_key(id), 'list')
-if not is_claimed(id, fence) or not takes_jobs(list) then
+local list, score = unpack(redis.call('HMGET', job_key(id), 'list', 'score'))
+if not is_claimed(id, fence) then
   return 0
 end
 redis.call('ZREM', LEASES, id)
-redis.call('DEL', job_key(id), result_key(id))
+redis.call('DEL', job_key(id), message_key(id), result_key(id))
 if reread ~= '' then
-  redis.call('RPUSH', list, reread)
+  accept(reread, list, weights, score)
 else
   bury({id = '', reason = 'malformed', message = letter, message_bytes = message_bytes, list = list,
     attempts = 0, history = ''}, letters_bytes, most_letters)

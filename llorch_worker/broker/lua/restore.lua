@@ -1,8 +1,9 @@
--- Put a job that its worker still runs back to the head of its queue, because Redis lost its data and
--- knows nothing of it. This attempt does not count.
+-- Let a job wait that its worker still runs, because Redis lost its data and knows nothing of it. This attempt does
+-- not count.
 --
 -- Returns 1 if it did, 0 if the job is known.
 --
+-- Parts: names, score, waiting
 -- Writes at maxmemory.
 
 local job_id, fence, attempts, first_claim_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -12,10 +13,11 @@ local owner = ARGV[7] -- or ''
 if redis.call('EXISTS', job_key(job_id), result_key(job_id)) > 0 then
   return 0
 end
-redis.call('HSET', job_key(job_id), 'state', 'queued', 'fence', fence, 'attempts', attempts,
-  'first_claim_ms', first_claim_ms)
+redis.call('HSET', job_key(job_id), 'list', list, 'fence', fence, 'attempts', attempts,
+  'first_claim_ms', first_claim_ms, 'came_ms', first_claim_ms)
 if owner ~= '' then
   redis.call('HSET', job_key(job_id), 'owner', owner)
 end
-redis.call('RPUSH', list, message)
+redis.call('SET', message_key(job_id), message)
+let_wait(job_id, list)
 return 1

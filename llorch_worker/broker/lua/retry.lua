@@ -4,7 +4,7 @@
 -- Returns 'retried'; 'gone' (the letter no longer exists); 'under way' (the job already waits or
 -- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
 --
--- Parts: letters
+-- Parts: names, bells, letters, score, waiting
 -- Writes at maxmemory.
 
 local raw_letter = ARGV[1] -- byte by byte
@@ -47,10 +47,10 @@ if not entries.err and #entries > 0 then
   end
 end
 
-redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
-  'retried_by', call_id, 'retried_ms', string.format('%.0f', now_ms()),
+redis.call('HSET', job, 'list', letter.list, 'attempts', 0, 'progress', 0,
+  'retried_by', call_id, 'retried_ms', string.format('%.0f', now_ms()), 'came_ms', string.format('%.0f', now_ms()),
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
-redis.call('HDEL', job, 'strikes', 'deaths', 'message', 'buried')
+redis.call('HDEL', job, 'strikes', 'deaths', 'buried')
 redis.call('ZREM', FOLLOW_UPS, letter.id)
 -- The record may have expired, and the journal not: the next claim reads it.
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
@@ -59,12 +59,16 @@ if owner ~= '' then
 end
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
+redis.call('SET', message_key(letter.id), letter.message)
 if idempotency and redis.call('GET', idempotency) == letter.id then
   redis.call('PERSIST', idempotency)
 else
   -- It has expired, and may be another job's by now.
   redis.call('HDEL', job, 'idempotency')
 end
--- To the tail of the queue, behind the jobs that already wait.
-redis.call('LPUSH', letter.list, letter.message)
+-- Behind the jobs that already wait.
+local tenant = redis.call('HGET', job, 'tenant') or ''
+let_wait(letter.id, letter.list,
+  score_at_tail(model_of(letter.list), class_of(letter.list), tenant, #letter.message / 4, 1))
+ring(letter.list)
 return 'retried'

@@ -28,8 +28,8 @@ from llorch_worker.telemetry.logs.streams import print_documents
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
-from llorch_worker.worker.celery.config import task_queues, worker_config
-from llorch_worker.worker.celery.flower import show_queues_of_later_workers
+from llorch_worker.worker.celery.config import worker_config
+from llorch_worker.worker.celery.flower import show_all_queues
 from llorch_worker.worker.celery.refusals import contradicting_variable
 from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
@@ -76,7 +76,7 @@ def build_app(settings: Settings) -> LlorchApp:
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_: Any) -> None:
+def _prepare_worker(instance: Any, options: Mapping[str, Any], **_: Any) -> None:
     control.install()
     # Of -Q and -X; Celery creates a queue that it does not know.
     instance.named_queues = [
@@ -90,9 +90,6 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     # Its banner has many lines.
     instance.quiet |= settings.log_format == "json"
     transport.install()
-    # Only now are the worker's name and its worker queue known.
-    instance.app.own_config["task_queues"] = task_queues(settings.served_name, sender)
-    instance.app.conf.task_queues = instance.app.own_config["task_queues"]
 
 
 def build_from_environment(*modules: str) -> LlorchApp:
@@ -110,7 +107,7 @@ def build_from_environment(*modules: str) -> LlorchApp:
         if in_command and (refusal := contradicting_variable(settings.redis_url)):
             raise InvalidUrl(refusal)
         if in_command and "flower" in sys.argv and find_spec("flower"):
-            show_queues_of_later_workers()
+            show_all_queues()
         app = build_app(settings)
         app.finalize()  # reads what else configures Celery
         return app

@@ -18,6 +18,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
 
+from llorch_worker.broker import older_version
 from llorch_worker.broker.connection import broker_errors, connect, connect_impatient
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import LlorchError
@@ -64,7 +65,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         refusal = (
             refused_option(worker, options)
             or refused_setting(worker.app)
-            or foreign_queue(worker.app, worker.hostname, worker.named_queues)
+            or foreign_queue(worker.app, worker.named_queues)
         )
         if refusal is not None:
             _give_up(refusal, USAGE)
@@ -157,6 +158,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.app.on_load_error(error)
             raise WorkerShutdown(code) from None
         redis.wait()
+        _take_over_jobs(settings, engine.facts.model_name)
         residency = Residency(
             engine,
             loader.load,
@@ -168,7 +170,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_lost_card=_shut_down,
             claim_again=worker.consumer.claimer.look_again,
             load_s=load_s,
-            takes_direct_jobs=not worker.named_queues,
         )
         residency.start()
         worker.pool.figures = lambda: shown_figures(residency.stats())
@@ -276,6 +277,18 @@ def _take_at_once(worker: Any, sequences: int) -> None:
     """Takes so many jobs at once, and leaves in the queue what the engine cannot batch."""
     worker.pool.resize(sequences)
     worker.concurrency = worker.consumer.initial_prefetch_count = sequences
+
+
+def _take_over_jobs(settings: Settings, model: str) -> None:
+    """Moves what an older version left, unless workers of it still live."""
+    with connect(settings.redis_url) as client:
+        try:
+            if (refusal := older_version.living(client, model)) is not None:
+                _give_up(refusal)
+            if moved := older_version.move(client, model):
+                logger.warning("took over %d jobs that an older version left", moved)
+        except RedisError as error:
+            logger.warning("cannot look for jobs of an older version: %s", error)
 
 
 def _shut_down() -> None:

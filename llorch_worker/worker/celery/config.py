@@ -13,7 +13,7 @@ from llorch_worker.broker.producer import (
     connection_config,
     transport_options,
 )
-from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues, route
+from llorch_worker.broker.queues import normal_queue, queues, route
 from llorch_worker.broker.url import is_sentinel
 from llorch_worker.contract import TASK_NAME
 from llorch_worker.devices import default_sequences
@@ -80,12 +80,7 @@ def route_job(
     return {"queue": to.queue, "priority": to.priority}
 
 
-def task_queues(model: str, worker: str | None = None) -> list[Any]:
-    """The queues that a worker of ``model`` consumes; with ``worker``, also its worker queues."""
+def task_queues(model: str) -> list[Any]:
+    """The queues that a worker of ``model`` consumes."""
     exchange = Exchange(normal_queue(model))
-    return [
-        # Undeclared: a declared worker queue would outlive its worker in the exchange's table,
-        # which every stock producer reads.
-        Queue(name, exchange, routing_key=name, no_declare=WORKER_MARK in name)
-        for name in queues(model, worker)
-    ]
+    return [Queue(name, exchange, routing_key=name) for name in queues(model)]

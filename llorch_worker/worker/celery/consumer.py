@@ -20,7 +20,7 @@ from llorch_worker.broker.body import is_exit
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.settling import Settler
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.job_message import JobMessage
@@ -63,6 +63,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             self.hostname,
             startable=self._startable,
             place=self._place,
+            serves=self._serves,
             on_arrival=self._call_take,
         )
         self._settler = Settler(self._claims, self._terms, self.claimer.note_room)
@@ -153,7 +154,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         residency = self.app.residency
         if residency is None or not residency.may_be_chosen:
             return ""
-        return worker_queue(self.app.settings.served_name, self.hostname)
+        return place_of(self.app.settings.served_name, self.hostname)
+
+    def _serves(self) -> dict[str, Any]:
+        residency = self.app.residency
+        return {} if residency is None else residency.serves()
 
     def _on_repeated(self, job_id: str) -> None:
         logger.warning(

@@ -43,7 +43,7 @@ def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
     """``command`` for the worker's own queues only."""
 
     def run(state: Any, queue: object, **options: Any) -> Reply:
-        reason = foreign_queue(state.app, state.hostname, [queue])
+        reason = foreign_queue(state.app, [queue])
         return command(state, queue, **options) if reason is None else _refused(reason)
 
     return run

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from llorch_worker.broker import keys
+from llorch_worker.broker.queues import is_high, is_job_queue, model_of
 from llorch_worker.contract.quantities import human_bytes
 
 
-def show_queues_of_later_workers() -> None:
-    """Has the Broker page, and the API of the same figures, ask the workers for their queues.
-    Flower itself asks when it starts, and when somebody opens its page of workers."""
+def show_all_queues() -> None:
+    """Has the Broker page, and the API of the same figures, ask the workers for their queues, and
+    count what waits for them outside of kombu's lists. Flower itself asks when it starts, and when
+    somebody opens its page of workers."""
     from flower.api.tasks import GetQueueLengths
+    from flower.utils.broker import RedisBase
     from flower.views.broker import BrokerView
 
     for handler in (BrokerView, GetQueueLengths):
         handler.get = _asking_first(handler.get)
+    RedisBase.queues = _counting_all(RedisBase.queues)
 
 
 def _asking_first(get: Any) -> Any:
@@ -26,6 +31,25 @@ def _asking_first(get: Any) -> Any:
         await get(view)
 
     return authenticated(ask_and_get)
+
+
+def _counting_all(queues: Any) -> Any:
+    async def count(broker: Any, names: Iterable[str]) -> list[dict[str, Any]]:
+        names = [*names]
+        ours = [name for name in names if is_job_queue(name)]
+        async with broker.redis.pipeline(transaction=False) as pipe:
+            for name in ours:
+                first, last = (0, 1) if is_high(name) else (1, 3)
+                scores = (keys.SCORES_A_CLASS * first, f"({keys.SCORES_A_CLASS * last}")
+                pipe.zcount(keys.waiting(model_of(name)), *scores)
+            waiting = dict(zip(ours, await pipe.execute(), strict=True))
+        # It closes the connection.
+        found: list[dict[str, Any]] = await queues(broker, names)
+        return [
+            each | {"messages": each["messages"] + waiting.get(each["name"], 0)} for each in found
+        ]
+
+    return count
 
 
 def shown_figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:

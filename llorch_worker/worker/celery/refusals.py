@@ -110,9 +110,9 @@ def refused_option(worker: Any, options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def foreign_queue(app: Any, worker: str, named: Iterable[object]) -> str | None:
-    """The reason why ``worker`` cannot take jobs from the queues ``named``; None if it can."""
-    own = queues(app.settings.served_name, worker)
+def foreign_queue(app: Any, named: Iterable[object]) -> str | None:
+    """The reason why a worker cannot take jobs from the queues ``named``; None if it can."""
+    own = queues(app.settings.served_name)
     for name in named:
         if name not in own:
             return f"this worker does not serve the queue {shown(name)}; it serves {', '.join(own)}"

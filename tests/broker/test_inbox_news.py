@@ -1,4 +1,4 @@
-"""What Redis tells a watcher of a model's lists, and how often."""
+"""What Redis tells a watcher of a model's inbox, and how often."""
 
 from __future__ import annotations
 
@@ -8,91 +8,80 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as NoConnection
 
-from llorch_worker.broker import keys, queues, watch
+from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import connect, own_connection
-from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.inbox_news import InboxNews
 from tests.broker.jobs import look, push
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.messages import QUEUE
 from tests.services import RedisServer, wait_until
 
 GET_S = 60
-BELL = keys.bell(QUEUE)
-OWN_QUEUE = queues.worker_queue("toy", "gpu0@host")
-LISTS = {*queues.watched("toy")}
+LISTS = queues.inbox_of("toy")
 
 
 @pytest.fixture
-def news(store: redis.Redis) -> Iterator[QueueNews]:
+def news(store: redis.Redis) -> Iterator[InboxNews]:
     with own_connection(store) as asking, own_connection(store) as hearing:
-        yield QueueNews(asking, hearing, "toy")
+        yield InboxNews(asking, hearing, "toy")
 
 
-def told(store: redis.Redis, news: QueueNews) -> set[str]:
-    """All that Redis has told by now, but for the change that ends it."""
-    end = f"{queues.normal_queue('toy')}{queues.WORKER_MARK}end"
+def told(store: redis.Redis, news: InboxNews) -> bool:
+    """Whether Redis has told of a change by now."""
+    end = keys.watch("toy")
+    news.renewals = 1
     store.set(end, 1)
-    found: set[str] = set()
-    while end not in found:
+    found = False
+    while news.renewals:
         found |= news.read(GET_S)
-    return found - {end}
+    return found
 
 
-@pytest.mark.parametrize("name", sorted(LISTS))
-def test_it_hears_of_each_list_for_all_workers(
-    store: redis.Redis, news: QueueNews, name: str
-) -> None:
+@pytest.mark.parametrize("name", LISTS)
+def test_it_hears_of_each_list(store: redis.Redis, news: InboxNews, name: str) -> None:
     store.set(name, 1)
-    assert told(store, news) == {name}
+    assert told(store, news)
 
 
 def test_redis_tells_of_a_list_once_until_somebody_looks(
-    store: redis.Redis, news: QueueNews
+    store: redis.Redis, news: InboxNews
 ) -> None:
     push(store, "a", "b")
-    assert told(store, news) == {QUEUE}
+    assert told(store, news)
     push(store, "c")
     look(store)
-    assert told(store, news) == set()
-    assert not news.any_exist([QUEUE])
+    assert not told(store, news)
+    assert not news.is_filled()
     push(store, "d")
-    assert told(store, news) == {QUEUE}
-    assert news.any_exist([QUEUE])
+    assert told(store, news)
+    assert news.is_filled()
     look(store)
-    assert told(store, news) == {QUEUE}
+    assert told(store, news)
 
 
-def test_it_hears_that_a_job_was_rung_for(store: redis.Redis, news: QueueNews) -> None:
-    push(store, "a")
-    store.lpush(BELL, 1)
-    assert told(store, news) == {QUEUE, BELL}
+def test_a_client_of_ours_is_no_news(store: redis.Redis, news: InboxNews) -> None:
+    """It lets its jobs wait, and rings, in one step."""
+    store.zadd(keys.waiting("toy"), {"a": 1})
+    store.lpush(keys.bell(QUEUE), 1)
+    assert not told(store, news)
 
 
-def test_it_hears_of_each_change_of_a_worker_queue(store: redis.Redis, news: QueueNews) -> None:
-    for _ in range(2):
-        store.lpush(OWN_QUEUE, "a job")
-        assert told(store, news) == {OWN_QUEUE}
-
-
-def test_it_looks_at_everything_once_the_database_was_emptied(
-    store: redis.Redis, news: QueueNews
-) -> None:
+def test_it_looks_once_the_database_was_emptied(store: redis.Redis, news: InboxNews) -> None:
     store.flushall()
-    assert told(store, news) == LISTS
-    watch.ring_for(store, queues.watched("toy"), news)
+    assert told(store, news)
+    assert not news.is_filled()
     push(store, "a")
-    assert told(store, news) == {QUEUE}
+    assert told(store, news)
 
 
 def test_it_looks_again_at_lists_that_redis_cannot_track(
-    store: redis.Redis, news: QueueNews
+    store: redis.Redis, news: InboxNews
 ) -> None:
     """Redis tracks a limited number of keys for all its clients together."""
     store.config_set("tracking-table-max-keys", 1)
     try:
         # Redis forgets some at each turn, and tells of them.
-        found: set[str] = set()
-        wait_until(lambda: len(LISTS - found) <= 1 or bool(found.update(told(store, news))))
+        wait_until(lambda: told(store, news))
     finally:
         store.config_set("tracking-table-max-keys", 1_000_000)
 
@@ -107,7 +96,7 @@ def test_it_notices_that_the_connection_that_hears_is_dead(
         own_connection(store) as asking,
         own_connection(client) as hearing,
     ):
-        news = QueueNews(asking, hearing, "toy")
+        news = InboxNews(asking, hearing, "toy")
 
         def renew() -> None:
             store.set(keys.watch("toy"), 1)
@@ -115,7 +104,7 @@ def test_it_notices_that_the_connection_that_hears_is_dead(
 
         for _ in range(2):
             renew()
-            wait_until(lambda: not told(store, news) and not news.renewals)
+            wait_until(lambda: not news.read(0.05) and not news.renewals)
         proxy.hold()
         renew()
         with pytest.raises(NoConnection):
@@ -130,7 +119,7 @@ def test_it_notices_that_redis_closed_either_connection(store: redis.Redis) -> N
             for connection in connections:
                 connection.send_command("CLIENT", "ID")
                 ids.append(connection.read_response())
-            news = QueueNews(asking, hearing, "toy")
+            news = InboxNews(asking, hearing, "toy")
             store.client_kill_filter(_id=ids[closed])
             with pytest.raises(NoConnection):
                 wait_until(lambda: news.read(timeout_s=0.05))  # noqa: B023 - it is called at once

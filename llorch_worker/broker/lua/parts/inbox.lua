@@ -1,0 +1,90 @@
+-- The inbox: kombu's lists, to which stock producers push. Their jobs are moved to those that wait.
+--
+-- kombu pushes left, so the head is right.
+
+-- Parsing a message takes as long as moving so many bytes.
+local MESSAGE_BYTES = 4096
+local MOST_BYTES = 4 * 2 ^ 20 -- that a call moves, because Redis answers nobody meanwhile
+local STOCK_TOKENS = 256 -- that a job of a stock producer makes, as far as anybody knows without its body
+
+-- The list of the priority that a job has in an inbox list: a step between normal and low is normal, and ':' between
+-- queue and priority, as Celery's documentation advises, means the same as kombu's own separator.
+local function list_of_priority(key)
+  local queue, step = key:match('^(.*):(%d)$')
+  if not queue then
+    queue, step = key:match('^(.*)' .. STEP_SEPARATOR .. '(%d)$')
+  end
+  if not queue then
+    return key
+  end
+  return queue .. (STEP_SEPARATOR .. step == LOW_SUFFIX and class_of(queue) ~= HIGH and LOW_SUFFIX or '')
+end
+
+local function weight_of(tenant, weights)
+  for name, value in weights:gmatch('([%w._-]+)=(%d+)') do
+    if name == tenant then
+      return tonumber(value)
+    end
+  end
+  return 1
+end
+
+-- Let the job of a message wait. A message without a job that Lua can read, or whose id makes the record's key another
+-- of our keys, waits under its checksum, and the worker that claims it reads it in Python. `score`: that of a message
+-- that comes from there. Returns the id of a job that has ended, whose message this repeats.
+local function accept(message, list, weights, score)
+  local said = read_message(message) or {}
+  local id, record = said.id, said.id and redis.pcall('HMGET', job_key(said.id), 'state', 'list')
+  local unread = not record or record.err
+  if unread then
+    id = 'unread-' .. redis.sha1hex(message)
+    record = redis.call('HMGET', job_key(id), 'state', 'list')
+  end
+  local job, state = job_key(id), record[1]
+  if state == 'ended' and not record[2] then
+    -- It was cancelled before its message was here. What follows its end needs the message.
+    redis.call('HSET', job, 'list', list)
+    redis.call('SET', message_key(id), message)
+    leave_follow_ups(id, 0)
+    return nil
+  elseif state then
+    redis.call('HINCRBY', job, 'duplicates', 1)
+    return state == 'ended' and id or nil
+  end
+  local tenant = type(said[TENANT_HEADER]) == 'string' and said[TENANT_HEADER]:match('^[%w._-]+$') or ''
+  local eta = type(said.eta) == 'string' and said.eta or ''
+  local model, tokens = model_of(list), #message / 4 + STOCK_TOKENS
+  redis.call('HSET', job, 'state', 'waiting', 'list', list, 'came_ms', string.format('%.0f', now_ms()),
+    'tenant', tenant, 'eta', eta, 'unread', unread and 1 or 0)
+  redis.call('SET', message_key(id), message)
+  score = score or score_at_tail(model, class_of(list), tenant, tokens, weight_of(tenant, weights))
+  redis.call('ZADD', waiting_key(model), score, id)
+end
+
+-- Move up to `most` jobs. Returns how many; the ids of messages whose jobs had ended, the first few; and whether some
+-- may be left.
+local MOST_REPEATED = 10
+local function move_inbox(lists, most, weights)
+  local moved, bytes, repeated = 0, 0, {}
+  -- They are nearly always empty, which one command finds.
+  local filled = redis.call('EXISTS', unpack(lists))
+  for _, key in ipairs(lists) do
+    if filled == 0 then
+      break
+    end
+    local list, before = list_of_priority(key), moved
+    while moved < most and bytes < MOST_BYTES do
+      local message = redis.pcall('RPOP', key) -- an error: somebody's key of another type
+      if type(message) ~= 'string' then
+        break
+      end
+      moved, bytes = moved + 1, bytes + #message + MESSAGE_BYTES
+      local id = accept(message, list, weights)
+      if id and #repeated < MOST_REPEATED then
+        repeated[#repeated + 1] = id
+      end
+    end
+    filled = filled - (moved > before and 1 or 0)
+  end
+  return moved, repeated, moved >= most or bytes >= MOST_BYTES
+end

@@ -1,0 +1,45 @@
+-- Jobs that wait: their ids are in the sorted set of their model, the rest in their records and messages.
+
+-- The classes that have jobs, the most urgent first.
+local function classes_that_wait(model)
+  local waiting, found = waiting_key(model), {}
+  local first = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+  local last = first and redis.call('ZRANGE', waiting, -1, -1, 'WITHSCORES')[2]
+  for class = first and math.floor(first / CLASS) or 1, last and math.floor(last / CLASS) or 0 do
+    local from, to = bounds_of(class)
+    -- The first and the last have some.
+    if class ~= NORMAL or #found == 0 or class == math.floor(last / CLASS)
+        or redis.call('ZCOUNT', waiting, from, to) > 0 then
+      found[#found + 1] = class
+    end
+  end
+  return found
+end
+
+-- Let a job wait for a worker: at this score, or at that which it had before.
+local function let_wait(id, list, score)
+  local model, job = model_of(list), job_key(id)
+  score = score or redis.call('HGET', job, 'score') or whole(virtual_time(shares_key(model), class_of(list)))
+  redis.call('HSET', job, 'state', 'waiting')
+  redis.call('ZADD', waiting_key(model), score, id)
+end
+
+-- When the first scheduled job of a model is due, in ms; nil if there is none.
+local function first_due(model)
+  return tonumber(redis.call('ZRANGE', scheduled_key(model), 0, 0, 'WITHSCORES')[2])
+end
+
+-- Let up to `limit` jobs wait whose ETA has come. Returns how many.
+local function release_due(model, limit)
+  local scheduled, released = scheduled_key(model), 0
+  local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
+  for _, id in ipairs(due) do
+    local state, list = unpack(redis.call('HMGET', job_key(id), 'state', 'list'))
+    redis.call('ZREM', scheduled, id)
+    if state == 'scheduled' then
+      let_wait(id, list)
+      released = released + 1
+    end
+  end
+  return released
+end
