@@ -464,4 +464,4 @@ def test_one_call_claims_from_the_queues_of_several_models(store: redis.Redis) -
     for _ in range(2):
         found = claims.claim(store, call, TERMS)
         assert [claim.job_id for claim in found.claims] == ["c", "d", "a"]
-    assert store.llen(queues.normal_queue("other")) == 1
+    assert store.zcard(keys.waiting("other")) == 1

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import shared_lists
-from llorch_worker.broker.waiting import lengths
 from tests.cli.command import Ran, Started, run
 from tests.latch import Latch
 from tests.services import (
@@ -24,7 +22,7 @@ from tests.services import (
     running_worker,
     wait_until,
 )
-from tests.store import job_ids, record_of
+from tests.store import job_ids, jobs_that_wait, record_of
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
 LINES = 2_000 if FULL_SIZE else 200
@@ -206,7 +204,7 @@ def test_the_queue_holds_one_window_at_most(
     command = Started("batch", "run", path, "-o", output, "--window", "20")
     with connect(redis_server.url) as client:
         # The worker holds eight.
-        wait_until(lambda: sum(lengths(client, shared_lists("toy"))) == 12)
+        wait_until(lambda: jobs_that_wait(client) == 12)
         latch.open()
         assert command.ended() == 0
     assert len(answers(output)) == 100

@@ -16,8 +16,6 @@ from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import shared_lists
-from llorch_worker.broker.waiting import lengths
 from llorch_worker.client import Client
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import new_key
@@ -27,7 +25,7 @@ from tests.gateway.test_files import remove_expired
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
-from tests.store import record_of
+from tests.store import jobs_that_wait, record_of
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BATCH_TIMEOUT_S = 120.0
@@ -346,7 +344,7 @@ def test_other_callers_go_first_and_few_lines_are_in_the_queue(
     ):
 
         def waiting() -> int:
-            return sum(lengths(client.redis, shared_lists("toy")))
+            return jobs_that_wait(client.redis)
 
         batch = begun(api, lines)
         wait_until(lambda: waiting() == window - 2)
