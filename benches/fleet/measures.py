@@ -25,6 +25,7 @@ from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.queues import normal_queue
+from llorch_worker.broker.waiting import length
 from llorch_worker.contract import GenerationRequest
 from tests.messages import GOOD_BODY, envelope
 from tests.services import own_redis, running_worker, wait_until
@@ -249,7 +250,7 @@ def burst(workers: int, jobs: int, slots: int, *, waiting: bool) -> str:
             time.sleep(SETTLE_S)
             before = Usage.read(client)
             producer.stock(jobs)
-        wait_until(lambda: not client.llen(normal_queue(MODEL)), timeout_s=GIVE_UP_S)
+        wait_until(lambda: not length(client, normal_queue(MODEL)), timeout_s=GIVE_UP_S)
         used = (Usage.read(client) - before) * (1 / jobs)
         producer.wait()
         times, counts = _claims(started.end())

@@ -19,7 +19,7 @@ from llorch_worker.settings import Settings
 from tests.cli.command import COMMAND_TIMEOUT_S, OBEYING_CTRL_C, Ran, Served, environment, run
 from tests.cli.pseudo_terminal import Opener, PseudoTerminal
 from tests.services import WorkerProcess, wait_until
-from tests.store import job_ids
+from tests.store import job_ids, jobs_that_wait
 
 NOWHERE = "redis://127.0.0.1:1/0"
 QUICK = ("--max-tokens", "4", "-t", "0")
@@ -166,8 +166,7 @@ def test_ctrl_c_and_esc_stop_an_answer_and_not_the_program(
         seen = see(terminal, "set: max_tokens 8", seen)
         seen = see(terminal, "half a line", seen)
         terminal.press("\x03")
-        waiting = client.redis.exists("llorch.demo")
-        assert not waiting or client.redis.scard("llorch:gone:llorch.demo") == 3
+        wait_until(lambda: not jobs_that_wait(client.redis, "demo"))
     # At the prompt Ctrl-C gives up what is typed.
     terminal.press("nonsense\x03Tell me of a fox\r")
     seen = see(terminal, "8 tokens, ", seen)

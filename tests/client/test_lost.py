@@ -16,6 +16,7 @@ from llorch_worker.settings import Settings
 from tests.gateway import sse
 from tests.gateways import running_gateway
 from tests.services import RedisServer, WorkerProcess
+from tests.store import jobs_that_wait
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("own_worker")
@@ -84,7 +85,7 @@ def test_clients_of_a_gateway_hear_of_it(
             for more in ({}, {"stream": True})
         ]
         job_id = httpx.post(f"{gateway.url}/v1/jobs", json=body).json()["id"]
-        wait_until(lambda: client.redis.llen("llorch.toy") == 3)
+        wait_until(lambda: jobs_that_wait(client.redis) == 3)
         with httpx.stream("GET", f"{gateway.url}/v1/jobs/{job_id}/events", timeout=60) as events:
             client.redis.flushall()
             assert [event.type for event in sse.events(events.iter_lines())] == ["failed"]
