@@ -139,6 +139,9 @@ scheduled = Key("scheduled:{}")
 """By model. Sorted set: job that waits for its ETA -> when it is due."""
 shares = Key("shares:{}")
 """By model. Sorted set of tenants' shares: see ``lua/parts/score.lua``."""
+searched = Key("searched:{}")
+"""By model. Hash: class and what callers have in common -> the score up to which the last search by
+such a caller found no job that it can take. Expires soon after."""
 turns = Key("turns:{}")
 """By model. Hash: class -> when one of its jobs went before more urgent ones for its age."""
 

@@ -53,6 +53,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "waiting_key": keys.waiting,
     "scheduled_key": keys.scheduled,
     "serving_key": keys.serving,
+    "searched_key": keys.searched,
     "shares_key": keys.shares,
     "turns_key": keys.turns,
     "usage_key": keys.usage,

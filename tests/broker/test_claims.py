@@ -465,3 +465,64 @@ def test_one_call_claims_from_the_queues_of_several_models(store: redis.Redis) -
         found = claims.claim(store, call, TERMS)
         assert [claim.job_id for claim in found.claims] == ["c", "d", "a"]
     assert store.zcard(keys.waiting("other")) == 1
+
+
+def unfit(store: redis.Redis, count: int, **fields: str | int) -> None:
+    """Lets so many jobs wait at the head, with these ``fields`` in their records."""
+    names = [f"unfit-{number}" for number in range(count)]
+    push(store, *names)
+    while watch.look(store, "toy") is not None:
+        pass
+    for name in names:
+        write_record(store, name, **fields)
+
+
+def search(store: redis.Redis, **options: Any) -> tuple[int, list[str]]:
+    """How many calls a worker makes until it has no more reason to look at once, and what it
+    claimed."""
+    request = ClaimRequest(("toy",), queues.queues("toy"), 10, "w@h", max_context=256, **options)
+    found: list[str] = []
+    for calls in range(1, 100):
+        taken = claims.claim(store, replace(request, call=str(calls)), TERMS)
+        found += [claim.job_id for claim in taken.claims]
+        if taken.look_again_s != 0:
+            return calls, found
+    raise AssertionError("it looks for ever")
+
+
+@pytest.mark.parametrize("needs", ["least_context", "needs_fingerprint"])
+def test_jobs_that_a_worker_cannot_take_hide_none_behind_them(
+    store: redis.Redis, needs: str
+) -> None:
+    store.zadd(keys.serving("toy"), {"512": store.time()[0] * 1000})
+    unfit(store, 1_500, **{needs: "512"})
+    push(store, "fits")
+    calls, found = search(store)
+    assert found == ["fits"]
+    assert calls > 2, "a call reads no more than a bound"
+    push(store, "next")
+    assert search(store)[1] == ["next"], "found where the search stopped"
+    # As if a scheduled job with an early score came back.
+    push(store, "early")
+    watch.look(store, "toy")
+    store.zadd(keys.waiting("toy"), {"early": store.zscore(keys.waiting("toy"), "unfit-800") - 1})
+    store.delete(keys.searched("toy"))  # it expires
+    assert search(store)[1] == ["early"]
+    assert store.zcard(keys.waiting("toy")) == 1_500
+
+
+def test_suspects_that_a_worker_cannot_take_now_hide_none_behind_them(store: redis.Redis) -> None:
+    unfit(store, 1_500, strikes=1)
+    push(store, "fits")
+    (held, *_) = take(store, limit=1)
+    assert held.suspect
+    assert search(store, held=(held,))[1] == ["fits"]
+
+
+def test_low_jobs_that_a_worker_cannot_take_delay_no_high_ones(store: redis.Redis) -> None:
+    unfit(store, 600, least_context=512, came_ms=1)
+    for name, score in store.zrange(keys.waiting("toy"), 0, -1, withscores=True):
+        store.zadd(keys.waiting("toy"), {name: score + keys.SCORES_A_CLASS})
+    store.lpush(queues.queues("toy")[0], json.dumps(envelope(GOOD_BODY, headers={"id": "high"})))
+    push(store, "normal")
+    assert search(store)[1] == ["high", "normal"]

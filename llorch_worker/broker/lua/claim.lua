@@ -22,7 +22,9 @@
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
 local LEAST_WAIT_MS, MOST_WAIT_MS = 10, 200
 local MOST_REPLY_BYTES = 4 * 2 ^ 20
-local MOST_LOOKED = 500 -- records that a call reads
+-- How many records a call reads of a class: so many first ones, then as many where an earlier search stopped.
+local MOST_LOOKED = 250
+local SEARCH_MS = 2000 -- how long it is known where that was
 local MOST_MOVED = 64
 
 local terms = cjson.decode(ARGV[1])
@@ -30,7 +32,7 @@ local inbox = {unpack(KEYS, 2)}
 local model, limit = terms.model, terms.limit
 local waiting = waiting_key(model)
 local claims, dropped, gone = {}, {}, {}
-local looked, bytes, unfit, suspects_wait = 0, 0, 0, false
+local bytes, unfit, suspects_wait, goes_on = 0, 0, false, false
 local suspect_since_us = false -- when the caller claimed the suspect that it holds
 
 local function reply(again_ms)
@@ -83,28 +85,29 @@ local function class_of_age()
   return oldest
 end
 
--- Take up to `most` jobs of a class; returns how many.
+-- Take up to `most` jobs of a class; returns how many. Behind many that the caller cannot take, the next call goes on.
 local function take_from(class, most)
-  local before, offset, top = #claims, 0, nil
+  local before, looked, at_most, offset, page, top, score = #claims, 0, MOST_LOOKED, 0, nil, nil, nil
   local first, last = bounds_of(class)
+  -- What makes callers skip the same jobs.
+  local alike = table.concat({class, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}, ' ')
   repeat
-    local count = math.min(MOST_LOOKED - looked, math.max(WINDOW, most))
-    local page = count > 0 and redis.call('ZRANGEBYSCORE', waiting, first, last, 'WITHSCORES', 'LIMIT', offset, count)
-      or {}
+    local count = math.min(at_most - looked, math.max(WINDOW, most))
+    page = redis.call('ZRANGEBYSCORE', waiting, first, last, 'WITHSCORES', 'LIMIT', offset, count)
     local records = {}
     for i = 1, #page, 2 do
+      score = page[i + 1]
       if not gone[page[i]] then
-        records[#records + 1] = {id = page[i], score = tonumber(page[i + 1])}
+        records[#records + 1] = {id = page[i], score = tonumber(score)}
       end
     end
-    if offset == 0 and terms.place ~= '' and #records > 1 then
+    if looked == 0 and terms.place ~= '' and #records > 1 then
       records = own_first(records, terms.place)
     end
     for _, found in ipairs(records) do
       if #claims - before >= most or bytes >= MOST_REPLY_BYTES then
         break
       end
-      looked = looked + 1
       local is_gone, outcome, value = settle_waiting(read_record(found.id), found.score, terms, suspect_since_us)
       gone[found.id] = is_gone or nil
       if outcome == 'claimed' then
@@ -120,8 +123,20 @@ local function take_from(class, most)
         unfit = unfit + 1
       end
     end
-    offset = offset + count
-  until #claims - before >= most or #page == 0 or bytes >= MOST_REPLY_BYTES or looked >= MOST_LOOKED
+    offset, looked = offset + count, looked + count
+    if looked == MOST_LOOKED then
+      local stopped = redis.call('HGET', searched_key(model), alike)
+      if stopped and tonumber(stopped) > tonumber(score or 0) then
+        first, offset = stopped, 0
+      end
+      at_most = 2 * MOST_LOOKED
+    end
+  until #claims - before >= most or #page == 0 or bytes >= MOST_REPLY_BYTES or looked >= at_most
+  if looked == 2 * MOST_LOOKED and #page > 0 and #claims - before < most then
+    goes_on = true
+    redis.call('HSET', searched_key(model), alike, score)
+    redis.call('PEXPIRE', searched_key(model), SEARCH_MS)
+  end
   if top then
     note_start(model, class, top)
   end
@@ -186,7 +201,7 @@ if suspects_wait then
   local ran_ms = (now_us() - (suspect_since_us or 0)) / 1000
   again_ms = math.floor(math.min(MOST_WAIT_MS, math.max(LEAST_WAIT_MS, ran_ms / 4)))
 end
-if #claims < limit and (is_more or bytes >= MOST_REPLY_BYTES) then
+if #claims < share and goes_on or #claims < limit and (is_more or bytes >= MOST_REPLY_BYTES) then
   again_ms = 0
 end
 if #claims > 0 then
