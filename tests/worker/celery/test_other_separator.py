@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from celery import Celery
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
-from tests.services import RedisServer, WorkerProcess, running_worker, stock_app
+from tests.services import RedisServer, WorkerProcess, stock_app
 from tests.worker.celery.remote import told
 
 GET_S = 60
@@ -38,22 +37,6 @@ def test_jobs_of_all_their_priorities_run(
     ]
     for job in sent:
         assert job.get(timeout=GET_S)["text"] == "w0 "
-
-
-def test_jobs_for_a_worker_that_is_away_run_when_it_returns(
-    own_server: RedisServer, own_client: Client, tmp_path: Path
-) -> None:
-    with stock_app(own_server.url) as app:
-        app.conf.broker_transport_options = DOCUMENTED
-        sent = [
-            app.send_task(
-                TASK_NAME, kwargs={"prompt": "x", "max_tokens": 1}, queue=queue, priority=5
-            )
-            for queue in ("llorch.toy@w1.test", "llorch.toy@w1.test:high")
-        ]
-        with running_worker(own_server.url, tmp_path, model_name="toy"):
-            for job in sent:
-                assert job.get(timeout=GET_S)["text"] == "w0 "
 
 
 def test_they_and_all_others_get_replies_to_inspect(
