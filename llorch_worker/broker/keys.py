@@ -23,16 +23,16 @@ class Key:
 MODELS = f"{PREFIX}models"
 """Hash: model -> JSON of a ``ModelCard``. Never expires."""
 live = Key("live:{}")
-"""By model. Sorted set: worker queue -> when that worker was last seen."""
+"""By model. Sorted set: place, a worker's name in the registry -> when it was last seen."""
 serving = Key("serving:{}")
 """By model. Sorted set: fingerprint of what is served under this name -> when a worker that serves
 it was last seen."""
 contexts = Key("contexts:{}")
 """By model. Sorted set: context that a worker has -> when such a worker was last seen."""
 worker = Key("worker:{}")
-"""By worker queue. JSON of a ``WorkerCard``, with a TTL of a few seconds."""
+"""By place. JSON of a ``WorkerCard``, with a TTL of a few seconds."""
 load = Key("load:{}")
-"""By shared queue. Sorted set: worker queue -> how many jobs that worker runs, if it has room."""
+"""By normal queue. Sorted set: place -> how many jobs that worker runs, if it has room."""
 watch = Key("watch:{}")
 """By model. The lease of the worker that watches its lists for producers that do not ring."""
 SWEPT = f"{PREFIX}swept"

@@ -26,9 +26,6 @@ ENQUEUED_AT = "llorch_enqueued_at"
 """Message header: unix time in s at which the job was enqueued."""
 OWNER = "llorch_owner"
 """Message header: the owner in the job's record, for a record that has to be made again."""
-PLACE = "llorch_place"
-"""Message header: the worker queue of the worker that should run the job, if any; see
-:mod:`.placement`. ``lua/enqueue.lua`` writes it."""
 
 MOST_HEADER_BYTES = 2**20
 MOST_ID_BYTES = 65_536

@@ -5,9 +5,9 @@ producer ranks the workers for a prompt by rendezvous hashing: every producer fi
 and a worker that comes or goes moves only its own prompts. ``lua/enqueue.lua`` takes the first of
 them whose load is bounded, and rings that worker's bell instead of the one for all.
 
-A place is a preference and no more. The job waits in the shared list, and any worker with room may
+A place is a preference and no more. The job waits like any other, and any worker with room may
 take it at any moment: nothing has to be stolen from a busy worker or saved from a dead one. See
-``lua/parts/placing.lua``.
+``lua/parts/place.lua``.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Placement:
     def __init__(self, client: Redis) -> None:
         self._redis = client
         self._seen: dict[str, tuple[float, list[str]]] = {}
-        """Model -> when its workers were read, and their worker queues."""
+        """Model -> when its workers were read, and their places."""
 
     def candidates(self, request: GenerationRequest, model: str) -> list[str]:
-        """The worker queues of the workers that suit the job best, the best first; none if it does
+        """The places of the workers that suit the job best, the best first; none if it does
         not matter where it runs."""
         key = prefix_key(request)
         places = [] if key is None else self._places(model)

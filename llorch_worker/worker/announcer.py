@@ -70,8 +70,8 @@ class Announcer(Repeater):
             return
         self._warned = True
         logger.warning(
-            "another worker, process %d, is also named %s: both share one worker queue and one "
-            "line in `llorch status`; give each worker its own name (-n)",
+            "another worker, process %d, is also named %s: both share one line "
+            "in `llorch status`; give each worker its own name (-n)",
             other.pid,
             self._hostname,
         )
