@@ -42,21 +42,21 @@ def move(client: Redis, model: str) -> int:
         while found := run_script(client, "move_list", [MOVED_AT_ONCE], [old, new]):
             moved += found
     scheduled = f"{normal_queue(model)}:scheduled", keys.scheduled(model)
-    moved += _move_messages(client, scheduled[0], *scheduled)
+    moved += _move_messages(client, model, scheduled[0], *scheduled)
     for running in (keys.LEASES, keys.FOLLOW_UPS):
-        _move_messages(client, running)
+        _move_messages(client, model, running)
     normal = normal_queue(model)
     client.delete(*states, f"{keys.PREFIX}passed:{model}", f"{keys.PREFIX}gone:{normal}")
     return moved
 
 
-def _move_messages(client: Redis, held: str, *sets: str) -> int:
+def _move_messages(client: Redis, model: str, held: str, *sets: str) -> int:
     try:
         ids = list(map(str, client.zrange(held, 0, -1)))
     except ResponseError:
         return 0  # somebody's key of another type
     for first in range(0, len(ids), MOVED_AT_ONCE):
-        run_script(client, "move_messages", ids[first : first + MOVED_AT_ONCE], sets)
+        run_script(client, "move_messages", [model, *ids[first : first + MOVED_AT_ONCE]], sets)
     return len(ids)
 
 

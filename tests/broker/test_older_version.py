@@ -78,6 +78,55 @@ def test_jobs_of_dead_workers_and_what_follows_ends_go_on(store: redis.Redis) ->
     assert (followed.job_id, followed.message) == ("over", message("over"))
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_job_that_its_worker_handed_back_goes_on(store: redis.Redis, moved: bool) -> None:
+    # As every worker does that is stopped for the update. A client may look before a worker does.
+    store.rpush(QUEUE, message("back"))
+    write_record(store, "back", state="queued", attempts=1, fence=7, first_claim_ms=1, sent=1)
+    if moved:
+        older_version.move(store, "toy")
+    watch.look(store, "toy")
+    (claim,) = take(store)
+    assert (claim.job_id, claim.attempt, claim.first) == ("back", 2, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"{QUEUE}{STEP}9", f"{QUEUE}{STEP}9"),
+        (PLACE, QUEUE),
+        (f"{PLACE}:high", f"{QUEUE}:high"),
+        (f"{PLACE}{STEP}9", f"{QUEUE}{STEP}9"),
+        (f"{QUEUE}:suspects", QUEUE),
+        (f"{QUEUE}{STEP}t", QUEUE),
+        (f"{QUEUE}:high{STEP}t", f"{QUEUE}:high"),
+        (f"{QUEUE}{STEP}9t", f"{QUEUE}{STEP}9"),
+        (f"llorch:tenants:{QUEUE}{STEP}9t/acme", f"{QUEUE}{STEP}9"),
+        (f"llorch:tenants:{PLACE}:high{STEP}t/acme", f"{QUEUE}:high"),
+    ],
+)
+def test_jobs_that_ran_or_have_an_eta_come_back_where_workers_look(
+    store: redis.Redis, old: str, new: str
+) -> None:
+    for job_id, state in (("ran", "claimed"), ("due", "scheduled")):
+        write_record(store, job_id, state=state, fence=5, list=old, message=message(job_id))
+    store.zadd(keys.LEASES, {"ran": 1})
+    store.zadd(f"{QUEUE}:scheduled", {"due": 5})
+    older_version.move(store, "toy")
+    assert sweep(store) == ["ran"]
+    watch.look(store, "toy")
+    assert {claim.job_id: claim.list_key for claim in take(store)} == {"ran": new, "due": new}
+
+
+def test_jobs_of_other_models_are_left_to_their_workers(store: redis.Redis) -> None:
+    for name in ("llorch.other", "llorch.toys@gpu0.host"):
+        write_record(store, name, state="claimed", fence=5, list=name, message=message(name))
+        store.zadd(keys.LEASES, {name: 1})
+    older_version.move(store, "toy")
+    for name in ("llorch.other", "llorch.toys@gpu0.host"):
+        assert store.hget(keys.job(name), "message") == message(name)
+
+
 @pytest.mark.parametrize("field", ["takes_direct_jobs", "tenant_weights"])
 def test_workers_of_an_older_version_are_named_while_they_live(
     store: redis.Redis, field: str

@@ -1,10 +1,9 @@
--- Move jobs of a list of an older version into an inbox list: see older_version.py.
+-- Move messages of a list of an older version into an inbox list: see older_version.py.
 --
 -- KEYS: the list, the inbox list. ARGV: how many at most.
 --
 -- Returns how many.
 --
--- Parts: message
 -- Writes at maxmemory.
 
 local moved = 0
@@ -12,10 +11,6 @@ while moved < tonumber(ARGV[1]) do
   local message = redis.pcall('RPOP', KEYS[1]) -- an error: somebody's key of another type
   if type(message) ~= 'string' then
     break
-  end
-  local said = read_message(message)
-  if said and redis.pcall('HGET', job_key(said.id), 'state') == 'queued' then
-    redis.call('HDEL', job_key(said.id), 'state')
   end
   redis.call('LPUSH', KEYS[2], message)
   moved = moved + 1

@@ -40,7 +40,8 @@ local function accept(message, list, weights, score)
     id = 'unread-' .. redis.sha1hex(message)
     record = redis.call('HMGET', job_key(id), 'state', 'list')
   end
-  local job, state = job_key(id), record[1]
+  -- An older version marked jobs so that had come back to a list.
+  local job, state = job_key(id), record[1] ~= 'queued' and record[1]
   if state == 'ended' and not record[2] then
     -- It was cancelled before its message was here. What follows its end needs the message.
     redis.call('HSET', job, 'list', list)
