@@ -15,8 +15,8 @@ import pytest
 
 from benches.celery_suite.reasons import reason_of
 
-TEARDOWN_S = 15.0
-"""How long a test's teardown may take beyond the test's own limit."""
+FIXTURES_S = 45.0
+"""How long a test's fixtures may take beyond the test's own limit."""
 HUNG = 70
 """Exit code of a process that ended because a test hung."""
 
@@ -45,8 +45,10 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            # First, so that it counts more than the test's own mark of 300 s.
-            item.add_marker(pytest.mark.timeout(self._limit_s(item.nodeid)), append=False)
+            # First, so that it counts more than the test's own mark of 300 s. Without the fixtures: the
+            # worker of all tests may start in one that is known to fail.
+            limit_s = self._limit_s(item.nodeid)
+            item.add_marker(pytest.mark.timeout(limit_s, func_only=True), append=False)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -55,7 +57,7 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcome, self._message = "passed", ""
-        limit_s = self._limit_s(nodeid) + TEARDOWN_S
+        limit_s = self._limit_s(nodeid) + FIXTURES_S
         self._watch = threading.Timer(limit_s, self._give_up, [nodeid])
         self._watch.daemon = True
         self._watch.start()

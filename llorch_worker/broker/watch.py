@@ -8,11 +8,13 @@ takes the lease within two seconds. Two watchers at a time do no harm.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from redis import Redis
 
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.leases import Lease
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import run_script, text
 
 LEASE_S = 1.8
 KEEP_S = 1.2
@@ -26,20 +28,22 @@ def lease(client: Redis, model: str) -> Lease:
     return Lease(client, keys.watch(model), LEASE_S)
 
 
-def leave(client: Redis, model: str) -> None:
-    """Rings for all that waits, and ends the lease."""
-    look(client, model, rings_anyway=True)
-    lease(client, model).leave()
-
-
 def look(
-    client: Redis, model: str, *, weights: str = "", rings_anyway: bool = False
+    client: Redis,
+    model: str,
+    *,
+    weights: str = "",
+    rings_anyway: bool = False,
+    on_repeated: Callable[[str], object] = lambda _: None,
 ) -> float | None:
     """Moves and rings, with ``rings_anyway`` also for jobs that have been rung for before. Returns
     after how many seconds to look again, because more is to be moved or a job is due; or None.
 
-    ``weights``: of tenants, as the setting has them.
+    ``weights``: of tenants, as the setting has them. ``on_repeated``: gets the ids of messages that
+    were dropped because their jobs had ended, the first few.
     """
     asked = (model, weights, int(rings_anyway))
-    again_ms, _ = run_script(client, "watch", asked, queues.inbox_of(model))
+    again_ms, *repeated = run_script(client, "watch", asked, queues.inbox_of(model))
+    for job_id in repeated:
+        on_repeated(text(job_id))
     return again_ms / 1e3 if again_ms >= 0 else None

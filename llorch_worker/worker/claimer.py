@@ -131,6 +131,11 @@ class Claimer(Repeater):
         self._asked = True
         self.wake()
 
+    def note_repeated(self, job_id: str) -> None:
+        """Call it, from any thread, for a message that was dropped because its job had ended."""
+        self.repeated.append(job_id)
+        self._on_arrival()
+
     def begin(self) -> None:
         """Starts the thread, unless it runs."""
         if not self._thread.is_alive() and not self.closing.is_set():
@@ -255,7 +260,13 @@ class Claimer(Repeater):
             if room.most and not room.urgent:
                 self._looks = True
                 return False
-            watch.look(self._redis, self._model, rings_anyway=True)
+            watch.look(
+                self._redis,
+                self._model,
+                weights=self._terms.tenant_weights,
+                rings_anyway=True,
+                on_repeated=self.note_repeated,
+            )
         if bells:
             wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
             self._doorbell.wait(bells, wait_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -34,10 +35,18 @@ COUNT_S = 10.0
 class InboxWatcher(Repeater):
     """A thread that tries to become the watcher of the model, and then watches."""
 
-    def __init__(self, client: redis.Redis, model: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        model: str,
+        settings: Settings,
+        on_repeated: Callable[[str], object],
+    ) -> None:
+        """``on_repeated``: see :func:`.watch.look`."""
         self._redis = client
         self._settings = settings
         self._model = model
+        self._on_repeated = on_repeated
         self._lease = watch.lease(client, model)
         self._refused = False
         self._wrong: set[str] = set()
@@ -52,7 +61,8 @@ class InboxWatcher(Repeater):
             with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
                 self._watch_until_lost(self._news(asking, hearing), hearing)
             if self.closing.is_set():
-                watch.leave(self._redis, self._model)
+                self._move(rings_anyway=True)
+                self._lease.leave()
         else:
             self.alone = False
         self.closing.wait(LOOK_S * random.uniform(0.9, 1.1))
@@ -104,13 +114,17 @@ class InboxWatcher(Repeater):
         # One command for a queue in which nothing happens.
         if not filled and not self._redis.exists(*waits):
             return LOOK_S
-        again_s = watch.look(
+        again_s = self._move(rings_anyway=rings_anyway)
+        return LOOK_S if again_s is None else again_s
+
+    def _move(self, *, rings_anyway: bool) -> float | None:
+        return watch.look(
             self._redis,
             self._model,
             weights=self._settings.tenant_weights,
             rings_anyway=rings_anyway,
+            on_repeated=self._on_repeated,
         )
-        return LOOK_S if again_s is None else again_s
 
     def _count(self) -> None:
         self.alone = len(registry.living(self._redis, self._model)) < 2

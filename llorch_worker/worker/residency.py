@@ -59,13 +59,14 @@ class Residency:
         answer: Callable[[TokenQuestion], dict[str, Any]],
         on_lost_card: Callable[[], None],
         claim_again: Callable[[], None] = lambda: None,
+        on_repeated: Callable[[str], object] = lambda _: None,
         load_s: float = 0.0,
     ) -> None:
         """``load`` loads and warms up another engine, after the death of ``engine``. ``answer``:
         see :class:`.TokenDesk`.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
-        :attr:`is_ready` has changed. ``load_s``: how long loading and warming up the model took.
+        :attr:`is_ready` has changed. ``on_repeated``: see :class:`.InboxWatcher`. ``load_s``: how long loading and warming up the model took.
         """
         self._engine = ResidentEngine(
             engine,
@@ -87,7 +88,7 @@ class Residency:
             self._redis, settings, on_lost=active_jobs.lose, on_cancelled=active_jobs.cancel
         )
         model_name = engine.facts.model_name
-        self._watcher = InboxWatcher(self._redis, model_name, settings)
+        self._watcher = InboxWatcher(self._redis, model_name, settings, on_repeated)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )

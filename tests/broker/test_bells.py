@@ -11,9 +11,12 @@ from llorch_worker.broker import claims, keys, queues, watch
 from llorch_worker.broker.claims import ClaimRequest
 from llorch_worker.broker.queues import place_of, route
 from llorch_worker.client import Client
+from llorch_worker.settings import Settings
+from llorch_worker.worker.inbox_watcher import InboxWatcher
 from tests.broker.jobs import TERMS, look, note_seen, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
+from tests.waiting import wait_until
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = place_of("toy", "gpu0@host")
@@ -38,11 +41,24 @@ def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
 
 
 def test_a_watcher_that_leaves_rings_for_what_waits(store: redis.Redis) -> None:
-    assert watch.lease(store, "toy").take()
     push(store, "a")
-    watch.leave(store, "toy")
+    watcher = InboxWatcher(store, "toy", Settings(), on_repeated=print)
+    watcher.start()
+    wait_until(lambda: rings(store))
+    store.delete(keys.bell(QUEUE))
+    watcher.close()
     assert rings(store) == 1
     assert watch.lease(store, "toy").take()
+
+
+def test_a_watcher_tells_of_messages_whose_jobs_had_ended(store: redis.Redis) -> None:
+    for ended in (False, True):
+        push(store, "a")
+        told: list[str] = []
+        watch.look(store, "toy", on_repeated=told.append)
+        assert told == (["a"] if ended else [])
+        for claim in take(store):
+            claims.end(store, claim, TERMS)
 
 
 @pytest.mark.parametrize("priority", ["high", "normal"])

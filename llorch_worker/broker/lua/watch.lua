@@ -2,8 +2,8 @@
 --
 -- KEYS: the model's inbox lists.
 --
--- Returns in how many ms to look again, because more is to be moved or the next scheduled job is due, or -1; then how
--- many jobs were moved.
+-- Returns in how many ms to look again, because more is to be moved or the next scheduled job is due, or -1; then the
+-- ids of messages that were dropped because their jobs had ended, the first few.
 --
 -- Parts: names, bells, message, score, waiting, inbox
 -- Writes at maxmemory.
@@ -13,13 +13,11 @@ local rings_anyway = ARGV[3] == '1' -- also for jobs whose ring somebody may hav
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 
-local moved, _, is_more = move_inbox(KEYS, MOST_MOVED, weights)
+local moved, repeated, is_more = move_inbox(KEYS, MOST_MOVED, weights)
 local released = release_due(model, MOST_DUE)
 for _, class in ipairs((moved + released > 0 or rings_anyway) and classes_that_wait(model) or {}) do
   ring_class(model, class)
 end
 local next_ms = first_due(model)
-if is_more then
-  return {0, moved}
-end
-return {next_ms and math.max(1, math.ceil(next_ms - now_us() / 1000)) or -1, moved}
+local again_ms = next_ms and math.max(1, math.ceil(next_ms - now_us() / 1000)) or -1
+return {is_more and 0 or again_ms, unpack(repeated)}

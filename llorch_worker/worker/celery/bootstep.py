@@ -169,6 +169,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             answer=loader.answer,
             on_lost_card=_shut_down,
             claim_again=worker.consumer.claimer.look_again,
+            on_repeated=worker.consumer.claimer.note_repeated,
             load_s=load_s,
         )
         residency.start()
