@@ -45,8 +45,8 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            # First, so that it counts more than the test's own mark of 300 s. Without the fixtures: the
-            # worker of all tests may start in one that is known to fail.
+            # First, so that it counts more than the test's own mark of 300 s. Without the
+            # fixtures: the worker of all tests may start in one that is known to fail.
             limit_s = self._limit_s(item.nodeid)
             item.add_marker(pytest.mark.timeout(limit_s, func_only=True), append=False)
 

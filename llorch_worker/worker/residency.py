@@ -66,7 +66,8 @@ class Residency:
         see :class:`.TokenDesk`.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
-        :attr:`is_ready` has changed. ``on_repeated``: see :class:`.InboxWatcher`. ``load_s``: how long loading and warming up the model took.
+        :attr:`is_ready` has changed. ``on_repeated``: see :class:`.InboxWatcher`. ``load_s``: how
+        long loading and warming up the model took.
         """
         self._engine = ResidentEngine(
             engine,
