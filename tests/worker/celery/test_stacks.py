@@ -24,7 +24,7 @@ def test_a_busy_worker_writes_its_stacks_and_goes_on(
         # Each signal meets the worker elsewhere.
         own_client.redis.ping()
     wait_until(lambda: "Thread MainThread:" in own_worker.text())
-    wait_until(lambda: "/queue_watcher.py" in own_worker.text())
+    wait_until(lambda: "/inbox_watcher.py" in own_worker.text())
     wait_until(lambda: "Thread of the engine MainThread:" in own_worker.text())
     wait_until(lambda: "/toy_engine.py" in own_worker.text())
     assert SECRET not in own_worker.text()
