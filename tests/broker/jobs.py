@@ -30,13 +30,13 @@ def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
     announce_model(store, name, card(limit, name).model_dump_json())
 
 
-def note_seen(store: redis.Redis, *worker_queues: str, ago_s: float = 0) -> None:
-    """As if the workers of these queues had announced themselves so long ago, without cards."""
+def note_seen(store: redis.Redis, *places: str, ago_s: float = 0) -> None:
+    """As if the workers of these names had announced themselves so long ago, without cards."""
     seconds, _ = store.time()
-    for queue in worker_queues:
-        model = queues.model_of(queue)
+    for place in places:
+        model = queues.model_of(place)
         store.hsetnx(keys.MODELS, model, card(name=model).model_dump_json())
-        store.zadd(keys.live(model), {queue: (seconds - ago_s) * 1e3})
+        store.zadd(keys.live(model), {place: (seconds - ago_s) * 1e3})
 
 
 DAYS_S = 1e6
