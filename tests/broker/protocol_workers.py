@@ -146,7 +146,7 @@ class Workers(Users):
             if others.resume(run.claim, GenerationRequest(prompt="x"), page.journal):
                 process.forget(run)
                 return False
-            others.restart(run.claim, page.journal, run.next_entry)
+            others.restart(run.claim, page.journal, run.next_entry, "of another model")
             run.next_entry, run.tokens = run.next_entry + 1, 0
             if self.seen.holds(run.claim):
                 job.tokens = 0
@@ -308,7 +308,15 @@ class Workers(Users):
         if job.key is None:
             return
         owner = run_script(self.store, "reserve_key", [job.id, TERMS.result_ttl_s], [job.key])
-        first = next((it for it in self.jobs.values() if it.key == job.key and it.keyed), job)
+        # A worker that lost its claim may reserve the key of a job that Redis has forgotten since.
+        first = next(
+            (
+                it
+                for it in self.jobs.values()
+                if it.key == job.key and it.keyed and not it.forgotten
+            ),
+            job,
+        )
         if self.seen.may_be_repeated(first.id):
             first.keyed, first = False, job
         assert owner == first.id, "two jobs have one key"

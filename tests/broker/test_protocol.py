@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import redis
@@ -158,23 +160,56 @@ class Protocol(Workers):
             assert times == 1 or (times > 1 and end[0] in self.disturbed), (end, times)
 
 
-@pytest.mark.timeout(3600 if FULL_SIZE else 600)
-def test_every_promise_holds_under_every_schedule(
-    redis_server: RedisServer, store: redis.Redis
-) -> None:
+@pytest.fixture
+def protocol(redis_server: RedisServer, store: redis.Redis) -> Iterator[type[Protocol]]:
     for name in ("append", "claim", "finish"):
         scripts.load(store, name)
     Protocol.store = store
     with producer_app(redis_server.url) as app:
         Protocol.app = app
-        run_state_machine_as_test(
-            Protocol,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                derandomize=not FULL_SIZE,
-                database=None,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        yield Protocol
+
+
+@pytest.mark.timeout(3600 if FULL_SIZE else 600)
+def test_every_promise_holds_under_every_schedule(protocol: type[Protocol]) -> None:
+    run_state_machine_as_test(
+        protocol,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            derandomize=not FULL_SIZE,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def follow(machine: Protocol, *rules: Callable[[], object]) -> None:
+    """Runs one schedule."""
+    for act in rules:
+        act()
+        machine.promises_hold()
+    machine.teardown()
+
+
+def test_a_key_that_a_lost_claim_reserved_for_a_forgotten_job_is_free(
+    protocol: type[Protocol],
+) -> None:
+    it = protocol()
+    push = partial(it.push, place="llorch.toy", due_in_h=None, twice=False, key="k", part=False)
+    claim = partial(it.claim, limit=1, unheard=False)
+    follow(
+        it,
+        push,
+        partial(claim, worker=0),
+        partial(it.jump, ms=61_000),
+        it.sweep,
+        partial(claim, worker=1),
+        partial(it.finish, which=1, status="SUCCESS", tokens=1, then="all done"),
+        partial(it.expire, which=0, stream_too=True),
+        partial(it.reserve, which=0),
+        push,
+        partial(claim, worker=1),
+        partial(it.reserve, which=1),
+    )
