@@ -77,7 +77,7 @@ _REASONS = {
     "control_exchange": "revokes and commands of other applications would not arrive",
     "event_exchange": "monitors of other applications would hear nothing",
     "worker_enable_remote_control": "a revoke could not end a running job",
-    "worker_direct": "each worker has a queue of its own without it",
+    "worker_direct": "jobs are for any worker of their model",
     "worker_soft_shutdown_timeout": "set LLORCH_DRAIN_S",
     "worker_pool": "the worker needs its own pool",
 }
