@@ -14,16 +14,17 @@ import redis
 from celery import Celery, chain, chord
 from redis.exceptions import NoPermissionError
 
-from llorch_worker.broker import dead_letters, keys
+from llorch_worker.broker import dead_letters, keys, older_version
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import place_of
 from llorch_worker.client import Client
-from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled
-from tests.broker.jobs import note_seen
+from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled, QueueFull
+from tests.broker.jobs import announce, note_seen
 from tests.cli.command import run
 from tests.flowers import running_flower
 from tests.gateways import running_gateway
 from tests.latch import Latch
+from tests.messages import GOOD_BODY, envelope
 from tests.monitor import Monitor
 from tests.services import (
     LOCALHOST,
@@ -189,6 +190,26 @@ def test_a_worker_without_the_rights_that_only_save_time_ends_every_job(
     assert {refusal for _, _, refusal in refused(admin)} <= asked
 
 
+def test_a_worker_takes_over_what_an_older_version_left(
+    redis_server: RedisServer, admin: redis.Redis
+) -> None:
+    message = json.dumps(envelope(GOOD_BODY, headers={"id": "left"}))
+    for name in (
+        "llorch.old:suspects",
+        "llorch:tenants:llorch.old\x06\x16t/acme",
+        "llorch.old@w.h",
+    ):
+        admin.lpush(name, message)
+    admin.hset("llorch:tenants:llorch.old\x06\x16t", "acme", 1)
+    admin.zadd(keys.live("old"), {"llorch.old@w.h": 1})
+    admin.hset(keys.job("due"), mapping={"state": "scheduled", "list": QUEUE, "message": message})
+    admin.zadd("llorch.old:scheduled", {"due": 1})
+    with connect(url_of(redis_server, "llorch-worker")) as client:
+        assert older_version.living(client, "old") is None
+        assert older_version.move(client, "old") == 4
+    assert admin.llen("llorch.old") == 3
+
+
 # Producers ----------------------------------------------------------------------------------------
 
 
@@ -220,6 +241,31 @@ def test_a_job_is_placed(producer: Client, admin: redis.Redis, worker: WorkerPro
     assert {job.result(GET_S).worker for job in jobs} == {worker.hostname}
 
 
+def test_jobs_wait_in_all_ways_are_found_again_and_end(
+    redis_server: RedisServer, worker: WorkerProcess, admin: redis.Redis
+) -> None:
+    """Of a model whose workers are away, so that no other user does anything for the producer."""
+    announce(admin, limit=3, name="away")
+    places = [place_of("away", name) for name in ("a@test", "b@test")]
+    note_seen(admin, *places)
+    url = url_of(redis_server, "llorch-producer")
+    with Client(url, model="away") as producer:
+        fields = {"tenant": "t", "priority": "high", "affinity_key": "k", "deadline_s": 60}
+        job = producer.submit(prompt="x", idempotency_key="once", **fields)
+        assert producer.submit(prompt="x", idempotency_key="once", **fields).id == job.id
+        status = job.status()
+        assert status.position is not None
+        assert status.position.place == 1
+        # One of a stock producer, which nobody has moved.
+        admin.lpush("llorch.away", json.dumps(envelope(GOOD_BODY, headers={"id": "stock"})))
+        assert not producer.job("stock").cancel(), "it is unknown yet"
+        producer.submit(prompt_token_ids=[1, 2], n=2)
+        with pytest.raises(QueueFull):
+            producer.submit(prompt="x")
+        assert job.cancel()
+        assert job.status().state == "cancelled"
+
+
 def test_a_stock_producer_sends_and_reads_and_revokes_and_inspects(
     stock: Celery, worker: WorkerProcess, admin: redis.Redis
 ) -> None:
@@ -227,7 +273,8 @@ def test_a_stock_producer_sends_and_reads_and_revokes_and_inspects(
         stock.send_task(TASK_NAME, kwargs=FIELDS, queue=QUEUE, priority=place)
         for place in (0, 3, 9)
     ]
-    assert [job.get(timeout=GET_S)["text"] for job in sent] == [TEXT] * 3
+    later = stock.send_task(TASK_NAME, kwargs=FIELDS, queue=QUEUE, countdown=1)
+    assert [job.get(timeout=GET_S)["text"] for job in [*sent, later]] == [TEXT] * 4
     sent[0].forget()
     fields = {"prompt": "x", "max_tokens": 4000}
     endless = stock.send_task(TASK_NAME, kwargs=fields, queue=QUEUE)
@@ -294,6 +341,10 @@ def test_an_operator_sees_the_fleet_and_drops_a_dead_letter(
     with running_exporter(url, tmp_path) as exporter:
         wait_until(lambda: scrape(exporter)("llorch_fleet_workers", model_name="toy") == 1)
         assert scrape(exporter)("llorch_fleet_dead_letters") == 1
+    with worker.paused():
+        admin.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "purged"})))
+        purged = run("purge", QUEUE, "--yes", "--json", LLORCH_REDIS_URL=url)
+        assert purged.json["deleted"] == 1
     status = run("status", "--json", LLORCH_REDIS_URL=url)
     assert status.json["dead_letters"] == 1
     assert run("top", LLORCH_REDIS_URL=url).code == 0

@@ -31,7 +31,7 @@ REFUSED_OPTIONS = {
     "-B": "--beat is refused: run celery beat as a process of its own",
     "--purge": "--purge is refused",
     "-P solo": "start it without -P/--pool",
-    "-Q llorch.toy,other": "this worker does not serve the queue other; it serves llorch.toy:high, llorch.toy",
+    "-Q llorch.toy,other": "does not serve the queue other; it serves llorch.toy:high, llorch.toy",
     "-X other": "does not serve the queue other",
 }
 START_ALL = """
