@@ -8,7 +8,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.gateway.batches.runner import MOST_AT_ONCE
 from llorch_worker.gateway.keys import new_key
@@ -17,6 +16,7 @@ from tests.gateway.test_batches import begun, ended, line
 from tests.gateways import running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker
+from tests.store import job_ids
 from tests.waiting import wait_until
 
 
@@ -64,13 +64,12 @@ def test_a_line_of_one_key_does_not_wait_behind_anothers_in_the_queue(
     alice, bob = keyed["alice"], keyed["bob"]
     lines = [line(f"a{n}", max_tokens=1) for n in range(8)]
     lines.append(line("last", prompt=latch.prompt(), max_tokens=2))
-    records = lambda: set(own_client.redis.scan_iter(keys.job("*")))  # noqa: E731
     with running_worker(own_server.url, tmp_path, model_name="toy", max_sequences=1) as worker:
         with worker.paused():
             first = begun(alice, lines)
-            wait_until(lambda: len(records()) == len(lines))
+            wait_until(lambda: len(job_ids(own_client.redis)) == len(lines))
             second = begun(bob, [line("b")])
-            wait_until(lambda: len(records()) > len(lines))
+            wait_until(lambda: len(job_ids(own_client.redis)) > len(lines))
         assert ended(bob, second).status == "completed"
         latch.open()
         assert ended(alice, first).status == "completed"
