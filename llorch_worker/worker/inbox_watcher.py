@@ -40,7 +40,7 @@ class InboxWatcher(Repeater):
         client: redis.Redis,
         model: str,
         settings: Settings,
-        on_repeated: Callable[[str], object],
+        on_repeated: Callable[[str], object] = lambda _: None,
     ) -> None:
         """``on_repeated``: see :func:`.watch.look`."""
         self._redis = client
