@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import redis.asyncio
 from redis import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from llorch_worker.broker import keys, message, queues
+from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.contract import TASK_NAME
 
 Argument = str | int | float | bytes
@@ -31,7 +32,8 @@ _PARTS = re.compile("^-- Parts: (.+)$", re.MULTILINE)
 _WRITES_AT_MAXMEMORY = re.compile("^-- Writes at maxmemory.$", re.MULTILINE)
 _ALLOW_WRITES = f"redis.call('PERSIST', '{keys.LEASES}')"
 """Redis refuses a script at ``maxmemory`` only if its first write may grow memory. This one cannot.
-Claimed jobs must continue, because their ends make room."""
+Claimed jobs must continue, because their ends make room. Only a script that was refused, and so has
+written nothing, is sent again with this: it costs a command."""
 _NAMES: dict[str, str | int | keys.Key] = {
     "CLASS": keys.SCORES_A_CLASS,
     "LEASES": keys.LEASES,
@@ -52,7 +54,8 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "message_key": keys.message,
     "waiting_key": keys.waiting,
     "scheduled_key": keys.scheduled,
-    "serving_key": keys.serving,
+    "live_key": keys.live,
+    "worker_key": keys.worker,
     "searched_key": keys.searched,
     "shares_key": keys.shares,
     "turns_key": keys.turns,
@@ -74,12 +77,13 @@ _NAMES: dict[str, str | int | keys.Key] = {
 
 
 @cache
-def source(name: str, db: int = 0) -> str:
-    """The whole script, for the database ``db``: all share their channels."""
+def source(name: str, db: int = 0, *, anyway: bool = False) -> str:
+    """The whole script, for the database ``db``: all share their channels. ``anyway``: it also
+    writes at maxmemory, if it may."""
     room, _, file = name.rpartition("/")
     script = _text(file, room or "broker")
     parts = [f"parts/{part}" for names in _PARTS.findall(script) for part in names.split(", ")]
-    if _WRITES_AT_MAXMEMORY.search(script):
+    if anyway and _WRITES_AT_MAXMEMORY.search(script):
         script = f"{_ALLOW_WRITES}\n{script}"
     return "\n".join([*_names(db), *map(_text, ("prelude", *parts)), script])
 
@@ -105,14 +109,15 @@ def _function(name: str, made: str) -> str:
 
 
 @cache
-def digest(name: str, db: int = 0) -> str:
+def digest(name: str, db: int = 0, *, anyway: bool = False) -> str:
     """The SHA-1 by which the server knows the script."""
-    return hashlib.sha1(source(name, db).encode()).hexdigest()
+    return hashlib.sha1(source(name, db, anyway=anyway).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
-    """Loads the script into the server, so that its digest is enough."""
-    client.script_load(source(name, database(client)))
+    """Loads the script into the server, so that its digest is enough, also in a pipeline."""
+    for anyway in (False, True):
+        client.script_load(source(name, database(client), anyway=anyway))
 
 
 def database(client: Any) -> int:
@@ -123,7 +128,7 @@ def database(client: Any) -> int:
 def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
     """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
     ``NoScriptError``."""
-    pipe.evalsha(*_call(digest(name, database(pipe)), arguments, ()))
+    pipe.evalsha(*_call(digest(name, database(pipe), anyway=True), arguments, ()))
 
 
 def run_script(
@@ -133,11 +138,12 @@ def run_script(
 
     After a restart or a failover the server does not know the digest; it then gets the source.
     """
-    db = database(client)
-    try:
-        return client.evalsha(*_call(digest(name, db), arguments, lists))
-    except NoScriptError:
-        return client.eval(*_call(source(name, db), arguments, lists))
+    sent = _Sent(name, database(client))
+    while True:
+        try:
+            return sent.send(client)(*_call(sent.script, arguments, lists))
+        except ResponseError as error:
+            sent.refused(error)
 
 
 async def run_script_async(
@@ -147,13 +153,41 @@ async def run_script_async(
     lists: Sequence[str] = (),
 ) -> Any:
     """:func:`run_script` for asyncio."""
+    sent = _Sent(name, database(client))
+    while True:
+        try:
+            return await sent.send(client)(*_call(sent.script, arguments, lists))
+        except ResponseError as error:
+            sent.refused(error)
+
+
+class _Sent:
+    """How a script is sent: by its digest, until the server refuses that."""
+
+    def __init__(self, name: str, db: int) -> None:
+        self._name, self._db = name, db
+        self._whole = self._anyway = False
+
+    @property
+    def script(self) -> str:
+        return (source if self._whole else digest)(self._name, self._db, anyway=self._anyway)
+
     # redis-py's annotations cover all its clients at once.
-    server: Any = client
-    db = database(client)
-    try:
-        return await server.evalsha(*_call(digest(name, db), arguments, lists))
-    except NoScriptError:
-        return await server.eval(*_call(source(name, db), arguments, lists))
+    def send(self, client: Any) -> Callable[..., Any]:
+        sends: Callable[..., Any] = client.eval if self._whole else client.evalsha
+        return sends
+
+    def refused(self, error: ResponseError) -> None:
+        """Raises the error if there is no other way to send it."""
+        if isinstance(error, NoScriptError) and not self._whole:
+            self._whole = True
+        elif is_out_of_memory(error) and self._may_write_anyway():
+            self._whole, self._anyway = False, True
+        else:
+            raise error
+
+    def _may_write_anyway(self) -> bool:
+        return not self._anyway and source(self._name, anyway=True) != source(self._name)
 
 
 def _call(script: str, arguments: Sequence[Argument], lists: Sequence[str]) -> tuple[Any, ...]:

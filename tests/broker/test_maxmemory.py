@@ -64,3 +64,14 @@ def test_an_entry_that_is_not_a_message_is_buried(store: redis.Redis) -> None:
     (claim,) = take(store, ONE_ATTEMPT)
     assert dead_letters.bury(store, claim, "no task", TERMS)
     assert len(letters_in(store)) == 2
+
+
+def test_a_script_costs_more_only_where_it_was_refused(store: redis.Redis) -> None:
+    push(store, "a")
+    held = take(store)
+    store.config_resetstat()
+    claims.renew(store, held, lease_ms=60_000)
+    assert "cmdstat_persist" not in store.info("commandstats")
+    fill(store)
+    claims.renew(store, held, lease_ms=60_000)
+    assert store.info("commandstats")["cmdstat_persist"]["calls"] == 1
