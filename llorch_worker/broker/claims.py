@@ -211,7 +211,7 @@ def _claim_of(
         client,
         "claim",
         [json.dumps(asked | documents)],
-        [keys.live(model), *queues.inbox(consumed)],
+        queues.inbox(consumed),
     )
     # See ``lua/claim.lua``: the claims, then the messages that were dropped.
     end = taken * CLAIM_VALUES

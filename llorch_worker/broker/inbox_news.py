@@ -17,8 +17,8 @@ class InboxNews:
     """Key tracking (``CLIENT TRACKING``) on two connections that do nothing else.
 
     Redis reports a change of a list once, and then nothing until :meth:`is_filled` has looked at it
-    again, so the reader decides what a busy fleet costs. News arrives within a millisecond, and
-    costs nothing while the inbox is idle.
+    again, so the reader decides what a busy fleet costs; likewise of what else there is to do, see
+    :meth:`has_work`. News arrives within a millisecond, and costs nothing while all is idle.
     """
 
     def __init__(self, asking: Any, hearing: Any, model: str) -> None:
@@ -26,6 +26,8 @@ class InboxNews:
         self._asking, self._hearing = asking, hearing
         self._lists = queues.inbox_of(model)
         self._lease = keys.watch(model)
+        self._work = work_of(model)
+        self._may_have_work = True
         self.renewals = 0
         """Renewals of the watcher's lease that it has not heard of."""
         client_id = _call(hearing, "CLIENT", "ID")
@@ -39,6 +41,13 @@ class InboxNews:
         """Whether there are messages. From now on Redis reports the next change."""
         return bool(_call(self._asking, "EXISTS", *self._lists))
 
+    def has_work(self) -> bool:
+        """Whether one of :func:`work_of` exists. It asks Redis only after a change, or while one
+        does."""
+        if self._may_have_work:
+            self._may_have_work = bool(_call(self._asking, "EXISTS", *self._work))
+        return self._may_have_work
+
     def note_renewal(self) -> None:
         """Call it after each renewal of the watcher's lease, which is news too. Raises
         ConnectionError if the one before was not heard of.
@@ -49,19 +58,25 @@ class InboxNews:
             raise NoConnection("the connection for news of the inbox is dead")
         self.renewals += 1
 
-    def read(self, timeout_s: float) -> bool:
-        """Whether the inbox has changed; waits ``timeout_s`` for it."""
+    def read(self, timeout_s: float) -> set[str]:
+        """The lists of the inbox that have changed; waits ``timeout_s`` for one."""
         changed: set[str] = set()
         # Raises ConnectionError if Redis has closed it, and tracks nothing for it any more.
         self._asking.can_read(timeout=0)
         while self._hearing.can_read(timeout=0 if changed else timeout_s):
             message = self._hearing.read_response(disable_decoding=True)
             # Without keys if the whole database was emptied: nothing is tracked any more.
-            names = self._lists if message[2] is None else map(_text, message[2])
-            changed.update(names)
+            every = (*self._lists, *self._work)
+            changed.update(every if message[2] is None else map(_text, message[2]))
         if self._lease in changed:
             self.renewals = 0
-        return bool(changed - {self._lease})
+        self._may_have_work = self._may_have_work or not changed.isdisjoint(self._work)
+        return changed.intersection(self._lists)
+
+
+def work_of(model: str) -> list[str]:
+    """What a watcher of the model looks after beside its inbox: they exist while there is any."""
+    return [keys.waiting(model), keys.scheduled(model), keys.DEADLINES]
 
 
 def _call(connection: Any, *command: Any) -> Any:

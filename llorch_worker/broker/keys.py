@@ -24,9 +24,6 @@ MODELS = f"{PREFIX}models"
 """Hash: model -> JSON of a ``ModelCard``. Never expires."""
 live = Key("live:{}")
 """By model. Sorted set: place, a worker's name in the registry -> when it was last seen."""
-serving = Key("serving:{}")
-"""By model. Sorted set: fingerprint of what is served under this name -> when a worker that serves
-it was last seen."""
 contexts = Key("contexts:{}")
 """By model. Sorted set: context that a worker has -> when such a worker was last seen."""
 worker = Key("worker:{}")
@@ -88,7 +85,7 @@ a worker or an engine: ``deaths``. While it is a suspect ``strikes``, see ``lua/
 MOVES: dict[str, dict[str, tuple[str | None, ...]]] = {
     "enqueue": {"waiting": (None,)},
     "watch": {"waiting": (None, "scheduled")},
-    "claim": {"waiting": (None,), "claimed": ("waiting",), "ended": ("waiting",)},
+    "claim": {"waiting": (None,), "claimed": ("waiting", None), "ended": ("waiting", None)},
     "release": {
         "waiting": ("claimed",),
         "scheduled": ("claimed",),

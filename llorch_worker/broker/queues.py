@@ -92,9 +92,8 @@ def priority_of(list_key: str) -> Priority:
 
 
 def inbox(consumed: Iterable[str]) -> list[str]:
-    """The lists to which kombu pushes for these queues, those first that producers use most, and of
-    these the most urgent."""
-    in_order = sorted(consumed, key=is_high, reverse=True)
+    """The lists to which kombu pushes for these queues, those first that producers use most."""
+    in_order = sorted(consumed, key=is_high)
     steps = [LOW_STEP, *PRIORITY_STEPS[1:LOW_STEP]]
     return [
         *in_order,

@@ -215,15 +215,9 @@ def announce(
             _GONE_MS if leaving else 0,
             REMEMBERED_S * 1000,
             MOST_REMEMBERED,
-            card.fingerprint,
             card.max_context,
         ],
-        [
-            keys.live(card.model),
-            keys.worker(place),
-            keys.serving(card.model),
-            keys.contexts(card.model),
-        ],
+        [keys.live(card.model), keys.worker(place), keys.contexts(card.model)],
     )
     return None if replaced is None else stored.read(WorkerCard, replaced)
 
@@ -260,6 +254,13 @@ def _cards(client: redis.Redis, places: Iterable[str]) -> list[WorkerCard]:
 def living(client: redis.Redis, model: str) -> list[str]:
     """The places of the workers that serve ``model`` now."""
     return _seen_within(client, model, GONE_AFTER_S)
+
+
+def is_alone(client: redis.Redis, model: str) -> bool:
+    """Whether one worker serves ``model`` now, or none does, as the one that was seen last knows
+    it."""
+    last: Any = client.zrevrange(keys.live(model), 0, 1, withscores=True)
+    return len(last) < 2 or last[0][1] - last[1][1] > 1e3 * GONE_AFTER_S
 
 
 def _seen_within(client: redis.Redis, model: str, since_s: float) -> list[str]:

@@ -1,14 +1,16 @@
 """Watching a model's inbox, to which stock producers push.
 
-One worker of each model, which holds a short lease, moves what comes there to the jobs that wait,
-lets scheduled jobs wait whose time has come, and rings: see :mod:`.doorbell`. Once a second it also
-rings for whatever waits, because a worker may have died with a ring. If it dies itself, another
-takes the lease within two seconds. Two watchers at a time do no harm.
+One worker of each model, which holds a short lease, rings when a job comes there: see
+:mod:`.doorbell`. The worker that wakes claims it. If none does at once, the watcher moves it to the
+jobs that wait. It also lets scheduled jobs wait whose time has come. Once a second it rings for
+whatever waits, because a worker may have died with a ring. If it dies itself, another takes the
+lease within eight seconds; meanwhile workers with room look by themselves. Two watchers at a time do
+no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from redis import Redis
 
@@ -16,16 +18,28 @@ from llorch_worker.broker import keys, queues
 from llorch_worker.broker.leases import Lease
 from llorch_worker.broker.scripts import run_script, text
 
-LEASE_S = 1.8
-KEEP_S = 1.2
+LEASE_S = 5.0
+KEEP_S = 3.0
 """How often the watcher renews it."""
+TAKE_S = 3.0
+"""How often the others try to become it."""
 LOOK_S = 1.0
-"""How often the watcher rings for whatever waits, and how often the others try to become it."""
+"""How often the watcher rings for whatever waits."""
 
 
 def lease(client: Redis, model: str) -> Lease:
     """Whoever has it watches ``model``."""
     return Lease(client, keys.watch(model), LEASE_S)
+
+
+def ring(client: Redis, model: str, lists: Iterable[str]) -> None:
+    """Wakes a worker, because jobs have come to these lists of the inbox."""
+    named = {queues.route(model, queues.priority_of(name)).queue for name in lists}
+    full = map(keys.full_bell, filter(queues.is_high, named))
+    for bell in (*map(keys.bell, named), *full):
+        # At most one ring is in a bell.
+        if client.lpush(bell, 1) > 1:
+            client.lpop(bell)
 
 
 def look(

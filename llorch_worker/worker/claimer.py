@@ -110,6 +110,8 @@ class Claimer(Repeater):
         self._asked = self._looks = False
         self._look_at_s = float("inf")
         self._lacks_room = False
+        self._idle = ("", 0)
+        """What Redis knows of it since it last looked."""
         self._noted_place = ""
         """Where jobs may be placed with it now."""
         self._unanswered: ClaimRequest | None = None
@@ -225,6 +227,7 @@ class Claimer(Repeater):
         if self._unanswered is not None:
             request = replace(request, call=self._unanswered.call, sent_before=True)
         self._unanswered, self._noted_place = request, room.place
+        self._idle = ("", 0)
         taken = claims.claim(self._redis, request, self._terms)
         self._unanswered = None
         self._keep(taken)
@@ -300,8 +303,9 @@ class Claimer(Repeater):
     def _something_waits(self) -> bool:
         """Asks in one command, which an idle worker repeats for ever."""
         room = self._room()
-        if room.place:
-            self._noted_place = room.place
-            placement.note_idle(self._redis, room.place, len(HELD_CLAIMS.running()))
+        idle = room.place, len(HELD_CLAIMS.running())
+        if room.place and self._idle != idle:
+            self._noted_place, self._idle = room.place, idle
+            placement.note_idle(self._redis, *idle)
         filled = keys.waiting(self._model), *queues.inbox(room.queues)
         return bool(room.queues and self._redis.exists(*filled))

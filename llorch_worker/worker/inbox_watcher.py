@@ -12,22 +12,22 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from llorch_worker.broker import keys, registry, watch
-from llorch_worker.broker.connection import own_connection
+from llorch_worker.broker import registry, watch
+from llorch_worker.broker.connection import own_connection, unless_refused
 from llorch_worker.broker.deadlines import end_overdue
 from llorch_worker.broker.inbox_news import InboxNews
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.waiting import wrong_keys
-from llorch_worker.broker.watch import KEEP_S, LEASE_S, LOOK_S
+from llorch_worker.broker.watch import KEEP_S, LEASE_S, LOOK_S, TAKE_S
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
 
 READ_S = 0.2
 """How soon the thread notices that it must end."""
-PAUSE_S = 0.005
-"""Between two looks, so that many pushes cost few. Redis reports the next change only after a
-look."""
+PAUSE_S = 0.02
+"""How long a worker has to claim what has come, before the watcher moves it to the jobs that
+wait."""
 COUNT_S = 10.0
 """How often the watcher looks for other workers, and for keys of another type in the inbox."""
 
@@ -49,6 +49,8 @@ class InboxWatcher(Repeater):
         self._on_repeated = on_repeated
         self._lease = watch.lease(client, model)
         self._refused = False
+        self._moved = self._filled = False
+        """Whether the next news is of its own move; whether something was left after that."""
         self._wrong: set[str] = set()
         self.alone = True
         """Whether no other worker of the model is known."""
@@ -61,11 +63,11 @@ class InboxWatcher(Repeater):
             with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
                 self._watch_until_lost(self._news(asking, hearing), hearing)
             if self.closing.is_set():
-                self._move(rings_anyway=True)
+                self._look(rings_anyway=True)
                 self._lease.leave()
         else:
             self.alone = False
-        self.closing.wait(LOOK_S * random.uniform(0.9, 1.1))
+        self.closing.wait(TAKE_S * random.uniform(0.9, 1.1))
 
     def _news(self, asking: Any, hearing: Any) -> InboxNews | None:
         try:
@@ -77,7 +79,7 @@ class InboxWatcher(Repeater):
             return None
 
     def _watch_until_lost(self, news: InboxNews | None, connection: Any) -> None:
-        keep_at_s = ring_at_s = look_at_s = count_at_s = time.monotonic()
+        keep_at_s = beat_at_s = count_at_s = move_at_s = time.monotonic()
         held_until_s = keep_at_s + LEASE_S
         while not self.closing.is_set():
             now_s = time.monotonic()
@@ -86,56 +88,62 @@ class InboxWatcher(Repeater):
                 return
             if now_s >= keep_at_s:
                 kept = self._lease.renew()
-                end_overdue(self._redis, self._settings)
-                if now_s >= count_at_s:
-                    self._count()
-                    count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
                     return
                 if news is not None:
                     news.note_renewal()
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
-            if now_s >= ring_at_s or now_s >= look_at_s:
-                after_s = self._look(news, rings_anyway=now_s >= ring_at_s)
+            if now_s >= count_at_s:
+                self._count()
+                count_at_s = now_s + COUNT_S
+            if now_s >= beat_at_s:
                 # Not in step with jobs that come once a second.
-                pause_s = LOOK_S * random.uniform(0.8, 1.0)
-                ring_at_s = now_s + pause_s if now_s >= ring_at_s else ring_at_s
-                look_at_s = now_s + min(after_s, LOOK_S)
-                self.closing.wait(PAUSE_S)
-            next_s = min(keep_at_s, ring_at_s, look_at_s)
+                beat_at_s = now_s + min(self._beat(news), LOOK_S * random.uniform(0.8, 1.0))
+            if news is not None and now_s >= move_at_s:
+                move_at_s = now_s + self._move(news)
+            next_s = min(keep_at_s, beat_at_s, move_at_s)
             if self._hear(news, max(0.0, min(next_s - time.monotonic(), READ_S))):
-                look_at_s = time.monotonic()
+                move_at_s = min(move_at_s, time.monotonic() + PAUSE_S)
 
-    def _look(self, news: InboxNews | None, *, rings_anyway: bool) -> float:
-        """Moves and rings; returns after how many seconds to look again."""
-        filled = news is None or news.is_filled()
-        waits = keys.waiting(self._model), keys.scheduled(self._model)
-        # One command for a queue in which nothing happens.
-        if not filled and not self._redis.exists(*waits):
+    def _beat(self, news: InboxNews | None) -> float:
+        """Does what is due, and rings for whatever waits; returns after how many seconds to look
+        again."""
+        if news is not None and not news.has_work():
             return LOOK_S
-        again_s = self._move(rings_anyway=rings_anyway)
-        return LOOK_S if again_s is None else again_s
+        end_overdue(self._redis, self._settings)
+        return self._look(rings_anyway=True)
 
-    def _move(self, *, rings_anyway: bool) -> float | None:
-        return watch.look(
+    def _move(self, news: InboxNews) -> float:
+        """Moves what is still in the inbox; returns after how many seconds to look again."""
+        self._moved = self._filled = news.is_filled()
+        return self._look() if self._filled else float("inf")
+
+    def _look(self, *, rings_anyway: bool = False) -> float:
+        again_s = watch.look(
             self._redis,
             self._model,
             weights=self._settings.tenant_weights,
             rings_anyway=rings_anyway,
             on_repeated=self._on_repeated,
         )
+        return LOOK_S if again_s is None else again_s
 
     def _count(self) -> None:
-        self.alone = len(registry.living(self._redis, self._model)) < 2
-        found = set(wrong_keys(self._redis, self._model))
+        self.alone = registry.is_alone(self._redis, self._model)
+        found = set(wrong_keys(self._redis, self._model)) if self._filled else set()
         for sentence in found - self._wrong:
             logger.error("a queue is stopped: %s", sentence)
         self._wrong = found
 
     def _hear(self, news: InboxNews | None, timeout_s: float) -> bool:
-        """Whether the inbox has changed."""
-        if news is not None:
-            return news.read(timeout_s)
-        self.closing.wait(timeout_s)
-        return False
+        """Rings for what has come to the inbox; whether something has."""
+        if news is None:
+            self.closing.wait(timeout_s)
+            return False
+        lists = news.read(timeout_s)
+        if lists and not self._moved:
+            with unless_refused():
+                watch.ring(self._redis, self._model, lists)
+        self._moved = self._moved and not lists
+        return bool(lists)

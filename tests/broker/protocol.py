@@ -23,7 +23,7 @@ ENDS = ("SUCCESS", "FAILURE", "REVOKED")
 LAST_EVENTS = ("finished", "failed", "cancelled")
 REGISTRY = {
     keys.DEAD, keys.LETTERS, keys.LETTERS_HELD, keys.MODELS, keys.live("toy"),
-    keys.load(queues.normal_queue("toy")), keys.serving("toy"), keys.shares("toy"),
+    keys.load(queues.normal_queue("toy")), keys.shares("toy"),
     keys.turns("toy"), keys.contexts("toy"),
 }  # fmt: skip
 """Keys that stay when all jobs have ended."""

@@ -9,7 +9,7 @@ import redis
 
 from llorch_worker.broker import claims, keys, queues, watch
 from llorch_worker.broker.claims import ClaimRequest
-from llorch_worker.broker.queues import place_of, route
+from llorch_worker.broker.queues import Route, place_of, route
 from llorch_worker.client import Client
 from llorch_worker.settings import Settings
 from llorch_worker.worker.inbox_watcher import InboxWatcher
@@ -85,6 +85,25 @@ def test_a_claim_that_leaves_jobs_rings_for_the_next_worker(store: redis.Redis) 
     assert rings(store) == rings(store, f"{QUEUE}:high") == 1
     assert len(take(store, limit=1)) == 1
     assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "bells"),
+    [
+        ("llorch.toy", {keys.bell(QUEUE)}),
+        (Route("llorch.toy", 9).list_key, {keys.bell(QUEUE)}),
+        ("llorch.toy:9", {keys.bell(QUEUE)}),
+        ("llorch.toy:high", {keys.bell(f"{QUEUE}:high"), keys.full_bell(f"{QUEUE}:high")}),
+        ("llorch.toy:high:3", {keys.bell(f"{QUEUE}:high"), keys.full_bell(f"{QUEUE}:high")}),
+    ],
+)
+def test_what_comes_to_the_inbox_wakes_a_worker_before_it_is_moved(
+    store: redis.Redis, name: str, bells: set[str]
+) -> None:
+    for _ in range(2):
+        watch.ring(store, "toy", [name])
+    assert set(store.keys(keys.bell("*"))) == bells
+    assert all(store.llen(bell) == 1 for bell in bells)
 
 
 def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis) -> None:

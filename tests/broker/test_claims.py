@@ -15,11 +15,11 @@ import redis
 from llorch_worker.broker import claims, dead_letters, follow_ups, keys, queues, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim, ClaimRequest
-from llorch_worker.broker.message import read_envelope
+from llorch_worker.broker.message import TENANT, read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import as_bytes, run_script
 from llorch_worker.contract import TASK_NAME, InternalError
-from tests.broker.jobs import TERMS, dying_after, look, push, sweep, take
+from tests.broker.jobs import TERMS, dying_after, look, note_seen, push, sweep, take
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import (
     add_entry,
@@ -27,10 +27,12 @@ from tests.store import (
     follow_ups_in,
     leases_in,
     letters_in,
+    record_of,
     set_follow_ups,
     set_leases,
     stored_result,
     ttls,
+    waiting_ids,
     write_record,
 )
 
@@ -454,6 +456,24 @@ def test_a_new_process_under_a_workers_name_gets_no_claims_of_the_old_one(
     assert claims.claim(store, replace(call_of(), sent_before=True), TERMS).claims == []
 
 
+def test_a_job_that_comes_while_none_waits_is_claimed_without_waiting(store: redis.Redis) -> None:
+    push(store, "a", "b")
+    assert [claim.job_id for claim in take(store, limit=1)] == ["a"]
+    assert waiting_ids(store) == ["b"]
+    push(store, "c")
+    assert [claim.job_id for claim in take(store, limit=2)] == ["b", "c"]
+
+
+def test_a_tenant_of_a_stock_producer_has_a_name_as_long_as_a_request_may_give(
+    store: redis.Redis,
+) -> None:
+    longest = "t" * 100
+    push(store, "a", **{TENANT: longest})
+    push(store, "b", **{TENANT: longest + "t"})
+    watch.look(store, "toy")
+    assert [record_of(store, job_id)["tenant"] for job_id in "ab"] == [longest, ""]
+
+
 def test_one_call_claims_from_the_queues_of_several_models(store: redis.Redis) -> None:
     push(store, "a", "b")
     store.rename(QUEUE, queues.normal_queue("other"))
@@ -494,7 +514,9 @@ def search(store: redis.Redis, **options: Any) -> tuple[int, list[str]]:
 def test_jobs_that_a_worker_cannot_take_hide_none_behind_them(
     store: redis.Redis, needs: str
 ) -> None:
-    store.zadd(keys.serving("toy"), {"512": store.time()[0] * 1000})
+    place = queues.place_of("toy", "other@h")
+    note_seen(store, place)
+    store.set(keys.worker(place), '{"fingerprint":"512"}')
     unfit(store, 1_500, **{needs: "512"})
     push(store, "fits")
     calls, found = search(store)

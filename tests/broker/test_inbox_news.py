@@ -33,7 +33,7 @@ def told(store: redis.Redis, news: InboxNews) -> bool:
     store.set(end, 1)
     found = False
     while news.renewals:
-        found |= news.read(GET_S)
+        found |= bool(news.read(GET_S))
     return found
 
 
@@ -64,6 +64,21 @@ def test_a_client_of_ours_is_no_news(store: redis.Redis, news: InboxNews) -> Non
     store.zadd(keys.waiting("toy"), {"a": 1})
     store.lpush(keys.bell(QUEUE), 1)
     assert not told(store, news)
+    assert news.has_work()
+
+
+def test_it_asks_for_work_only_after_a_change(store: redis.Redis, news: InboxNews) -> None:
+    assert not news.has_work()
+    store.config_resetstat()
+    assert not news.has_work()
+    assert "cmdstat_exists" not in store.info("commandstats")
+    for key in (keys.waiting("toy"), keys.scheduled("toy"), keys.DEADLINES):
+        store.zadd(key, {"a": 1})
+        assert not told(store, news)
+        assert news.has_work()
+        store.delete(key)
+        assert not told(store, news)
+        assert not news.has_work()
 
 
 def test_it_looks_once_the_database_was_emptied(store: redis.Redis, news: InboxNews) -> None:

@@ -95,7 +95,6 @@ class Protocol(Workers):
     def leave_for_long(self) -> None:
         """The workers have been gone for long, as far as others know."""
         note_seen(self.store, *PLACES, ago_s=DAYS_S)
-        self.store.delete(keys.serving("toy"))
 
     # What follows an end -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys, watch
+from llorch_worker.broker import claims, keys, registry, watch
 from llorch_worker.client import Client
 from tests.broker.jobs import announce, push, take
 from tests.store import announce_model
@@ -29,6 +29,13 @@ def send(producer: Client, tenant: str | None, count: int, **fields: str | int) 
 def claimed(store: redis.Redis, count: int) -> list[str]:
     """Ids of the next jobs, claimed one by one."""
     return [claim.job_id for _ in range(count) for claim in take(store, limit=1)]
+
+
+def worker_card(place: str) -> registry.WorkerCard:
+    return registry.WorkerCard(
+        hostname=place, pid=1, model="toy", max_context=4096, max_sequences=4, device="cpu",
+        started_at=1, last_seen=1, engine={},
+    )  # fmt: skip
 
 
 def names(order: list[str], **jobs: list[str]) -> str:
@@ -133,12 +140,14 @@ def test_the_shares_of_tenants_that_are_idle_do_not_grow(producer: Client) -> No
     for n in range(300):
         send(producer, f"t{n}", 1)
         assert len(claimed(producer.redis, 1)) == 1
-    assert producer.redis.zcard(keys.shares("toy")) <= 66
+    registry.announce(producer.redis, worker_card("w"))
+    assert producer.redis.zcard(keys.shares("toy")) == 1
     send(producer, "backlog", 60, max_tokens=1)
     for n in range(60):
         send(producer, f"u{n}", 1, max_tokens=1)
         claimed(producer.redis, 1)
-    assert producer.redis.zcard(keys.shares("toy")) <= 130
+    registry.announce(producer.redis, worker_card("w"))
+    assert producer.redis.zcard(keys.shares("toy")) <= 66
 
 
 @pytest.mark.parametrize("seed", range(5))

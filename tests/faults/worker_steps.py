@@ -30,7 +30,7 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.jobs import TERMS, note_seen, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
@@ -211,9 +211,10 @@ def a_worker_hands_a_job_over(stage: Stage) -> Acts:
     yield None
     insist(lambda: claims.hand_over(stage.client, claim, place, fingerprint="another"))
     yield ["a"]
-    stage.store.zadd(keys.serving("toy"), {"another": 10**15})
+    note_seen(stage.store, place)
+    stage.store.set(keys.worker(place), '{"fingerprint":"another"}')
     assert take(stage.store) == []
-    stage.store.delete(keys.serving("toy"))
+    stage.store.delete(keys.worker(place))
     (again,) = take(stage.store)
     assert again.attempt == 1, "nobody serves that model any more"
 

@@ -9,7 +9,7 @@
 -- for the next worker: see doorbell.py. An `urgent` caller has no room, and preempts for what it takes. It claims high
 -- jobs only. A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
 --
--- KEYS: the model's workers, then the inbox lists of the queues that the caller consumes.
+-- KEYS: the inbox lists of the queues that the caller consumes.
 -- ARGV: the caller's terms as JSON: see claims.py.
 --
 -- Returns when to look again, in ms from now, or -1; the number of claims; the values of each, see `begin`; then
@@ -28,7 +28,6 @@ local SEARCH_MS = 2000 -- how long it is known where that was
 local MOST_MOVED = 64
 
 local terms = cjson.decode(ARGV[1])
-local inbox = {unpack(KEYS, 2)}
 local model, limit = terms.model, terms.limit
 local waiting = waiting_key(model)
 local claims, dropped, gone = {}, {}, {}
@@ -54,20 +53,56 @@ if terms.sent_before then
   end
 end
 
-local moved, repeated, is_more = 0, {}, false
-if #inbox > 0 then
-  moved, repeated, is_more = move_inbox(inbox, MOST_MOVED, terms.weights)
-end
-for _, id in ipairs(repeated) do
-  dropped[#dropped + 1] = {id, 'repeated'}
-end
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   -- A fence is a time.
   suspect_since_us = suspect_since_us or is_suspect(record, terms) and record.fence
 end
 
-local classes = classes_that_wait(model)
+-- The first jobs that wait, with their scores; if they are all, nothing else needs to be asked.
+local function first_jobs()
+  local found = redis.call('ZRANGE', waiting, 0, WINDOW - 1, 'WITHSCORES')
+  return found, #found < 2 * WINDOW
+end
+local first, is_all = first_jobs()
+
+local function may_claim(class)
+  return terms.classes[tostring(class)] and (class == HIGH or not terms.urgent)
+end
+
+-- Claim a job, if it can be; returns its score then.
+local function settle(record, score)
+  local is_gone, outcome, value = settle_waiting(record, score, terms, suspect_since_us)
+  gone[record.id] = is_gone or nil
+  if outcome == 'claimed' then
+    claims[#claims + 1] = value
+    bytes = bytes + #value[2]
+    suspect_since_us = suspect_since_us or value[10] == 1 and now_us()
+    return score
+  elseif outcome == 'buried' then
+    dropped[#dropped + 1] = {value, outcome}
+  elseif outcome == 'suspect' then
+    suspects_wait = true
+  elseif outcome == 'unfit' then
+    unfit = unfit + 1
+  end
+end
+
+local moved, repeated, is_more = 0, {}, false
+if #KEYS > 0 then
+  -- A job that comes while none waits need not wait itself.
+  local is_idle = #first == 0 and limit > 0 and not terms.urgent
+  moved, repeated, is_more = move_inbox(KEYS, MOST_MOVED, terms.weights, is_idle and settle)
+  gone = {}
+  if moved > #claims + #repeated then
+    first, is_all = first_jobs()
+  end
+end
+for _, id in ipairs(repeated) do
+  dropped[#dropped + 1] = {id, 'repeated'}
+end
+
+local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
 
 -- The class behind others whose first job has waited longest, if that is as long as the rule of age says. A class has
 -- a turn in so much time, not each of its jobs.
@@ -85,15 +120,23 @@ local function class_of_age()
   return oldest
 end
 
+-- The jobs of a class from a score, or its first, and a place on, with their scores.
+local function page_of(class, from, offset, count)
+  if is_all then
+    return offset == 0 and of_class(first, class) or {}
+  end
+  local least, last = bounds_of(class)
+  return redis.call('ZRANGEBYSCORE', waiting, from or least, last, 'WITHSCORES', 'LIMIT', offset, count)
+end
+
 -- Take up to `most` jobs of a class; returns how many. Behind many that the caller cannot take, the next call goes on.
 local function take_from(class, most)
-  local before, looked, at_most, offset, page, top, score = #claims, 0, MOST_LOOKED, 0, nil, nil, nil
-  local first, last = bounds_of(class)
+  local before, looked, at_most, from, offset, page, top, score = #claims, 0, MOST_LOOKED, nil, 0, nil, nil, nil
   -- What makes callers skip the same jobs.
   local alike = table.concat({class, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}, ' ')
   repeat
     local count = math.min(at_most - looked, math.max(WINDOW, most))
-    page = redis.call('ZRANGEBYSCORE', waiting, first, last, 'WITHSCORES', 'LIMIT', offset, count)
+    page = page_of(class, from, offset, count)
     local records = {}
     for i = 1, #page, 2 do
       score = page[i + 1]
@@ -108,26 +151,14 @@ local function take_from(class, most)
       if #claims - before >= most or bytes >= MOST_REPLY_BYTES then
         break
       end
-      local is_gone, outcome, value = settle_waiting(read_record(found.id), found.score, terms, suspect_since_us)
-      gone[found.id] = is_gone or nil
-      if outcome == 'claimed' then
-        claims[#claims + 1] = value
-        bytes = bytes + #value[2]
-        top = math.max(top or 0, found.score)
-        suspect_since_us = suspect_since_us or value[10] == 1 and now_us()
-      elseif outcome == 'buried' then
-        dropped[#dropped + 1] = {value, outcome}
-      elseif outcome == 'suspect' then
-        suspects_wait = true
-      elseif outcome == 'unfit' then
-        unfit = unfit + 1
-      end
+      local claimed = settle(read_record(found.id), found.score)
+      top = claimed and math.max(top or 0, claimed) or top
     end
     offset, looked = offset + count, looked + count
     if looked == MOST_LOOKED then
       local stopped = redis.call('HGET', searched_key(model), alike)
       if stopped and tonumber(stopped) > tonumber(score or 0) then
-        first, offset = stopped, 0
+        from, offset = stopped, 0
       end
       at_most = 2 * MOST_LOOKED
     end
@@ -143,34 +174,32 @@ local function take_from(class, most)
   return #claims - before
 end
 
--- Rings.
-local bells, may_claim = {}, {}
-for _, class in ipairs({HIGH, NORMAL, LOW}) do
-  may_claim[class] = terms.classes[tostring(class)] or false
-end
 local due = class_of_age()
+-- Rings.
+local bells, most = {full_bell(model)}, limit
 if terms.urgent then
   -- Either a worker with room has taken the ring, or one must give a turn first.
-  local is_anothers = due or redis.call('EXISTS', bell_of_class(model, HIGH)) == 0
-  may_claim = {[HIGH] = may_claim[HIGH] and not is_anothers}
-  due = nil
-  bells = {full_bell(model), not is_anothers and bell_of_class(model, HIGH) or nil}
+  if due or redis.call('EXISTS', bell_of_class(model, HIGH)) == 0 then
+    most, due = 0, nil
+  else
+    bells[2] = bell_of_class(model, HIGH)
+  end
 else
-  bells = {full_bell(model)}
-  if may_claim[HIGH] then bells[#bells + 1] = bell_of_class(model, HIGH) end
-  if may_claim[NORMAL] then bells[#bells + 1] = bell_of_class(model, NORMAL) end
+  if may_claim(HIGH) then bells[#bells + 1] = bell_of_class(model, HIGH) end
+  if may_claim(NORMAL) then bells[#bells + 1] = bell_of_class(model, NORMAL) end
   if terms.place ~= '' then bells[#bells + 1] = bell_key(terms.place) end
 end
 redis.call('DEL', unpack(bells))
 
-local jobs = redis.call('ZCARD', waiting)
-local living = jobs > 1 and redis.call('ZCOUNT', KEYS[1], now_ms() - terms.gone_ms, '+inf') or 1
-local share = math.min(limit, math.ceil(jobs / math.max(1, living)))
-if due and may_claim[due] and share > 0 and take_from(due, 1) > 0 then
+local jobs = is_all and #first / 2 or redis.call('ZCARD', waiting)
+local all = jobs + #claims
+local living = all > 1 and redis.call('ZCOUNT', live_key(model), now_ms() - terms.gone_ms, '+inf') or 1
+local share = math.min(most, math.ceil(all / math.max(1, living)))
+if due and may_claim(due) and share > #claims and take_from(due, 1) > 0 then
   redis.call('HSET', turns_key(model), due, now_ms())
 end
 for _, class in ipairs(classes) do
-  if may_claim[class] and #claims < share then
+  if may_claim(class) and #claims < share then
     take_from(class, share - #claims)
   end
 end
@@ -185,9 +214,7 @@ end
 -- Rings for what is left. Not for suspects, nor for jobs that need what the caller has not: workers that cannot take
 -- them would ring for each other for ever. The watcher rings for them.
 local left = jobs - #settled - unfit
-if jobs > 0 and jobs == #settled then
-  settle_shares(model)
-elseif left > 0 and not suspects_wait and (#claims > 0 or moved > 0) then
+if left > 0 and not suspects_wait and (#claims > 0 or moved > 0) then
   for _, class in ipairs(classes_that_wait(model)) do
     ring_class(model, class)
   end

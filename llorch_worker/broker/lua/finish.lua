@@ -43,7 +43,7 @@ if end_event == '' then
 end
 -- This does the work of release.lua, to save the worker a call.
 redis.call('ZREM', LEASES, job_id)
-store_result(job_id, document, keep_s)
+store_unless_revoked(job_id, document, keep_s, keep_s)
 settle(job_id, reserved, count_usage(usage))
 end_stream(job_id, end_event, stream_s, first, events)
 -- A worker does what follows the end if the caller has not done it in this time.

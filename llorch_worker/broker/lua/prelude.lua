@@ -57,18 +57,21 @@ local function is_revoked_elsewhere(id)
   return is_revoke(redis.pcall('GET', result_key(id)))
 end
 
--- Store the end of a job that ran. Somebody may have read a revoke that came too late for the claim: it
--- stays, because a result does not change.
-local function store_result(job_id, document, keep_s)
+-- Store a state, unless a revoke is there: somebody may have read that, and a result does not change. It stays
+-- for keep_s seconds, and the state for ttl_s, or without ttl_s until the next. Returns whether it is stored.
+local function store_unless_revoked(job_id, document, keep_s, ttl_s)
   local result = result_key(job_id)
-  local before = redis.pcall('SET', result, document, 'EX', keep_s, 'GET')
+  local before = ttl_s and redis.pcall('SET', result, document, 'EX', ttl_s, 'GET')
+    or redis.pcall('SET', result, document, 'GET')
   if is_revoke(before) then
     redis.call('SET', result, before, 'EX', keep_s)
+    return false
   elseif type(before) == 'table' then -- an error: the key is of another type
-    store_state(job_id, document, keep_s)
+    store_state(job_id, document, ttl_s)
   else
     redis.call('PUBLISH', result, document)
   end
+  return true
 end
 
 -- The number of the last entry of a job's stream, 0 if it has none; nil if the key is no stream. Read

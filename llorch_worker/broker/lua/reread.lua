@@ -19,7 +19,10 @@ end
 redis.call('ZREM', LEASES, id)
 redis.call('DEL', job_key(id), message_key(id), result_key(id))
 if reread ~= '' then
-  accept(reread, list, weights, score)
+  local job, its_score = accept(reread, list, weights, score)
+  if job then
+    redis.call('ZADD', waiting_key(model_of(list)), its_score, job.id)
+  end
 else
   bury({id = '', reason = 'malformed', message = letter, message_bytes = message_bytes, list = list,
     attempts = 0, history = ''}, letters_bytes, most_letters)

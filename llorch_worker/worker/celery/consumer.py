@@ -21,6 +21,7 @@ from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.queues import place_of
+from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
 from llorch_worker.broker.settling import Settler
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.job_message import JobMessage
@@ -52,6 +53,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         # With them every worker hears every other's heartbeats, and greets all others at its start.
         # What they would report, it reads in Redis.
         alone = dict(worker_options or {}) | {"without_gossip": True, "without_mingle": True}
+        alone["heartbeat_interval"] = alone.get("heartbeat_interval") or ANNOUNCE_INTERVAL_S
         super().__init__(*args, worker_options=alone, **options)
         settings = self.app.settings
         self._terms = ClaimTerms.of(settings)

@@ -12,11 +12,10 @@
 -- A job keeps its score: if it comes back, it is before all that were sent after it and its tenant's turn.
 --
 -- shares_key: a sorted set with the virtual times, by class, and the finishes that are later, by class/tenant. Both
--- are scores. A finish that the virtual time has passed says nothing, and goes. If nothing waits, the virtual time is
--- the latest finish.
+-- are scores. A finish that the virtual time has passed says nothing.
 
 local UNITS = 16
-local MOST_FINISHES = 64 -- that stay while nothing waits
+local MOST_FINISHES = 64 -- that stay though they say nothing
 
 local function whole(score)
   return string.format('%.0f', score)
@@ -31,39 +30,39 @@ local function virtual_time(shares, class)
   return tonumber(redis.call('ZSCORE', shares, class) or nil) or class * CLASS
 end
 
--- The score of a job that is sent now. `tokens`: how many it is expected to take.
-local function score_at_tail(model, class, tenant, tokens, weight)
+-- The score of a job that is sent now. `tokens`: how many it is expected to take; `starts`: whether it is claimed at
+-- once.
+local function score_at_tail(model, class, tenant, tokens, weight, starts)
   local shares, last = shares_key(model), (class + 1) * CLASS - 1
-  local now = virtual_time(shares, class)
   local whose = class .. '/' .. tenant
-  local start = math.min(last, math.max(now, tonumber(redis.call('ZSCORE', shares, whose) or nil) or now))
+  local now, finished = unpack(redis.call('ZMSCORE', shares, class, whose))
+  now = tonumber(now or nil) or class * CLASS
+  local start = math.min(last, math.max(now, tonumber(finished or nil) or now))
   local finish = math.min(last, start + math.max(1, math.floor(tokens * UNITS / weight)))
-  if start == now then
-    redis.call('ZADD', shares, whole(now + 1), class, whole(finish), whose)
-  else
-    redis.call('ZADD', shares, whole(finish), whose)
-  end
+  now = starts and start or start == now and now + 1 or now
+  redis.call('ZADD', shares, whole(now), class, whole(finish), whose)
   return whole(start)
 end
 
 -- Move the virtual time on to the start of a job that was claimed.
 local function note_start(model, class, score)
-  local shares = shares_key(model)
-  if score > virtual_time(shares, class) then
-    redis.call('ZREMRANGEBYSCORE', shares, class * CLASS, '(' .. whole(score))
-    redis.call('ZADD', shares, whole(score), class)
-  end
+  redis.call('ZADD', shares_key(model), 'GT', whole(score), class)
 end
 
--- Forget finishes, because nothing waits.
-local function settle_shares(model)
+-- Forget the finishes that say nothing any more. If nothing waits, the virtual time becomes the latest finish.
+local function forget_finishes(model)
   local shares = shares_key(model)
-  for class = HIGH, redis.call('ZCARD', shares) > MOST_FINISHES and LOW or HIGH - 1 do
+  if redis.call('ZCARD', shares) <= MOST_FINISHES then
+    return
+  end
+  local is_over = redis.call('EXISTS', waiting_key(model)) == 0
+  for class = HIGH, LOW do
     local first, last = bounds_of(class)
-    local latest = redis.call('ZREVRANGEBYSCORE', shares, last, first, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-    redis.call('ZREMRANGEBYSCORE', shares, first, last)
-    if latest then
-      redis.call('ZADD', shares, latest, class)
+    local latest = is_over and redis.call('ZREVRANGEBYSCORE', shares, last, first, 'LIMIT', 0, 1)[1]
+    local now = redis.call('ZSCORE', shares, latest or class)
+    if now then
+      redis.call('ZREMRANGEBYSCORE', shares, first, whole(now))
+      redis.call('ZADD', shares, whole(now), class)
     end
   end
 end

@@ -36,17 +36,28 @@ local function is_exhausted(record, terms)
     and (record.deaths >= terms.max_deaths or (record.strikes or 0) >= terms.max_attempts)
 end
 
+-- Whether a living worker serves this fingerprint, as its card says.
+local served = {}
+local function is_served(fingerprint, terms)
+  if served[fingerprint] == nil then
+    served[fingerprint] = false
+    local said = '"fingerprint":' .. cjson.encode(fingerprint)
+    for _, place in ipairs(redis.call('ZRANGEBYSCORE', live_key(terms.model), now_ms() - terms.gone_ms, '+inf')) do
+      local card = redis.pcall('GET', worker_key(place))
+      served[fingerprint] = served[fingerprint] or type(card) == 'string' and card:find(said, 1, true) ~= nil
+    end
+  end
+  return served[fingerprint]
+end
+
 -- Whether the caller has what the job needs: room for all its tokens, and the model that began it, unless nobody serves
 -- that any more: then the job begins again.
 local function fits(record, terms)
   local needs = record.needs_fingerprint
   if record.least_context > terms.max_context then
     return false
-  elseif needs == '' or needs == terms.fingerprint then
-    return true
   end
-  local seen_ms = tonumber(redis.call('ZSCORE', serving_key(terms.model), needs) or 0)
-  return seen_ms < now_ms() - terms.gone_ms
+  return needs == '' or needs == terms.fingerprint or not is_served(needs, terms)
 end
 
 -- End a job whose attempts are used up.
@@ -85,15 +96,11 @@ local function begin(record, message, score, terms)
   record.first_claim_ms = record.first_claim_ms or claimed
   redis.call('HSET', job, 'state', 'claimed', 'fence', record.fence, 'attempts', record.attempts, 'worker', terms.worker,
     'lease_ms', terms.lease_ms, 'progress', '0', 'score', whole(score), 'history', record.history .. terms.worker .. ' ' .. claimed .. '\n',
-    'first_claim_ms', record.first_claim_ms, 'place', terms.place)
+    'first_claim_ms', record.first_claim_ms, 'place', terms.place, unpack(record.fields or {}))
   if record.idempotency then
     redis.call('PERSIST', record.idempotency)
   end
   redis.call('ZADD', LEASES, string.format('%d', claimed_ms + terms.lease_ms), id)
-  -- A worker claims only what it has room for, so a job starts with its claim, unless it is put back at once.
-  if record.eta_ms or not record.eta and not record.unread then
-    store_state(id, document_of(terms.started, id))
-  end
   -- A cancel of a job that was never claimed ends it.
   local cancelled = is_first and 0 or redis.call('EXISTS', cancel_key(id))
   return values_of(record, message, claimed, is_first, cancelled, terms)
@@ -124,21 +131,33 @@ end
 --   nothing, if it has gone in another way
 local function settle_waiting(record, score, terms, holds_suspect)
   local id = record.id
-  local message = record.state == 'waiting' and redis.call('GET', message_key(id))
+  local message = record.state == 'waiting' and (record.message or redis.call('GET', message_key(id)))
   if not message then
     -- Somebody has deleted a part of it.
     return true
-  elseif is_revoked_elsewhere(id) then
+  end
+  local waits = not is_exhausted(record, terms)
+    and (holds_suspect and is_suspect(record, terms) and 'suspect' or not fits(record, terms) and 'unfit')
+  -- A worker claims only what it has room for, so a job starts with its claim, unless it is put back at once.
+  local starts = waits == false and (record.eta_ms or not record.eta and not record.unread)
+  local is_revoked
+  if starts then
+    is_revoked = not store_unless_revoked(id, document_of(terms.started, id), terms.keep_s)
+  else
+    is_revoked = is_revoked_elsewhere(id)
+  end
+  if is_revoked then
+    if record.fields then
+      redis.call('HSET', job_key(id), unpack(record.fields))
+    end
     end_record(id, terms.keep_s, terms.keep_s, nil, 0)
     end_stream(id, terms.cancel_event, terms.stream_s)
     return true
+  elseif waits then
+    return false, waits
   elseif is_exhausted(record, terms) then
     exhaust(record, message, terms)
     return true, 'buried', id
-  elseif holds_suspect and is_suspect(record, terms) then
-    return false, 'suspect'
-  elseif not fits(record, terms) then
-    return false, 'unfit'
   end
   return true, 'claimed', begin(record, message, score, terms)
 end

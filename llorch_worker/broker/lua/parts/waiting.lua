@@ -1,15 +1,22 @@
 -- Jobs that wait: their ids are in the sorted set of their model, the rest in their records and messages.
 
--- The classes that have jobs, the most urgent first.
-local function classes_that_wait(model)
-  local waiting, found = waiting_key(model), {}
-  local first = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
-  local last = first and redis.call('ZRANGE', waiting, -1, -1, 'WITHSCORES')[2]
-  for class = first and math.floor(first / CLASS) or 1, last and math.floor(last / CLASS) or 0 do
-    local from, to = bounds_of(class)
-    -- The first and the last have some.
-    if class ~= NORMAL or #found == 0 or class == math.floor(last / CLASS)
-        or redis.call('ZCOUNT', waiting, from, to) > 0 then
+-- Those of these jobs with scores that are of a class.
+local function of_class(jobs, class)
+  local found = {}
+  for i = 1, #jobs, 2 do
+    if math.floor(jobs[i + 1] / CLASS) == class then
+      found[#found + 1] = jobs[i]
+      found[#found + 1] = jobs[i + 1]
+    end
+  end
+  return found
+end
+
+-- The classes that have jobs, the most urgent first. `jobs`: all that wait, with their scores, if the caller has them.
+local function classes_that_wait(model, jobs)
+  local found = {}
+  for _, class in ipairs({HIGH, NORMAL, LOW}) do
+    if jobs and #of_class(jobs, class) > 0 or not jobs and redis.call('ZCOUNT', waiting_key(model), bounds_of(class)) > 0 then
       found[#found + 1] = class
     end
   end
