@@ -65,10 +65,12 @@ def write_message(
         kwargsrepr="{...}",
     )
     first = {} if request.tenant is None else {TENANT: request.tenant}
-    first |= {name: task.headers[name] for name in ("id", "eta")}
+    args, kwargs, embedded = task.body
+    body = args, kwargs, _without_defaults(embedded)
     message: dict[str, Any] = {
-        "headers": {ENQUEUED_AT: _TIME, **first, **headers} | task.headers,
-        "body": base64.b64encode(encode_json(task.body)).decode(),
+        "headers": {ENQUEUED_AT: _TIME, **first, "id": job_id, **headers}
+        | _without_defaults(task.headers),
+        "body": base64.b64encode(encode_json(body)).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "properties": {
@@ -82,6 +84,13 @@ def write_message(
     }
     before, after = dumps(message).split(f'"{_TIME}"')
     return before, after
+
+
+def _without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What Celery's workers do not read in a field that is missing: the others are a third of what
+    a short job takes in Redis."""
+    defaults = (None, 0, {}, [None, None])
+    return {name: value for name, value in fields.items() if value not in defaults}
 
 
 def encode_json(value: Any) -> bytes:

@@ -3,9 +3,10 @@
 One worker of each model, which holds a short lease, rings when a job comes there: see
 :mod:`.doorbell`. The worker that wakes claims it. If none does at once, the watcher moves it to the
 jobs that wait. It also lets scheduled jobs wait whose time has come. Once a second it rings for
-whatever waits, because a worker may have died with a ring. If it dies itself, another takes the
-lease within eight seconds; meanwhile workers with room look by themselves. Two watchers at a time
-do no harm.
+whatever waits, because a worker may have died with a ring.
+
+If it dies itself, another takes the lease within eight seconds; meanwhile workers with room look by
+themselves. Two watchers at a time do no harm.
 """
 
 from __future__ import annotations
