@@ -19,7 +19,7 @@ from llorch_worker.broker.message import TENANT, read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import as_bytes, run_script
 from llorch_worker.contract import TASK_NAME, InternalError
-from tests.broker.jobs import TERMS, dying_after, look, note_seen, push, sweep, take
+from tests.broker.jobs import DAYS_S, TERMS, dying_after, look, note_seen, push, sweep, take
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import (
     add_entry,
@@ -515,7 +515,7 @@ def test_jobs_that_a_worker_cannot_take_hide_none_behind_them(
     store: redis.Redis, needs: str
 ) -> None:
     place = queues.place_of("toy", "other@h")
-    note_seen(store, place)
+    note_seen(store, place, ago_s=-DAYS_S)
     store.set(keys.worker(place), '{"fingerprint":"512"}')
     unfit(store, 1_500, **{needs: "512"})
     push(store, "fits")

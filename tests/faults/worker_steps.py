@@ -30,7 +30,7 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import TERMS, note_seen, push, sweep, take
+from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
@@ -211,7 +211,7 @@ def a_worker_hands_a_job_over(stage: Stage) -> Acts:
     yield None
     insist(lambda: claims.hand_over(stage.client, claim, place, fingerprint="another"))
     yield ["a"]
-    note_seen(stage.store, place)
+    note_seen(stage.store, place, ago_s=-DAYS_S)
     stage.store.set(keys.worker(place), '{"fingerprint":"another"}')
     assert take(stage.store) == []
     stage.store.delete(keys.worker(place))
