@@ -2,8 +2,10 @@
 
     python -m benches.host_step [--sequences 256] [--long 100000] [--steps 40]
 
-The sampler computes on this machine, for a vocabulary so small that this is a matter of calls and
-not of numbers. What a card costs the host beyond that, launches and copies, is not in it.
+The kernel that draws on a card is stubbed too. The calls that shape logits before it, and those for
+log probabilities, stand for their launches: the vocabulary is so small that they cost what calls
+cost. What the launches and copies of a card cost beyond that is not in it. In the last column this
+processor draws the tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.told import TokensTold
-from llorch_worker.kernels import select_truncate_rows
+from llorch_worker.kernels import SampledRows, select_truncate_rows
 from llorch_worker.model import RaggedBatch
 from llorch_worker.processes.board import Board
 
@@ -81,6 +83,11 @@ class NoForward:
         return self._logits[: len(batch.logits_rows)].clone()
 
 
+def no_draw(_: torch.Tensor, __: SampledRows, positions: torch.Tensor) -> torch.Tensor:
+    """A kernel that draws nothing: each row's token follows from its position."""
+    return positions % VOCAB
+
+
 class Ahead(InlineQueue):
     """A device that is always done at once, for which steps are launched ahead."""
 
@@ -96,32 +103,41 @@ def host_step(
     # More would wait for each other, and the host has one.
     torch.set_num_threads(1)
     spent = _watch()
-    heading("sampling", "a step, ms", *PARTS, "ahead")
+    heading("sampling", "a step, ms", *PARTS, "ahead", "drawn here")
+    device = torch.device("cpu")
+    truncate_rows = select_truncate_rows(device, "auto")
     for name, fields in OPTIONS.items():
-        told: list[TokensTold | EventTold] = []
-        core = _core(sequences, long, fields, told)
-        for _ in range(5):
-            core.step()
-        gc.collect()
-        gc.disable()
-        whole, ahead = [], 0
-        parts: dict[str, list[float]] = defaultdict(list)
-        for _ in range(steps):
-            spent.clear()
-            told.clear()
-            begun_s = time.thread_time()
-            core.step()
-            encode(Step(told))
-            whole.append(time.thread_time() - begun_s)
-            for part in PARTS:
-                parts[part].append(spent[part])
-            ahead += core._launcher.is_ahead
-        gc.enable()
-        row(
-            name,
-            *(f"{1e3 * statistics.median(times):.2f}" for times in (whole, *parts.values())),
-            f"{ahead / steps:.0%}",
-        )
+        as_card = Sampler(VOCAB, device, fused=no_draw)
+        here = Sampler(VOCAB, device, truncate_rows=truncate_rows)
+        times, ahead = _measure(_Company(sequences, long, fields, as_card), steps, spent)
+        drawn, _ = _measure(_Company(sequences, long, fields, here), steps, spent)
+        row(name, *map(_ms, times.values()), f"{ahead / steps:.0%}", _ms(drawn["step"]))
+
+
+def _measure(
+    company: _Company, steps: int, spent: dict[str, float]
+) -> tuple[dict[str, list[float]], int]:
+    """Seconds of each step and of its parts, and how many of the steps were launched ahead."""
+    for _ in range(5):
+        company.step()
+    gc.collect()
+    gc.disable()
+    times: dict[str, list[float]] = {"step": [], **{part: [] for part in PARTS}}
+    ahead = 0
+    for _ in range(steps):
+        spent.clear()
+        begun_s = time.thread_time()
+        company.step()
+        times["step"].append(time.thread_time() - begun_s)
+        for part in PARTS:
+            times[part].append(spent[part])
+        ahead += company.core._launcher.is_ahead
+    gc.enable()
+    return times, ahead
+
+
+def _ms(times: list[float]) -> str:
+    return f"{1e3 * statistics.median(times):.2f}"
 
 
 def _watch() -> defaultdict[str, float]:
@@ -145,11 +161,27 @@ def _watch() -> defaultdict[str, float]:
     return spent
 
 
+class _Company:
+    """Sequences that all decode, and tell of their tokens as they do in an engine's process."""
+
+    def __init__(self, count: int, long: int, fields: dict[str, Any], sampler: Sampler) -> None:
+        self._told: list[TokensTold | EventTold] = []
+        self.core = _core(count, long, fields, sampler, self._told)
+
+    def step(self) -> None:
+        """To its message."""
+        self._told.clear()
+        self.core.step()
+        encode(Step(self._told))
+
+
 def _core(
-    count: int, long: int, fields: dict[str, Any], told: list[TokensTold | EventTold]
+    count: int,
+    long: int,
+    fields: dict[str, Any],
+    sampler: Sampler,
+    told: list[TokensTold | EventTold],
 ) -> EngineCore:
-    """An engine's core in which all sequences decode, and tell ``told`` of their tokens, as they do
-    in an engine's process."""
     lengths = [long, *[SHORT_TOKENS] * (count - 1)]
     blocks = sum(-(-(length + 600) // BLOCK_TOKENS) for length in lengths)
     device = torch.device("cpu")
@@ -173,8 +205,6 @@ def _core(
         max_step_tokens=sum(lengths),
         prefix_caching=False,
     )
-    # As an engine on this machine: a card truncates within the one launch that samples.
-    sampler = Sampler(VOCAB, device, truncate_rows=select_truncate_rows(device, "auto"))
     runner = Runner(NoForward(count), cache, sampler, device, Ahead())
     core = EngineCore(scheduler, runner, Counters(), lambda _: ("", ()), board=Board(2 * count))
     for number, length in enumerate(lengths):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -61,29 +63,28 @@ class BlockTables:
     def lay_out(self, sequences: Items[Sequence]) -> TableChanges:
         """What has changed for ``sequences`` since they were last in a step. Only running sequences
         keep their rows."""
-        if len(self._rows) != len(sequences) or any(s not in self._rows for s in sequences):
+        if len(self._rows) != len(sequences) or None in map(self._rows.get, sequences):
             self._assign(sequences)
         changed = [s for s in sequences if s.laid_blocks < len(s.blocks)]
         columns = self._shape[1]
         if changed and (widest := max(len(s.blocks) for s in changed)) > columns:
             columns = -(-(widest + widest // 8) // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
         self._shape = (max(self._shape[0], len(self._rows) + len(self._free)), columns)
-        cells = [np.arange(0)]
-        blocks = [np.arange(0)]
+        cells, blocks = array("q"), array("q")
         for sequence in changed:
             first, end = sequence.laid_blocks, len(sequence.blocks)
             row = self._rows[sequence] * columns
-            cells.append(np.arange(row + first, row + end))
-            blocks.append(np.array(sequence.blocks[first:]))
+            cells.extend(range(row + first, row + end))
+            blocks.extend(sequence.blocks[first:])
             sequence.laid_blocks = end
-        new = np.concatenate(blocks)
-        rows = [self._rows[sequence] for sequence in sequences]
+        new = np.array(blocks)
+        rows = [*map(self._rows.__getitem__, sequences)]
         in_order = rows == list(range(rows[0], rows[0] + len(rows)))
         anew, self._anew = self._anew, False
         return TableChanges(
             shape=self._shape,
             anew=anew,
-            cells=np.concatenate(cells),
+            cells=np.array(cells),
             blocks=tuple(
                 each.astype(np.int32)
                 for each in (new, *(window.partners[new] for window in self._windows))
@@ -94,8 +95,7 @@ class BlockTables:
     def rows_of(self, sequences: Items[Sequence]) -> list[int]:
         """The row of each sequence, or one behind them all. A step that takes them in this order
         need not copy its tables."""
-        behind = len(self._rows)
-        return [self._rows.get(sequence, behind) for sequence in sequences]
+        return [*map(self._rows.get, sequences, repeat(len(self._rows)))]
 
     def update(
         self,

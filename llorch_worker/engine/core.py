@@ -159,8 +159,8 @@ class EngineCore:
         finished = SequenceState.FINISHED
         rows = [
             (row, sequence)
-            for row, sequence, position in zip(
-                range(len(step.positions)), step.sequences, step.positions, strict=True
+            for row, (sequence, position) in enumerate(
+                zip(step.sequences, step.positions, strict=True)
             )
             # Not if it has ended with the step before, or a grammar has forced this token since.
             if len(sequence.token_ids) - sequence.prompt_length == position

@@ -35,11 +35,6 @@ class DraftLogits:
                 self._ends[chunk.sequence] = self._rows
         self._logits: torch.Tensor | None = None
 
-    @classmethod
-    def of(cls, chunks: Items[Chunk], sampler: Sampler) -> DraftLogits | None:
-        """None if no chunk has drafts."""
-        return cls(chunks, sampler) if any(chunk.drafts for chunk in chunks) else None
-
     def keep(self, logits: torch.Tensor) -> torch.Tensor:
         """Takes the rows of the drafts, the last of ``logits`` [rows, vocab], and returns the
         others."""

@@ -90,11 +90,10 @@ class Launcher:
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step without a prefill has taken so long, with sampling and delivery: these take time
         for each token too."""
-        rows = sum([chunk.rows for chunk in plan.chunks])
         if (planner := self._scheduler.planner) is not None:
-            planner.costs.note(rows, seconds)
+            planner.costs.note(plan.rows, seconds)
         if self._threads is not None:
-            self._threads.note(rows, seconds)
+            self._threads.note(plan.rows, seconds)
 
     def _launch(self, plan: StepPlan, after: Step | None) -> Step:
         threads = self._threads

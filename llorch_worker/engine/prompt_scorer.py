@@ -50,7 +50,7 @@ class PromptScorer:
     @classmethod
     def of(cls, chunks: Items[Chunk], piece_rows: int, vocab_size: int) -> PromptScorer | None:
         """The scorer of a step with these ``chunks``; None if it scores nothing."""
-        if not any(chunk.sequence.prompt_logprobs for chunk in chunks):
+        if not [chunk for chunk in chunks if chunk.sequence.prompt_logprobs]:
             return None
         rows: list[int] = []
         targets: list[int] = []

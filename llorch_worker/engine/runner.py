@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,24 +109,22 @@ class Runner:
         grammar has to see the tokens of ``after`` first. Then :meth:`sample` must follow.
         """
         # In the order of their rows in the tables, which then need not be copied.
-        chunks = self._in_order(plan.chunks)
+        chunks = self._in_order(plan)
         samples = [chunk.samples for chunk in chunks]
         due = [*compress(chunks, samples)]
-        sequences = tuple(chunk.sequence for chunk in due)
+        sequences = tuple([chunk.sequence for chunk in due])
         vocab_size = self._cache.shape.vocab_size
         scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
-        drafts = DraftLogits.of(due, self._sampler)
+        drafts = DraftLogits(due, self._sampler) if plan.has_drafts else None
         positions = [c.start + c.count - c.sequence.prompt_length for c in due]
         choose = before = None
-        row_before: dict[Sequence, int] = {}
         if after is not None:
             assert not isinstance(after.pending, Exception)
             before = after.pending
-            row_before = {sequence: row for row, sequence in enumerate(after.sequences)}
-        if due and (after is None or not any(s.constrained for s in sequences)):
+        if due and (after is None or not [s for s in sequences if s.constrained]):
             # Before the forward pass, so that masks are filled in meanwhile.
             choose = self._sampler.prepare(sequences, positions)
-        layout = self._layout(chunks, samples, row_before)
+        layout = self._layout(plan, chunks, samples, () if after is None else after.sequences)
         pending = self._queue.launch(partial(self._compute, layout, before, scorer, drafts))
         step = Step(plan, pending, sequences, positions, not due, scorer, drafts)
         if choose is not None:
@@ -192,54 +190,61 @@ class Runner:
         rows, targets = upload((scorer.rows, scorer.targets), self._device)
         scorer.score(rows, targets, logits_of)
 
-    def _in_order(self, chunks: Items[Chunk]) -> Items[Chunk]:
+    def _in_order(self, plan: StepPlan) -> Items[Chunk]:
         """Those of one row first, and then as their sequences have rows in the tables, which need
         not be copied for a step in this order."""
-        rows = self._tables.rows_of([chunk.sequence for chunk in chunks])
-        behind = max(rows) + 1
-        places = [
-            row + behind * (chunk.count + len(chunk.drafts) > 1)
-            for chunk, row in zip(chunks, rows, strict=True)
-        ]
-        ordered = sorted(places)
-        if places == ordered:
+        chunks = plan.chunks
+        places = self._tables.rows_of([chunk.sequence for chunk in chunks])
+        if plan.rows > len(chunks):
+            behind = max(places) + 1
+            places = [
+                row + behind * (chunk.rows > 1) for chunk, row in zip(chunks, places, strict=True)
+            ]
+        if places == sorted(places):
             return chunks
         return [chunks[i] for i in sorted(range(len(places)), key=places.__getitem__)]
 
     def _layout(
-        self, chunks: Items[Chunk], samples: list[bool], row_before: Mapping[Sequence, int]
+        self,
+        plan: StepPlan,
+        chunks: Items[Chunk],
+        samples: list[bool],
+        before: tuple[Sequence, ...],
     ) -> _Layout:
-        count = len(chunks)
-        lengths = tuple([chunk.count + len(chunk.drafts) for chunk in chunks])
+        """``chunks`` of the ``plan`` in their order. ``before``: who is due a token of the step
+        before, row by row, if these tokens are not known yet."""
+        sequences = [chunk.sequence for chunk in chunks]
         starts = np.array([chunk.start for chunk in chunks])
-        query = np.array(lengths)
-        ends = query.cumsum()
         size = self._cache.block_size
-        known = [chunk.start < len(chunk.sequence.token_ids) for chunk in chunks]
-        if int(ends[-1]) == count:
+        known = starts < np.array([len(sequence.token_ids) for sequence in sequences])
+        if plan.rows == len(chunks):
             # One token for each sequence.
-            ids = np.array(
-                [
-                    c.sequence.token_ids[c.start] if k else 0
-                    for c, k in zip(chunks, known, strict=True)
-                ]
-            )
+            lengths = (1,) * plan.rows
+            query = np.ones(plan.rows, np.int64)
+            ends = query.cumsum()
+            ids = np.zeros(plan.rows, np.int64)
+            have = np.flatnonzero(known).tolist()
+            ids[have] = [sequences[i].token_ids[chunks[i].start] for i in have]
             positions = starts
             blocks = np.array([c.sequence.blocks[c.start // size] for c in chunks])
         else:
+            lengths = tuple([chunk.rows for chunk in chunks])
+            query = np.array(lengths)
+            ends = query.cumsum()
             pieces = [
                 [*c.sequence.token_ids[c.start : c.end], *c.drafts] if k else [0]
-                for c, k in zip(chunks, known, strict=True)
+                for c, k in zip(chunks, known.tolist(), strict=True)
             ]
             ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
             positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
             blocks = np.concatenate([_blocks_of(chunk, size) for chunk in chunks])
-        lacking = [row for row, k in enumerate(known) if not k]
-        from_rows = [row_before[chunks[row].sequence] for row in lacking]
+        lacking = np.flatnonzero(~known)
+        row_before = dict(zip(before, range(len(before)), strict=True))
+        from_rows = [row_before[sequences[i]] for i in lacking.tolist()]
         unknown = np.array([ends[lacking] - 1, from_rows], np.int64)
         of_groups = [blocks, *(window.partners[blocks] for window in self._cache.windows)]
         due = np.array(samples)
-        if any(chunk.drafts for chunk in chunks):
+        if plan.has_drafts:
             # First a row for each sequence, then the rows of the drafts.
             drafts = np.array([len(chunk.drafts) for chunk in chunks])
             rows = np.concatenate([(ends - 1 - drafts)[due], *map(np.arange, ends - drafts, ends)])
@@ -251,7 +256,7 @@ class Runner:
             logits_rows=rows,
             unknown=unknown,
             slots=tuple(each * size + positions % size for each in of_groups),
-            tables=self._tables.lay_out([chunk.sequence for chunk in chunks]),
+            tables=self._tables.lay_out(sequences),
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
         )

@@ -89,6 +89,7 @@ class Scheduler:
             prefix_caching=prefix_caching,
             prefix_sharing=prefix_sharing,
         )
+        self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
@@ -150,7 +151,7 @@ class Scheduler:
         Then some sequences keep their next blocks early.
         """
         ready = (*self._running, *self._waiting[:1])
-        if any(chunk.drafts for chunk in plan.chunks) or any(s.suspect for s in ready):
+        if plan.has_drafts or [s for s in ready if s.suspect]:
             return None
         self._age()
         if self._next_high() is not None:
@@ -187,13 +188,16 @@ class Scheduler:
 
         decodes: list[Chunk] = []
         prefills: list[Chunk] = []
-        for sequence in filter(takes_part, self._running):
+        running = self._running
+        if suspect is not None or [s for s in running if s.suspect]:
+            running = [s for s in running if takes_part(s)]
+        for sequence in running:
             if (rest := _rest(sequence, launched.get(sequence))) is not None:
                 decodes_next = rest.start > 0 and rest.count <= 1 + sequence.forced_count
                 (decodes if decodes_next else prefills).append(rest)
         chunks = self._decodes(decodes, may_preempt=after is None)
         decoding = len(chunks)
-        budget = self._max_step_tokens - sum(chunk.count for chunk in chunks)
+        budget = self._max_step_tokens - sum([chunk.count for chunk in chunks])
         prefills = [rest for rest in prefills if rest.sequence.state is SequenceState.RUNNING]
         prefills.reverse()
         completed: set[BlockKey] = set()
@@ -244,17 +248,18 @@ class Scheduler:
 
     def advance(self, plan: StepPlan) -> None:
         """Notes that the device has computed the step."""
+        running, advance = SequenceState.RUNNING, self.blocks.advance
         for chunk in plan.chunks:
-            if chunk.sequence.state is SequenceState.RUNNING:
-                self.blocks.advance(chunk.sequence, chunk.count)
+            if (sequence := chunk.sequence).state is running:
+                advance(sequence, chunk.count)
         self.drop(plan)
 
     def drop(self, plan: StepPlan) -> None:
         """Notes that the device is done with the step, computed or failed."""
         self._launched = [other for other in self._launched if other is not plan]
-        for chunk in plan.chunks:
-            if chunk.sequence.state is SequenceState.FINISHED:
-                self._release_unwritten(chunk.sequence)
+        finished = SequenceState.FINISHED
+        for sequence in [c.sequence for c in plan.chunks if c.sequence.state is finished]:
+            self._release_unwritten(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Removes a sequence, waiting or running; does nothing if it is finished.
@@ -343,26 +348,28 @@ class Scheduler:
         """Those of ``due``, the pending tokens of each decode, for which there are blocks. Raises
         ``_Undecided`` where that takes a preemption and none ``may_preempt``."""
         chunks = []
+        size, running = self._block_size, SequenceState.RUNNING
         spare = self._max_step_tokens - len(self._running)
         prefill_rank: float | None = None
-        for rest in due:
-            sequence = rest.sequence
+        for chunk in due:
+            sequence = chunk.sequence
             # An earlier sequence may have preempted this one.
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not running:
                 continue
-            count = 1
-            if rest.count > 1:
+            if chunk.count > 1:
                 if prefill_rank is None:
                     prefill_rank = self._prefill_rank()
-                if sequence.rank <= prefill_rank:
-                    count = min(rest.count, 1 + spare)
-            chunk = rest if rest.count == count else replace(rest, count=count)
-            if not self.blocks.allocate(sequence, chunk.start + count):
+                count = min(chunk.count, 1 + spare) if sequence.rank <= prefill_rank else 1
+                spare -= count - 1
+                chunk = replace(chunk, count=count)
+            end = chunk.start + chunk.count
+            # Few decodes begin a block.
+            if end > size * len(sequence.blocks) and not self.blocks.allocate(sequence, end):
                 if not may_preempt:
                     raise _Undecided
                 if not self._make_room(chunk):
+                    spare += chunk.count - 1
                     continue
-            spare -= count - 1
             chunks.append(chunk)
         return chunks
 
@@ -425,7 +432,7 @@ def _rest(sequence: Sequence, launched: Chunk | None) -> Chunk | None:
         start = sequence.computed
     else:
         start = launched.start + launched.count
-        if launched.samples:
+        if start >= known and sequence.samples:
             known += 1
             if known - sequence.prompt_length >= sequence.max_tokens:
                 return None

@@ -62,6 +62,8 @@ class Sequence:
         most = request.most_tokens
         assert most is not None, "the request has not been fitted to the context"
         self.max_tokens = most
+        self.samples = most > 0
+        """Whether the choice goes on after its last known token. Each step asks each sequence."""
         self.seed = seed
         self.choice = choice
         self.arrival = arrival
@@ -157,11 +159,6 @@ class Sequence:
         return self.token_ids[self.prompt_length :]
 
     @property
-    def samples(self) -> bool:
-        """Whether the choice goes on after its last known token."""
-        return self.finish_reason is None and self.max_tokens > 0
-
-    @property
     def ended(self) -> bool:
         """Whether nothing is left to compute: no token, and no log probability of the prompt."""
         return not self.samples and (self.prompt_logprobs is None or self.prompt_logprobs.complete)
@@ -240,3 +237,4 @@ class Sequence:
         """Ends the choice: releases held-back text and sets ``finish_reason``."""
         # Text held back as the start of a long stop string may contain a whole shorter one.
         self.finish_reason = "stop" if self.text.close() else reason
+        self.samples = False

@@ -131,7 +131,7 @@ class SequenceBlocks:
         that are full now, and gives up those that the windows have left behind."""
         before = sequence.computed
         sequence.computed = computed = before + tokens
-        if computed >= (sequence.prefix.depth + 1) * self._block_size:
+        if self._prefix_caching and computed >= (sequence.prefix.depth + 1) * self._block_size:
             self._publish(sequence)
         if self._windows:
             self._slide(sequence, before, len(sequence.blocks))

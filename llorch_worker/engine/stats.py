@@ -32,13 +32,14 @@ class Counters:
         repeats them."""
         self.steps_total += 1
         self.completion_tokens_total += tokens
-        for chunk in plan.chunks:
-            if chunk.drafts:
-                self.drafts_total += 1
-                self.draft_tokens_total += len(chunk.drafts)
-            prompt_left = chunk.sequence.prompt_length - chunk.start
-            if prompt_left > 0:
-                self.prompt_tokens_total += min(chunk.count, prompt_left)
+        if plan.has_drafts:
+            drafts = [len(chunk.drafts) for chunk in plan.chunks if chunk.drafts]
+            self.drafts_total += len(drafts)
+            self.draft_tokens_total += sum(drafts)
+        prompt = [c for c in plan.chunks if c.start < c.sequence.prompt_length]
+        self.prompt_tokens_total += sum(
+            [min(c.count, c.sequence.prompt_length - c.start) for c in prompt]
+        )
         second = int(time.monotonic())
         if self._seconds and self._seconds[-1][0] == second:
             self._seconds[-1] = (second, self._seconds[-1][1] + tokens)
@@ -82,7 +83,7 @@ class StepCounts:
     def step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
         """A step was computed, and each of ``sequences`` has a new token at ``now_s``, monotonic
         seconds."""
-        self._step_tokens.add(sum([chunk.count + len(chunk.drafts) for chunk in plan.chunks]))
+        self._step_tokens.add(plan.rows)
         last_s, self._step_s = self._step_s, now_s
         together = 0
         for sequence in sequences:

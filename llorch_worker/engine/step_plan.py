@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llorch_worker.engine.sequence import Sequence
 
@@ -31,10 +31,9 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the last known token and the step samples the next."""
-        # A chunk planned ahead may compute a token that is not known yet.
         sequence = self.sequence
-        known = len(sequence.token_ids)
-        return self.start + self.count >= known and sequence.samples
+        # A chunk planned ahead may compute a token that is not known yet.
+        return sequence.samples and self.start + self.count >= len(sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,15 @@ class StepPlan:
 
     chunks: tuple[Chunk, ...]
     decodes: int
+    rows: int = field(init=False)
+    """Tokens that the step computes, drafts included."""
+    has_drafts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        drafts = sum([len(chunk.drafts) for chunk in self.chunks])
+        rows = sum([chunk.count for chunk in self.chunks]) + drafts
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "has_drafts", drafts > 0)
 
     @property
     def prefills(self) -> tuple[Chunk, ...]:

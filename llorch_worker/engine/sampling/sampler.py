@@ -16,8 +16,8 @@ from collections.abc import Sequence as Rows
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import isfinite
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -84,8 +84,7 @@ class Chosen:
 
     def read(self) -> Sampled:
         """Waits for the device."""
-        peaks = self.peaks.tolist()
-        damaged = frozenset(row for row, peak in enumerate(peaks) if not isfinite(peak))
+        damaged = frozenset(np.flatnonzero(~np.isfinite(self.peaks.numpy())).tolist())
         logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs)
         return Sampled(self.token_ids.tolist(), logprobs, damaged)
 
