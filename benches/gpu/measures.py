@@ -125,7 +125,7 @@ class Bench:
         rates = self._rates
         # Its least, if reading and computing overlap, each at the device's own rate.
         read_s = (
-            matrix_bytes(self._model) + self._kv_token_bytes * contexts
+            self._model.matrix_bytes + self._kv_token_bytes * contexts
         ) / rates.copy_bytes_per_s
         flops = decode_flops(self._model.config, case.batch, contexts)
         return DecodeFigures(
@@ -249,14 +249,3 @@ class _NoLogits:
 
 def _held(sequences: list[Running]) -> int:
     return sum(len(sequence.token_ids) for sequence in sequences)
-
-
-def matrix_bytes(model: Transformer) -> int:
-    """Bytes of all matrices that a step multiplies by. It reads almost nothing of the embedding."""
-    layers = (
-        (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
-        for block in model.blocks
-    )
-    return model.output.weight_bytes + sum(
-        linear.weight_bytes for linears in layers for linear in linears
-    )

@@ -389,6 +389,11 @@ class Engine:
         """
         return self._board.stalled_for_s()
 
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of all matrices that a step multiplies by."""
+        return self._loaded.model.matrix_bytes
+
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of model and cache that are not on the engine's device, such as
         ``blocks.0.mlp.down.weight on cpu``; empty unless something is broken."""

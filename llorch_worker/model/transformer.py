@@ -65,6 +65,17 @@ class Transformer:
         """
         return _Loader(checkpoint, config, dtype, device, linears, ops, progress).model()
 
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of all matrices that a step multiplies by. Of the embedding it reads a few rows."""
+        layers = (
+            (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
+            for block in self.blocks
+        )
+        return self.output.weight_bytes + sum(
+            linear.weight_bytes for linears in layers for linear in linears
+        )
+
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         """Run all new tokens and write their keys and values to the cache.

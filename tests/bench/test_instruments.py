@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from llorch_worker.bench.instruments.model_costs import decode_step_bytes
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.watched_model import WatchedModel
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
 
 
@@ -102,3 +105,14 @@ def test_provenance_names_the_card_and_the_program(monkeypatch: pytest.MonkeyPat
     assert shlex.split(origin.command) == ["python", "-m", "benches.gpu", "--out", "a file"]
     assert origin.versions["pytest"] == pytest.__version__
     assert provenance(device="cpu", seed=0).command == "llorch --out 'a file'"
+
+
+def test_of_an_embedding_that_is_kept_in_its_blocks_a_step_reads_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, random_models: Path
+) -> None:
+    monkeypatch.setattr("llorch_worker.weights.embedding.SMALL_EMBEDDING_BYTES", 0)
+    with Engine.load(random_models / "q8_0.gguf", dtype="bfloat16", max_context=64) as engine:
+        config, weights = engine.config, engine.stats().bytes["weights"]
+        embedding = engine._loaded.model.embedding.nbytes
+        norms = (2 * config.num_layers + 1) * config.hidden_size * engine.cache.kv.dtype.itemsize
+        assert decode_step_bytes(engine, 0, 0) == weights - embedding - norms

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benches.gpu.measures import matrix_bytes
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES
 from llorch_worker.bench.instruments.model_costs import decode_flops, prefill_flops
@@ -26,7 +25,7 @@ def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     assert logits.shape == (1, 50)
     assert bool(logits.isfinite().all())
     norms_and_embedding = (2 * len(model.blocks) + 1) * 32 * 4 + 50 * 32 * 4
-    assert matrix_bytes(model) == model.weight_bytes - norms_and_embedding
+    assert model.matrix_bytes == model.weight_bytes - norms_and_embedding
 
 
 def test_the_operations_of_7b_are_those_known() -> None:

@@ -16,12 +16,8 @@ def decode_step_bytes(engine: Engine, sequences: int, context_tokens: float) -> 
 
     ``context_tokens``: the mean length of a sequence.
     """
-    config, cache = engine.config, engine.cache
-    weights = engine.stats().bytes["weights"]
-    if not config.tie_word_embeddings:
-        # A step reads single rows of the input embedding.
-        weights -= config.vocab_size * config.hidden_size * cache.kv.dtype.itemsize
-    return weights + sequences * context_tokens * kv_token_bytes(cache.shape)
+    cached = sequences * context_tokens * kv_token_bytes(engine.cache.shape)
+    return engine.matrix_bytes + cached
 
 
 def kv_token_bytes(shape: CacheShape) -> int:
