@@ -1,9 +1,12 @@
-"""Stands in for a card at the launch of a step: refuses what would make the host wait for it."""
+"""Stands in for a card at the launch of a step: refuses what would make the host wait for it, and
+counts the memory that it takes."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.queue import Done, Forward, Pending
-from llorch_worker.engine.runner import Runner
+from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.masks import Masker
+from llorch_worker.engine.step_plan import StepPlan
 from llorch_worker.model import RaggedBatch, Transformer
 
 _aten = torch.ops.aten
@@ -131,3 +136,79 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*arguments, **options)
 
     return guarded
+
+
+class DeviceMemory(TorchDispatchMode):
+    """An allocator as a card's: a block that a tensor has left serves the next of its size.
+
+    It sees what operations allocate while it is entered. Only for a block of a size that none has
+    left must it ask the card, which may make the host wait.
+    """
+
+    ROUNDED_BYTES = 512
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: Counter[int] = Counter()
+        self._used: set[int] = set()
+        self.asked: list[str] = []
+        """The operations for which it had to ask the card."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {
+            id(each.untyped_storage()) for each in tree_leaves((args, kwargs)) if _is_tensor(each)
+        }
+        for tensor in filter(_is_tensor, tree_leaves(result)):
+            storage = tensor.untyped_storage()
+            if id(storage) not in self._used | given:
+                self._take(storage, str(func))
+        return result
+
+    def _take(self, storage: torch.UntypedStorage, what: str) -> None:
+        size = -(-storage.nbytes() // self.ROUNDED_BYTES)
+        if self._left[size]:
+            self._left[size] -= 1
+        elif size:
+            self.asked.append(what)
+        self._used.add(id(storage))
+        weakref.finalize(storage, self._leave, id(storage), size)
+
+    def _leave(self, storage: int, size: int) -> None:
+        self._used.discard(storage)
+        self._left[size] += 1
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+SETTLED_STEPS = 4
+"""Two steps are on the device at once, and each is kept until the next but one is launched."""
+
+
+def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """Fills in for each launch of a step how many steps before it had the same sequences, a token
+    each, and for what the step before it had to ask the card."""
+    memory, launches = DeviceMemory(), list[tuple[int, list[str]]]()
+    launch, sample = Runner.launch, Runner.sample
+    before: list[Any] = []
+
+    def watched_launch(runner: Runner, plan: StepPlan, after: Step | None = None) -> Step:
+        company = [chunk.sequence for chunk in plan.chunks if chunk.rows == 1]
+        same = company == before and len(company) == len(plan.chunks)
+        before[:] = company
+        launches.append((launches[-1][0] + 1 if same and launches else 0, memory.asked))
+        memory.asked = []
+        with memory:
+            return launch(runner, plan, after)
+
+    def watched_sample(runner: Runner, step: Step) -> None:
+        with memory:
+            sample(runner, step)
+
+    monkeypatch.setattr(Runner, "launch", watched_launch)
+    monkeypatch.setattr(Runner, "sample", watched_sample)
+    return launches

@@ -18,7 +18,14 @@ from llorch_worker.engine.device.queue import Forward
 from llorch_worker.kernels import torch_ops
 from llorch_worker.model import RaggedBatch
 from tests.engine.lazy_queue import LazyQueue
-from tests.engine.no_host_reads import AtOnce, FreeForward, launch_without_host_reads
+from tests.engine.no_host_reads import (
+    SETTLED_STEPS,
+    AtOnce,
+    DeviceMemory,
+    FreeForward,
+    launch_without_host_reads,
+    watch_memory,
+)
 from tests.engine.test_speculation import with_free_rows
 from tests.engine.together import all_at_once
 
@@ -157,6 +164,44 @@ def test_no_step_makes_the_host_wait_before_it_is_read(
             generations = [engine.submit(each) for each in requests]
         assert [ids_of(each) for each in generations] == expected
         assert engine.stats().drafts_total > 0 or drafter == "off"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_of_the_same_sequences_ask_the_card_for_no_memory(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """Outside the forward pass, whose buffers a card has from its recordings."""
+    if fused:
+        select = "llorch_worker.engine.engine.select_sample"
+        monkeypatch.setattr(select, lambda *_: torch_ops.sample)
+    # A grammar's forced tokens take rows of their own.
+    kinds = [each for each in KINDS if "structured_outputs" not in each]
+    kinds.append({"structured_outputs": {"regex": "[a-z ]+"}})
+    requests = [request(seed=i, **{"max_tokens": 30, **each}) for i, each in enumerate(kinds)]
+    launches = watch_memory(monkeypatch)
+    model = FreeForward(loaded.model)
+    with loaded.engine(queue=AtOnce(), model=model, max_sequences=16, drafter="off") as engine:
+        with all_at_once(engine):
+            generations = [engine.submit(each) for each in requests]
+        for each in generations:
+            each.result(60)
+    settled = [asked for same, asked in launches if same > SETTLED_STEPS]
+    assert len(settled) > 10
+    assert settled == [[]] * len(settled)
+    assert [asked for _, asked in launches if asked]
+
+
+def test_the_stand_in_asks_for_each_block_that_is_kept() -> None:
+    memory = DeviceMemory()
+    with memory:
+        kept = [torch.empty(200) for _ in range(2)]
+        assert len(memory.asked) == 2
+        kept.pop()
+        kept.append(torch.empty(210))  # of the same size in blocks
+        kept[0].view(100, 2).add_(1)
+        assert len(memory.asked) == 2
+        kept.append(torch.empty(200) + 1)
+        assert len(memory.asked) == 4
 
 
 def ids_of(generation: Any) -> list[tuple[int, ...]]:
