@@ -8,30 +8,24 @@ and it ends without the interpreter's last cleanup.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
 from llorch_worker.stack.tether import PR_SET_PDEATHSIG
-from tests.zygote import let_spawned_processes_fork
+from tests.zygote import WITHOUT_PACKAGES, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-WITHOUT_PACKAGES = REPOSITORY / "tests" / "without_packages"
 MODULE_PATH = f"{WITHOUT_PACKAGES}{os.pathsep}{REPOSITORY}"
 """The PYTHONPATH of tests' processes. ``demo`` is the story model there."""
-SPAWNING = frozenset({"worker", "gateway", "inspect", "doctor", "generate", "chat"})
-"""The commands that start processes of their own: these are forks, too."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
@@ -179,18 +173,4 @@ def _run(
         file = os.open(stream, flags)
         os.dup2(file, number)
         os.close(file)
-    if SPAWNING.intersection(arguments):
-        let_spawned_processes_fork()
-    # That of a child is /dev/null.
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.argv = [module, *arguments]
-    try:
-        if module == "-c":
-            del sys.argv[1]
-            exec(arguments[0], {"__name__": "__main__"})
-        else:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    finally:
-        # As the interpreter ends; a child of multiprocessing leaves the functions out.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+    run_program(module, *arguments)

@@ -1,42 +1,54 @@
-"""The processes that a forked worker or gateway starts, its engine and its intake, as forks too.
+"""The processes that a forked command starts, as forks too: a worker's engine and intake, and the
+workers, gateway and Flower of ``up`` and ``demo``.
 
-A worker that :mod:`tests.forks` starts would else have each of them import all anew: torch alone
-takes a second. A zygote is forked from the worker before that has a thread, and forks again for
-each process that the worker spawns. To the worker they look as spawned ones do: they are its own
-children, have a session of their own, begin in ``processes/started.py``, and get the descriptors
-that they are passed and no others. What spawns for itself, such as a worker that is ``fresh``,
-spawns.
+Each of them would else import all anew: torch alone takes a second. A zygote is forked from the
+command before that has a thread, and forks again for each process that the command starts. To the
+command they look as others do: they are its own children, have a session or a process group of
+their own, die with it, and get the descriptors that they are passed and no others. What starts
+processes for itself, such as a worker that is ``fresh``, starts them as users' do.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
+import io
 import json
 import os
 import platform
 import random
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from llorch_worker.processes import spawn, started
+from llorch_worker.stack import children, tether
 
+WITHOUT_PACKAGES = str(Path(__file__).parent / "without_packages")
+"""The folder of packages that tests' processes shall not have, unless they say otherwise."""
+SPAWNING = frozenset(
+    {"worker", "gateway", "inspect", "doctor", "generate", "chat", "up", "demo", "flower"}
+)
+"""The commands that start processes, or that are started by one of these."""
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call."""
 _CLONE_PARENT = 0x8000
+_ZYGOTE = "test-zygote"
 _MOST_BYTES, _MOST_DESCRIPTORS = 2**20, 16
 
 
-def let_spawned_processes_fork() -> None:
-    """From now on :func:`.spawn` of this process, which has one thread, forks."""
+def let_started_processes_fork() -> None:
+    """From now on this process, which has one thread, forks where it starts a Python program."""
     if sys.platform != "linux" or _CLONE is None:
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -45,9 +57,13 @@ def let_spawned_processes_fork() -> None:
         ours.close()
         _serve(theirs, parent)
     theirs.close()
-    spawn.subprocess = SimpleNamespace(  # type: ignore[assignment, attr-defined]
-        Popen=_Zygote(ours).popen, DEVNULL=subprocess.DEVNULL
-    )
+    zygote = _Zygote(ours)
+    spawn.subprocess = _like_subprocess(zygote.spawned)  # type: ignore[assignment, attr-defined]
+    children.subprocess = _like_subprocess(zygote.child)  # type: ignore[assignment, attr-defined]
+
+
+def _like_subprocess(popen: object) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 
 class _Zygote:
@@ -57,15 +73,41 @@ class _Zygote:
         self._connection = connection
         self._asking = threading.Lock()
 
-    def popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    def spawned(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """As ``subprocess.Popen`` of ``command``, which runs ``started.py``."""
         assert command[:3] == [sys.executable, "-P", started.__file__]
         passed: list[int] = options["pass_fds"]
+        arguments = command[2 : -len(passed)]
+        return self._fork(command, passed, options["env"], begin="spawned", arguments=arguments)
+
+    def child(self, command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        """As ``subprocess.Popen`` of ``command``, which runs a program through ``tether.py``."""
+        assert command[:4] == [sys.executable, "-I", "-S", tether.__file__]
+        if command[6:9] != [sys.executable, "-P", "-m"]:
+            return subprocess.Popen(command, **options)
+        arguments = [*command[4:6], *command[9:]]
+        output, inlet = os.pipe()
+        try:
+            forked = self._fork(
+                command, [inlet], options["env"], begin="child", arguments=arguments
+            )
+        finally:
+            os.close(inlet)
+        forked.stdout = open(output, errors=options["errors"])  # noqa: SIM115
+        return forked
+
+    def _fork(
+        self,
+        command: list[str],
+        passed: list[int],
+        environment: Mapping[str, str],
+        **how: object,
+    ) -> _Forked:
         request = {
-            "arguments": command[2 : -len(passed)],
-            "environment": dict(options["env"]),
+            "environment": dict(environment),
             "folder": os.getcwd(),
             "processors": sorted(os.sched_getaffinity(0)),
+            **how,
         }
         with self._asking:
             socket.send_fds(self._connection, [json.dumps(request).encode()], passed)
@@ -75,7 +117,7 @@ class _Zygote:
         return _Forked(pid, command)
 
 
-class _Forked(subprocess.Popen[bytes]):
+class _Forked(subprocess.Popen[Any]):
     """A child that is there already."""
 
     def __init__(self, pid: int, command: list[str]) -> None:
@@ -91,6 +133,7 @@ def _serve(connection: socket.socket, parent: int) -> NoReturn:
     """The zygote: forks for each request, until the worker ends."""
     libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, of which the child gets a copy
     libc.prctl(started.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    _call_this_process(_ZYGOTE)
     if os.getppid() != parent:
         os._exit(0)
     while True:
@@ -107,27 +150,90 @@ def _serve(connection: socket.socket, parent: int) -> NoReturn:
 
 
 def _begin(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
-    """The process that the worker wanted, from its first line."""
+    """The process that the command wanted, from its first line."""
     try:
         _close_all_but([0, 1, 2, *descriptors])
-        os.setsid()
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
-        os.dup2(2, 1)
         os.sched_setaffinity(0, request["processors"])
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
         random.seed()
-        module = request["arguments"][-1]
-        # Its command line is that of all forks.
-        Path("/proc/self/comm").write_text(_name_of(module))
-        sys.argv = [*request["arguments"], *map(str, descriptors)]
-        started.main()
-        os._exit(0)
+        if request["begin"] == "spawned":
+            _begin_spawned(request["arguments"], descriptors)
+        _begin_child(*request["arguments"], output=descriptors[0])
     except BaseException:  # noqa: BLE001 - nothing of the zygote may run on here
         traceback.print_exc()
         os._exit(1)
+
+
+def _begin_spawned(arguments: list[str], descriptors: list[int]) -> NoReturn:
+    os.setsid()
+    os.dup2(2, 1)
+    # Its command line is that of all forks.
+    _call_this_process(arguments[-1])
+    sys.argv = [*arguments, *map(str, descriptors)]
+    started.main()
+    os._exit(0)
+
+
+def _begin_child(
+    death_signal: str, parent: str, module: str, *arguments: str, output: int
+) -> NoReturn:
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(tether.PR_SET_PDEATHSIG, int(death_signal))
+    if os.getppid() != int(parent):
+        os._exit(1)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    _call_this_process(next((word for word in arguments if word in SPAWNING), module))
+    try:
+        run_program(module, *arguments)
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def run_program(module: str, *arguments: str) -> None:
+    """``python -m <module> <arguments>``, or ``python -c <arguments>``, in a process just forked,
+    which has its streams and its environment. Raises what the program raises, SystemExit too."""
+    # A shell lets what it runs in the background ignore SIGINT, and tests may run there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the interpreter takes from its environment when it starts.
+    path = os.environ.get("PYTHONPATH", WITHOUT_PACKAGES).split(os.pathsep)
+    sys.path[:] = [each for each in sys.path if each != WITHOUT_PACKAGES or each in path]
+    warnings._processoptions(filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")))  # type: ignore[attr-defined]
+    for name in ("stdout", "stderr"):
+        # Its file may have been another kind of file.
+        old = getattr(sys, name)
+        binary = open(old.fileno(), "wb", closefd=False)  # noqa: SIM115 - as long as the process
+        new = io.TextIOWrapper(
+            binary,
+            old.encoding,
+            old.errors,
+            line_buffering=name == "stderr",
+            write_through="PYTHONUNBUFFERED" in os.environ,
+        )
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)  # keeps its file open, whatever takes its place
+    if SPAWNING.intersection(arguments):
+        let_started_processes_fork()
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.argv = [module, *arguments]
+    try:
+        if module == "-c":
+            del sys.argv[1]
+            exec(arguments[0], {"__name__": "__main__"})
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        # As the interpreter ends; a child of multiprocessing leaves the functions out.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
 
 
 def is_process_of(module: str, folder: Path) -> bool:
@@ -135,6 +241,18 @@ def is_process_of(module: str, folder: Path) -> bool:
     spawned = [started.__file__.encode(), module.encode()]
     command = (folder / "cmdline").read_bytes().split(b"\0")
     return (folder / "comm").read_text() == f"{_name_of(module)}\n" or set(spawned) <= set(command)
+
+
+def is_zygote(pid: int) -> bool:
+    """Whether the process only forks others; it ends soon after what it forks for."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == f"{_ZYGOTE}\n"
+    except OSError:
+        return False
+
+
+def _call_this_process(name: str) -> None:
+    Path("/proc/self/comm").write_text(_name_of(name))
 
 
 def _name_of(module: str) -> str:

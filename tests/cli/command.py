@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 import psutil
 
 from llorch_worker.stack.children import Child, Program, python
-from tests.forks import MODULE_PATH, run_forked
+from tests.forks import MODULE_PATH, REPOSITORY, Fork, run_forked
 from tests.services import wait_until
+from tests.zygote import is_zygote
 
 COMMAND_TIMEOUT_S = 240
 """``llorch demo`` takes 25 s of a processor, which other tests use too."""
@@ -101,16 +104,20 @@ OBEYING_CTRL_C = python("-c", _OBEY)
 
 
 class Started:
-    """A command that keeps running; collects its lines and waits for any of them."""
+    """A command that keeps running; collects its lines and waits for any of them.
 
-    def __init__(self, *arguments: str | Path, **variables: str) -> None:
-        self.lines: list[str] = []
-        program = Program(
-            "llorch", (*OBEYING_CTRL_C, *map(str, arguments)), environment(**variables)
-        )
-        self.child = Child(
-            program, lambda _name, line: self.lines.append(line), lambda _child: None
-        )
+    It is a fork, and so are the programs that it starts, unless it is ``fresh`` or ``variables``
+    have a module path with folders of their own.
+    """
+
+    def __init__(self, *arguments: str | Path, fresh: bool = False, **variables: str) -> None:
+        words, env = tuple(map(str, arguments)), environment(**variables)
+        fresh = fresh or env["PYTHONPATH"] not in (MODULE_PATH, str(REPOSITORY))
+        self.child = _Spawned(words, env) if fresh else _Forked(words, env)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.child.lines()
 
     @property
     def pid(self) -> int:
@@ -120,10 +127,11 @@ class Started:
         """The ``count``-th line with ``text``."""
 
         def found() -> str | None:
-            lines = [line for line in list(self.lines) if text in line]
+            ended = self.child.exit_code is not None
+            lines = [line for line in self.lines if text in line]
             if len(lines) >= count:
                 return lines[count - 1]
-            assert self.child.exit_code is None, "\n".join(self.lines)
+            assert not ended, "\n".join(self.lines)
             return None
 
         return str(wait_until(found, timeout_s=COMMAND_TIMEOUT_S, what=text))
@@ -140,7 +148,51 @@ class Started:
 
     def family(self) -> set[int]:
         """The processes that it started, and theirs."""
-        return {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
+        found = {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
+        return {pid for pid in found if not is_zygote(pid)}
+
+
+class _Spawned(Child):
+    """``llorch <arguments>`` as a user starts it."""
+
+    def __init__(self, arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self._lines: list[str] = []
+        super().__init__(
+            Program("llorch", (*OBEYING_CTRL_C, *arguments), env),
+            lambda _name, line: self._lines.append(line),
+            lambda _child: None,
+        )
+
+    def lines(self) -> list[str]:
+        return list(self._lines)
+
+
+class _Forked:
+    """``llorch <arguments>`` in a fork, with the methods of ``Child`` that tests call."""
+
+    def __init__(self, arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as this object
+        out, folder = Path(self._output.name), Path.cwd()
+        self._fork = Fork("llorch_worker.cli", *arguments, environment=env, out=out, folder=folder)
+        self.pid = self._fork.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._fork.returncode
+
+    def wait(self, timeout_s: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._fork.wait(timeout_s)
+        return self.exit_code is not None
+
+    def kill(self) -> None:
+        self._fork.kill()
+
+    def lines(self) -> list[str]:
+        """Those that are complete, or all once it has ended."""
+        ended = self.exit_code is not None
+        text = Path(self._output.name).read_text(errors="replace")
+        return (text if ended else text[: text.rfind("\n") + 1]).splitlines()
 
 
 def alive(pid: int) -> bool:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -39,10 +39,15 @@ LASTING_S = 20
 @pytest.fixture
 def up(demo_model: Path, tmp_path: Path) -> Iterator[Started]:
     """``llorch up`` with a Redis of its own and without servers, ready."""
+    with running_up(demo_model, tmp_path) as command:
+        yield command
+
+
+@contextmanager
+def running_up(demo_model: Path, folder: Path, **options: bool) -> Iterator[Started]:
     # One that is killed cannot remove its Redis' folder.
-    command = Started(
-        *("up", "--no-flower", "--no-gateway", "--model", demo_model), TMPDIR=str(tmp_path)
-    )
+    arguments = ("up", "--no-flower", "--no-gateway", "--model", demo_model)
+    command = Started(*arguments, **options, TMPDIR=str(folder))
     try:
         command.wait_for("Ctrl-C drains and ends")
         yield command
@@ -98,13 +103,14 @@ def test_a_killed_redis_ends_it_with_one_sentence(up: Started) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's prctl")
-def test_nothing_survives_when_it_is_killed(up: Started) -> None:
-    family = up.family()
-    assert len(family) >= 4, "Redis, the worker, its engine and its intake"
-    psutil.Process(up.pid).kill()
-    wait_until(lambda: not {pid for pid in family if alive(pid)})
-    with pytest.raises(BrokerUnavailable), connect_to(redis_url(up)):
-        pass
+def test_nothing_survives_when_it_is_killed(demo_model: Path, tmp_path: Path) -> None:
+    with running_up(demo_model, tmp_path, fresh=True) as up:
+        family = up.family()
+        assert len(family) >= 4, "Redis, the worker, its engine and its intake"
+        psutil.Process(up.pid).kill()
+        wait_until(lambda: not {pid for pid in family if alive(pid)})
+        with pytest.raises(BrokerUnavailable), connect_to(redis_url(up)):
+            pass
 
 
 def connect_to(url: str) -> Client:
@@ -121,11 +127,8 @@ def flower_of(line: str) -> httpx.Client:
 
 
 def test_two_workers_share_a_given_redis_and_flower_shows_them(
-    redis_url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, demo_model: Path
 ) -> None:
-    # Teams that use Celery often have one.
-    (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
-    monkeypatch.chdir(tmp_path)
     command = Started(
         *("up", "--redis", redis_url, "--workers", "2", "--model", demo_model, "--name", "twins"),
         "--no-gateway",
@@ -207,7 +210,8 @@ def test_a_server_computes_for_the_workers_that_are_started(redis_url: str, tmp_
             assert server.url in command.wait_for("Starting")
             command.wait_for("Ctrl-C drains and ends")
             with Client(redis_url) as client:
-                assert [card.device for card in client.workers()] == ["vLLM", "vLLM"]
+                devices = [card.device for card in client.workers() if card.model == MODEL]
+                assert devices == ["vLLM", "vLLM"]
                 job = client.submit(model=MODEL, prompt="one", max_tokens=2)
                 assert job.result(60).text == "w0 w1 "
             command.signal(signal.SIGTERM)
@@ -244,9 +248,7 @@ def test_the_gateway_answers_the_command_of_the_help_and_is_restarted(
         curl = shlex.split(line.replace("GATEWAY", url).replace("MODEL", "told"))
         answer = subprocess.run([*curl, "--silent"], capture_output=True, timeout=60)
         assert json.loads(answer.stdout)["model"] == "told", answer
-        gateway = next(
-            pid for pid in command.family() if "gateway" in psutil.Process(pid).cmdline()
-        )
+        gateway = next(pid for pid in command.family() if psutil.Process(pid).name() == "gateway")
         os.kill(gateway, signal.SIGKILL)
         command.wait_for("gateway ended (killed by SIGKILL); restarting in 1 s")
         assert wait_until(lambda: healthy(url)), "at the same address"
