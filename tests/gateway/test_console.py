@@ -37,6 +37,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--process-per-site",
 ]  # fmt: skip
 
 
@@ -71,6 +72,15 @@ def browser() -> Iterator[Any]:
         chromium = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, fleet: Fleet) -> Any:
+    """A context for all visits, with a page that keeps their process: a new one costs a second.
+    Each visit has a page of its own, and with it a session of its own."""
+    context = browser.new_context()
+    context.new_page().goto(f"{fleet.gateway.url}/health")
+    return context
 
 
 @dataclass
@@ -112,27 +122,35 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: Any, fleet: Fleet) -> Iterator[Callable[..., Visit]]:
-    """Opens the console, with a key. At the end nothing may have gone wrong or left the origin."""
-    visits = []
+def visit(browser: Any, shared: Any, fleet: Fleet) -> Iterator[Callable[..., Visit]]:
+    """Opens the console, with a key. At the end nothing may have gone wrong or left the origin.
 
-    def opened(key: str | None = OPERATOR[0], **options: Any) -> Visit:
-        context = browser.new_context(**options)
-        if key is not None:
-            context.add_init_script(f"sessionStorage.setItem('llorch-key', '{key}')")
-        page = context.new_page()
-        made = Visit(page, fleet.gateway.url)
-        page.on("console", lambda message: made.faults.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: made.faults.append(str(error)))
-        page.on("request", lambda request: made.urls.append(request.url))
-        visits.append(made)
-        page.goto(made.origin)
-        return made
+    ``alone`` is for what a page shares with its context, such as a clock.
+    """
+    with ExitStack() as opened_here:
+        visits = []
+        shared.pages[0].evaluate("() => localStorage.clear()")
 
-    yield opened
-    for each in visits:
-        each.check()
-        each.page.context.close()
+        def opened(key: str | None = OPERATOR[0], *, alone: bool = False) -> Visit:
+            context = shared
+            if alone:
+                context = browser.new_context()
+                opened_here.callback(context.close)
+            page = context.new_page()
+            opened_here.callback(page.close)
+            if key is not None:
+                page.add_init_script(f"sessionStorage.setItem('llorch-key', '{key}')")
+            made = Visit(page, fleet.gateway.url)
+            page.on("console", lambda note: made.faults.append(f"{note.type}: {note.text}"))
+            page.on("pageerror", lambda error: made.faults.append(str(error)))
+            page.on("request", lambda request: made.urls.append(request.url))
+            visits.append(made)
+            page.goto(made.origin)
+            return made
+
+        yield opened
+        for each in visits:
+            each.check()
 
 
 def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
@@ -266,7 +284,7 @@ def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[...,
 def test_a_long_prompt_is_no_pause(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:
-    here = visit()
+    here = visit(alone=True)
     here.page.clock.install()
     here.page.reload()
     with fleet.worker.paused():
@@ -473,7 +491,8 @@ def test_axe_finds_nothing_in_any_view_in_light_and_dark(
     assert faults_of(here) == []
     here.page.keyboard.press("Escape")
     latch.open()
-    phone = visit(None, viewport={"width": 390, "height": 844})
+    phone = visit(None)
+    phone.page.set_viewport_size({"width": 390, "height": 844})
     phone.see("#sign-in", "Sign in")
     assert faults_of(phone) == []
     clear_letters(client.redis)
