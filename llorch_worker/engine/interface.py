@@ -16,6 +16,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.intake.prepared import Limits
+from llorch_worker.processes.child import EndLabel
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,9 @@ class ModelFacts:
         return Limits(self.vocab_size, self.max_context, self.pool_tokens, self.drafts)
 
 
-DeathLabel = Literal[
-    "segfault", "abort", "killed", "out_of_memory", "exit", "stalled", "device", "load", "protocol",
-    "server",
-]  # fmt: skip
-"""Why an engine died, for metrics. ``protocol``: what came over its socket was no frame.
-``server``: the engine is a server, which is away."""
+DeathLabel = Literal[EndLabel, "load", "server"]
+"""Why an engine died, for metrics. ``load``: it did not start. ``server``: the engine is a server,
+which is away."""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,10 @@ import json
 import logging
 import math
 import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,10 +30,9 @@ from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, error_of, frame, header_of
 from llorch_worker.intake.constraints.grammar import asked_for
 from llorch_worker.intake.prepared import Limits, PreparedRequest
-from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
-from llorch_worker.processes.outbox import Outbox
-from llorch_worker.processes.spawn import spawn
-from llorch_worker.processes.standstill import LOOK_S, Standstill
+from llorch_worker.processes.child import Child, End
+from llorch_worker.processes.frames import FrameTooLarge
+from llorch_worker.processes.standstill import LOOK_S
 from llorch_worker.text.control_tokens import AroundTurns
 
 logger = logging.getLogger(__name__)
@@ -117,10 +113,7 @@ class IntakeProcess:
         self._asked: dict[int, _Asked] = {}
         self._closed = self._was_loaded = False
         self._failed_starts = 0
-        self._frames: Frames | None = None
-        self._given_up: str | None = None
-        """Why the process that runs now was killed, if it was."""
-        self._next_look_s = 0.0
+        self._runs = False
         with self._changing:
             self._start()
 
@@ -131,7 +124,7 @@ class IntakeProcess:
         ModelLoadFailed if it cannot be used.
         """
         with self._changing:
-            if self._frames is None and not self._closed:
+            if not (self._runs or self._closed):
                 self._start()
             loaded = self._loaded
         while True:
@@ -139,7 +132,7 @@ class IntakeProcess:
                 return loaded.result(LOOK_S)
             except TimeoutError:
                 meanwhile()
-                self._look()
+                self._child.look()
 
     def prepare(
         self, request: GenerationRequest, limits: Limits, generated: int = 0
@@ -198,19 +191,14 @@ class IntakeProcess:
     @property
     def pid(self) -> int:
         """Of the process that runs now."""
-        return self._process.pid
+        return self._child.pid
 
     def close(self) -> None:
         """Ends the process; a second call does nothing."""
         with self._changing:
             self._closed = True
-            if self._frames is not None:
-                self._frames.close()
-        try:
-            self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.hang_up()
+        self._child.leave(_EXIT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -230,17 +218,17 @@ class IntakeProcess:
         with self._changing:
             if self._closed:
                 raise InternalError("the intake is closed")
-            if self._frames is None:
+            if not self._runs:
                 try:
                     self._start()
                 except Exception as error:  # noqa: BLE001 - no room for a process, or a thread
                     raise _cannot_start(error) from None
             if not self._asked:
-                self._standstill.heard()
+                self._child.heard()
             self._asked[number] = asked
             try:
                 # If it ends before, what starts it again asks again.
-                self._outbox.send(asked.frame)
+                self._child.send(asked.frame)
             except FrameTooLarge as error:
                 del self._asked[number]
                 rule = "must fit into a message to the intake"
@@ -255,26 +243,15 @@ class IntakeProcess:
             try:
                 return asked.answer.result(min(LOOK_S, max(0.0, give_up_s - time.monotonic())))
             except TimeoutError:
-                self._look()
+                self._child.look()
             if time.monotonic() >= give_up_s:
                 late = DeadlineExceeded("the deadline passed while the request was prepared")
                 self._withdraw(number, late)
 
-    def _look(self) -> None:
-        """Kills a process that does not get on; those that wait for it look. What starts it again
-        asks again."""
-        with self._changing:
-            if self._frames is None or (now_s := time.monotonic()) < self._next_look_s:
-                return
-            self._next_look_s = now_s + LOOK_S
-            if (reason := self._standstill.reason()) is not None:
-                self._given_up = f"was killed: {reason}"
-                self._process.kill()
-
     def _withdraw(self, number: int, end: BaseException) -> None:
         """Ends a request at once, and what prepares it. Amid a signal's handler, too: no lock."""
         if self._end(number, end):
-            self._outbox.send(frame({"ask": "withdraw", "number": number}))
+            self._child.send(frame({"ask": "withdraw", "number": number}))
 
     def _end(self, number: int, end: bytes | BaseException) -> bool:
         """Answers a request, unless it has an answer. Returns whether it had none."""
@@ -288,58 +265,47 @@ class IntakeProcess:
 
     def _start(self) -> None:
         """Starts a process, in the place of one that has ended."""
-        ours, theirs = socket.socketpair()
-        frames, loaded = Frames(ours), Future[AroundTurns]()
-        with ExitStack() as undo:
-            undo.callback(frames.close)
-            with theirs:
-                process = spawn("llorch_worker.intake.serving", [theirs.fileno()])
-            undo.callback(process.wait)
-            undo.callback(process.kill)
-            outbox = Outbox(frames, "llorch-intake-writer")
-            undo.callback(outbox.close)
-            standstill = Standstill(process.pid, idle_s=self._idle_s, silent_s=_SILENT_S)
+        child, loaded = (
+            Child(
+                "llorch_worker.intake.serving",
+                name="llorch-intake",
+                idle_s=self._idle_s,
+                silent_s=_SILENT_S,
+            ),
+            Future[AroundTurns](),
+        )
+        try:
             level = logging.getLogger("llorch_worker").getEffectiveLevel()
             first = {"path": str(self._path), "bounds": asdict(self._bounds), "log_level": level}
-            outbox.send(json.dumps(first).encode())
-            of_it = (process, frames, outbox, loaded, standstill)
-            reader = threading.Thread(
-                target=self._read, args=of_it, name="llorch-intake", daemon=True
+            child.send(json.dumps(first).encode())
+            reading = threading.Thread(
+                target=self._read, args=(child, loaded), name="llorch-intake", daemon=True
             )
-            self._process, self._loaded, self._given_up = process, loaded, None
-            reader.start()
-            undo.pop_all()
-        self._frames, self._outbox, self._standstill = frames, outbox, standstill
+            self._child, self._loaded = child, loaded
+            reading.start()
+        except BaseException:
+            child.discard()
+            raise
+        self._runs = True
 
-    def _read(
-        self,
-        process: subprocess.Popen[bytes],
-        frames: Frames,
-        outbox: Outbox,
-        loaded: Future[AroundTurns],
-        standstill: Standstill,
-    ) -> None:
-        with suppress(NoFrame, OSError):
-            while (heard := frames.receive()) is not None:
-                standstill.heard()
-                header = header_of(heard)
-                if "log" in header:
-                    name, severity, line = header["log"]
-                    logging.getLogger(name).log(severity, "%s", line)
-                elif "around" in header:
-                    self._was_loaded, self._failed_starts = True, 0
-                    loaded.set_result(AroundTurns(**header["around"]))
-                elif "number" in header:
-                    self._hear(header, heard)
-                else:
-                    loaded.set_exception(error_of(header["error"]))
-        outbox.close()
-        frames.close()
-        code = process.wait()
-        how = self._given_up or _how(code)
+    def _read(self, child: Child, loaded: Future[AroundTurns]) -> None:
+        end = child.read(lambda heard: self._take(heard, loaded))
         if not loaded.done():
-            loaded.set_exception(InternalError(f"the intake {how} while it loaded"))
-        self._has_ended(code, how, loaded.exception())
+            loaded.set_exception(InternalError(f"the intake died while it loaded: {end.reason}"))
+        self._has_ended(end, loaded.exception())
+
+    def _take(self, heard: bytes, loaded: Future[AroundTurns]) -> None:
+        header = header_of(heard)
+        if "log" in header:
+            name, severity, line = header["log"]
+            logging.getLogger(name).log(severity, "%s", line)
+        elif "around" in header:
+            self._was_loaded, self._failed_starts = True, 0
+            loaded.set_result(AroundTurns(**header["around"]))
+        elif "number" in header:
+            self._hear(header, heard)
+        else:
+            loaded.set_exception(error_of(header["error"]))
 
     def _hear(self, header: dict[str, Any], heard: bytes) -> None:
         number = header["number"]
@@ -351,14 +317,14 @@ class IntakeProcess:
         else:
             self._end(number, body_of(heard))
 
-    def _has_ended(self, code: int, how: str, error: BaseException | None) -> None:
+    def _has_ended(self, end: End, error: BaseException | None) -> None:
         with self._changing:
-            self._frames = None
+            self._runs = False
             loaded = error is None
             if self._closed:
                 error = InternalError("the intake is closed")
-            elif loaded or self._may_start_again(code):
-                logger.warning("the intake %s; it starts again", how)
+            elif loaded or self._may_start_again(end):
+                logger.warning("the intake died: %s; it starts again", end.reason)
                 try:
                     self._start()
                     error = None
@@ -369,23 +335,19 @@ class IntakeProcess:
             for number, asked in [*self._asked.items()]:
                 asked.tries += loaded
                 if error is not None or asked.tries == _MOST_TRIES:
-                    self._end(number, error or InternalError(f"the intake {how}"))
+                    self._end(number, error or InternalError(f"the intake died: {end.reason}"))
                 else:
-                    self._outbox.send(asked.frame)
+                    self._child.send(asked.frame)
 
-    def _may_start_again(self, code: int) -> bool:
+    def _may_start_again(self, end: End) -> bool:
         """Whether one that was killed while it loaded has loaded before, and not failed often."""
         self._failed_starts += 1
-        return self._was_loaded and code < 0 and self._failed_starts < _MOST_STARTS
+        return self._was_loaded and end.exit_code < 0 and self._failed_starts < _MOST_STARTS
 
 
 def _cannot_start(error: BaseException | None) -> InternalError:
     # Not the request's fault, nor the model's: another worker may serve it.
     return InternalError(f"the intake cannot start again: {error}")
-
-
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def _prompt_refusal(field: str, broken: str, got: Any) -> InvalidRequest:

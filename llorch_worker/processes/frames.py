@@ -21,7 +21,7 @@ class FrameTooLarge(ValueError):
 
 
 class NoFrame(Exception):
-    """What came is no frame: its length is beyond the limit, or it ends amid it."""
+    """What came is no frame: its length is beyond the limit."""
 
 
 class Frames:
@@ -48,7 +48,25 @@ class Frames:
         """Raises ``FrameTooLarge``; ``OSError`` if the other end is gone."""
         self.check(payload)
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            self.send_rest(self._send(payload, 0))
+
+    def send_now(self, payload: bytes) -> memoryview:
+        """Sends what the socket takes without a wait, and returns what is left of the frame, which
+        has to be sent before anything else. For the only thread that sends."""
+        return self._send(payload, socket.MSG_DONTWAIT)
+
+    def send_rest(self, rest: memoryview) -> None:
+        if rest:
+            self._socket.sendall(rest)
+
+    def _send(self, payload: bytes, flags: int) -> memoryview:
+        # Side by side, because a copy of a long payload would take a while.
+        length, sent = _LENGTH.pack(len(payload)), 0
+        with suppress(BlockingIOError):
+            sent = self._socket.sendmsg([length, payload], (), flags)
+        if sent < len(length):
+            return memoryview(length + payload)[sent:]
+        return memoryview(payload)[sent - len(length) :]
 
     @property
     def has_frame(self) -> bool:
@@ -64,6 +82,7 @@ class Frames:
         Raises:
             TimeoutError: no whole frame came within ``timeout_s``; a later call goes on.
             NoFrame: what comes is none; nothing more can be read.
+            ConnectionError: the connection ended amid a frame.
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         length = None
@@ -83,7 +102,7 @@ class Frames:
             count = self._socket.recv_into(self._room)
             if not count:
                 if self._begun:
-                    raise NoFrame(f"the connection ended after {len(self._begun)} bytes of a frame")
+                    raise ConnectionError(f"ended after {len(self._begun)} bytes of a frame")
                 return None
             self._begun += memoryview(self._room)[:count]
 

@@ -36,6 +36,7 @@ from llorch_worker.engine.interface import (
     StepFigures,
     TallyCounts,
 )
+from llorch_worker.engine.mortal import Mortal
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
 from llorch_worker.servers.asking import Asking
@@ -94,7 +95,7 @@ class Address:
     """Monotonic."""
 
 
-class ServerEngine:
+class ServerEngine(Mortal):
     """An ``EngineInterface``. Any thread may call any method; everything happens on an event loop
     with a thread of its own.
 
@@ -110,6 +111,7 @@ class ServerEngine:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Made by :meth:`load`, on the event loop."""
+        super().__init__()
         self._address = address
         self._asking = Asking(connection, found.served, address.silent_s)
         self._loop = loop
@@ -123,10 +125,6 @@ class ServerEngine:
             replays=False,
             weakens=found.weakens,
         )
-        self._lock = threading.Lock()
-        self._closing = False
-        self._death: Death | None = None
-        self._mourners: list[Callable[[Death], None]] = []
         self._tasks: dict[ServerGeneration, asyncio.Task[None]] = {}
         self._turns = Turns()
         self._cuts: set[ServerGeneration] = set()
@@ -269,39 +267,19 @@ class ServerEngine:
     def misplaced_tensors(self) -> tuple[str, ...]:
         return ()
 
-    @property
-    def healthy(self) -> bool:
-        return self._death is None and not self._closing
-
     def stalled_for_s(self) -> float:
         """Never: the server's own health and the silence of each answer are watched here."""
         return 0.0
-
-    def on_death(self, callback: Callable[[Death], None]) -> None:
-        """See :meth:`.EngineProcess.on_death`."""
-        with self._lock:
-            if self._death is None:
-                self._mourners.append(callback)
-                return
-        callback(self._death)
 
     def kill(self, label: DeathLabel, reason: str) -> None:
         with suppress(RuntimeError):  # it is dead already
             self._loop.call_soon_threadsafe(self._die, Death(label, reason))
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closing = self._closing, True
-        if not closed and self._death is None:
+        if self._begin_close():
             asked = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             wait((asked,), CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _require_open(self) -> None:
-        if self._death is not None:
-            raise EngineDied(self._death)
-        if self._closing:
-            raise InternalError("the engine is closed")
 
     # A request, on the event loop ------------------------------------------------------------
 
@@ -449,20 +427,11 @@ class ServerEngine:
         return tuple(hands if len(hands) == 1 else hands & self._address.last_hands if soon else ())
 
     def _die(self, death: Death, suspects: tuple[str, ...] = ()) -> None:
-        with self._lock:
-            if self._death is not None or self._closing:
-                return
-            self._death = death = replace(death, suspects=suspects)
-            mourners = self._mourners
-        self._address.last_hands = frozenset(each.id for each in self._turns.there)
-        self._address.last_end_s = time.monotonic()
-        for callback in mourners:
-            try:
-                callback(death)
-            except Exception:
-                logger.exception("a callback of the engine's death failed")
-        self._end_task = self._loop.create_task(self._end())
-        self._end_task.add_done_callback(lambda _: self._loop.stop())
+        hands, now_s = frozenset(each.id for each in self._turns.there), time.monotonic()
+        if self._note_death(replace(death, suspects=suspects)):
+            self._address.last_hands, self._address.last_end_s = hands, now_s
+            self._end_task = self._loop.create_task(self._end())
+            self._end_task.add_done_callback(lambda _: self._loop.stop())
 
     async def _end(self) -> None:
         """Ends all requests, and closes their connections."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.utils.log import get_logger
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.interface import EngineDied
 
@@ -100,20 +101,22 @@ class ResidentEngine:
         """How the last engine ended, in a few words."""
         self.last_death_at: float | None = None
         """Unix time."""
-        self._threads = [
-            threading.Thread(target=self._replace, name="llorch-engine-starter", daemon=True),
-            threading.Thread(target=self._watch, name="llorch-watchdog", daemon=True),
-        ]
+        self._starter = threading.Thread(
+            target=self._replace, name="llorch-engine-starter", daemon=True
+        )
+        every_s = min(MOST_LOOKS_S, watchdog_s / 4)
+        self._watchdog = Repeater("watchdog", "look at the engine", self._look, every_s)
 
     def start(self) -> None:
         self._engine.on_death(self._note_death)
-        for thread in self._threads:
-            thread.start()
+        self._starter.start()
+        self._watchdog.start()
 
     def close(self) -> None:
         """Ends the engine; none starts any more. One that loads ends with the process."""
         with self._changed:
             self._closing.set()
+            self._watchdog.closing.set()
             self._changed.notify_all()
         self._engine.close()
 
@@ -255,14 +258,13 @@ class ResidentEngine:
 
     # The watchdog ------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while not self._closing.wait(min(MOST_LOOKS_S, self._watchdog_s / 4)):
-            engine = self._engine
-            if engine.stalled_for_s() >= self._watchdog_s:
-                # Processes that were suspended and go on look stalled until the next step.
-                self._closing.wait(SECOND_LOOK_S)
-                if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
-                    engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
+    def _look(self) -> None:
+        engine = self._engine
+        if engine.stalled_for_s() >= self._watchdog_s:
+            # Processes that were suspended and go on look stalled until the next step.
+            self._closing.wait(SECOND_LOOK_S)
+            if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
+                engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
 
 
 def _reason_of(error: Exception) -> str:

@@ -36,6 +36,7 @@ from llorch_worker.intake.desk import LONG_BYTES
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits, PreparedRequest
 from llorch_worker.intake.process import IntakeProcess, Preparation
+from llorch_worker.processes import child
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.text.questions import answer
@@ -246,13 +247,13 @@ def test_one_that_hangs_is_replaced_and_what_it_was_asked_is_prepared(
         os.kill(hung, signal.SIGSTOP)
         assert intake.prepare(chat("Hi"), limits).prompt_ids
         assert intake.pid != hung
-        assert "the intake was killed: it did nothing for " in caplog.text
+        assert "the intake died: it did nothing for " in caplog.text
 
 
 def test_one_that_hangs_while_it_loads_keeps_nobody_waiting(folder: Path) -> None:
     with IntakeProcess(folder, idle_s=2) as intake:
         os.kill(intake.pid, signal.SIGSTOP)
-        with pytest.raises(InternalError, match=r"killed: it did nothing for .* while it loaded"):
+        with pytest.raises(InternalError, match="died while it loaded: it did nothing for "):
             intake.around()
         assert isinstance(intake.around(), AroundTurns)
 
@@ -297,7 +298,7 @@ def test_a_request_too_large_for_a_message_is_refused(
     patient: IntakeProcess, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient.around()
-    monkeypatch.setattr(patient._frames, "_most_bytes", 1000)
+    monkeypatch.setattr(patient._child._frames, "_most_bytes", 1000)
     with pytest.raises(InvalidRequest, match="request: must fit into a message to the intake"):
         patient.prepare(chat("a" * 1000), limits)
     assert patient.prepare(chat("Hi"), limits).prompt_ids
@@ -314,11 +315,17 @@ def test_a_long_request_gives_way_from_its_beginning(intake: IntakeProcess, limi
     wait_until(lambda: before not in forks(intake))
 
 
+def _idle_fork(intake: IntakeProcess, limits: Limits) -> psutil.Process | None:
+    """The fork that gets the next request; one that was slow on a busy machine gets none."""
+    intake.prepare(chat("Hi"), limits)
+    found = [fork for fork in forks(intake) if fork.status() != psutil.STATUS_ZOMBIE]
+    return found[0] if [fork.nice() for fork in found] == [0] else None
+
+
 def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
     patient: IntakeProcess, limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patient.prepare(chat("Hi"), limits)
-    (fork,) = forks(patient)
+    fork = wait_until(lambda: _idle_fork(patient, limits))
     desk = psutil.Process(patient.pid)
     fork.suspend()
     with ThreadPoolExecutor() as threads:
@@ -378,7 +385,7 @@ def test_one_that_was_killed_too_often_starts_for_the_next_engine(
     os.kill(patient.pid, signal.SIGKILL)
     with pytest.raises(InternalError, match="while it loaded"):
         patient.around()
-    wait_until(lambda: patient._frames is None)
+    wait_until(lambda: not patient._runs)
     assert isinstance(patient.around(), AroundTurns)
 
 
@@ -391,11 +398,11 @@ def test_no_request_hangs_where_the_system_starts_no_process(
     waits = begin("wait")
     wait_until(lambda: giving_way(patient))
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(process, "spawn", refuse)
+        patched.setattr(child, "spawn", refuse)
         os.kill(patient.pid, signal.SIGKILL)
         with pytest.raises(InternalError, match="cannot start again: Resource"):
             waits.result(120)
@@ -442,7 +449,7 @@ def test_an_intake_that_cannot_start_again_says_so_until_it_can(
 def test_an_intake_for_which_there_is_no_process_says_so_until_there_is(
     folder: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError("no room for a process")
 
     with IntakeProcess(folder) as intake, ThreadPoolExecutor() as threads:
@@ -452,7 +459,7 @@ def test_an_intake_for_which_there_is_no_process_says_so_until_there_is(
         asked = threads.submit(intake.prepare, chat("Hi"), limits)
         wait_until(lambda: intake._asked)
         with monkeypatch.context() as patch:
-            patch.setattr("llorch_worker.intake.process.spawn", refuse)
+            patch.setattr(child, "spawn", refuse)
             desk.kill()
             with pytest.raises(InternalError, match="cannot start again: no room for a process"):
                 asked.result(120)

@@ -76,5 +76,5 @@ def test_a_connection_that_ends_amid_a_frame_is_told_from_one_that_ends(
     bare, framed = ends
     bare.sendall(part)
     bare.shutdown(socket.SHUT_WR)
-    with pytest.raises(NoFrame, match=f"ended after {len(part)} bytes"):
+    with pytest.raises(ConnectionError, match=f"ended after {len(part)} bytes"):
         framed.receive()

@@ -133,3 +133,22 @@ def test_an_engine_that_hangs_while_it_rests_is_replaced_once_a_job_comes() -> N
             asked.result(60)
         wait_until(lambda: resident.healthy)
         assert resident.pid != first.pid
+
+
+def test_a_watchdog_that_fails_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError("too many open files")]
+    stalled_for_s = EngineProcess.stalled_for_s
+
+    def fails_once(engine: EngineProcess) -> float:
+        if failures:
+            raise failures.pop()
+        return stalled_for_s(engine)
+
+    monkeypatch.setattr(EngineProcess, "stalled_for_s", fails_once)
+    first = load()
+    with resident_of(first, load, watchdog_s=1) as resident, ThreadPoolExecutor(1) as threads:
+        wait_until(lambda: not failures)
+        os.kill(first.pid, signal.SIGSTOP)
+        asked = threads.submit(resident.submit, GenerationRequest(prompt="a"))
+        with pytest.raises(EngineDied, match="it finished no step for"):
+            asked.result(60)

@@ -8,9 +8,6 @@ import itertools
 import logging
 import math
 import os
-import signal
-import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -39,12 +36,12 @@ from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.engine.interface import (
     Death,
-    DeathLabel,
     EngineDied,
     EngineStats,
     ModelFacts,
     StepFigures,
 )
+from llorch_worker.engine.mortal import Mortal
 from llorch_worker.engine.process.messages import (
     Accepted,
     Answer,
@@ -74,11 +71,10 @@ from llorch_worker.engine_options import SEQUENCES, EngineOptions
 from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.processes.board import Board
-from llorch_worker.processes.frames import Frames, FrameTooLarge, NoFrame
-from llorch_worker.processes.oom import let_die_first, oom_kills
-from llorch_worker.processes.outbox import Outbox
-from llorch_worker.processes.spawn import memory_file, spawn
-from llorch_worker.processes.standstill import LOOK_S, Standstill
+from llorch_worker.processes.child import Child, End, EndLabel
+from llorch_worker.processes.frames import FrameTooLarge
+from llorch_worker.processes.spawn import memory_file
+from llorch_worker.processes.standstill import LOOK_S
 from llorch_worker.settings import default_model_name
 
 logger = logging.getLogger(__name__)
@@ -100,17 +96,8 @@ disk, or for a compiler of another process."""
 LOAD_IS_SILENT: Final = 30
 """And one that tells nothing for so many times, whatever it does. It may compile."""
 MOST_TRACE_BYTES: Final = 2**16
-EXIT_S: Final = 5.0
-"""How long a process that has closed its connection may take to end."""
 SOON_S: Final = 1.0
 """A job is prepared for so long at least, however late it is."""
-_SIGNALS: Final[dict[int, DeathLabel]] = {
-    signal.SIGSEGV: "segfault",
-    signal.SIGBUS: "segfault",
-    signal.SIGILL: "segfault",
-    signal.SIGFPE: "segfault",
-    signal.SIGABRT: "abort",
-}
 
 
 def most_handles(options: EngineOptions) -> int:
@@ -119,7 +106,7 @@ def most_handles(options: EngineOptions) -> int:
     return 2 * (options.max_sequences or SEQUENCES["cuda"]) + INTAKE_THREADS
 
 
-class EngineProcess:
+class EngineProcess(Mortal):
     """An ``EngineInterface``. Any thread may call any method.
 
     The process ends with this one, whatever ends this one. ``on_event`` of a generation is called
@@ -129,38 +116,24 @@ class EngineProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        frames: Frames,
-        outbox: Outbox,
+        child: Child,
         board: Board,
         trace: int,
         intake: IntakeProcess | None,
-        standstill: Standstill,
         meanwhile: Callable[[], None],
     ) -> None:
         """Made by :meth:`load`."""
+        super().__init__()
         self._intake = intake
-        self._process = process
-        self._frames = frames
+        self._child = child
         self._board = board
         self._trace = trace
-        self._standstill = standstill
         self._meanwhile = meanwhile
         self._last_beat = 0
-        self._outbox = outbox
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._generations: dict[int, RemoteGeneration] = {}
         self._accepting: dict[int, _Accepting] = {}
         self._answers: dict[int, Future[Any]] = {}
-        self._reads_since_s: float | None = None
-        """Since when the reading thread waits; None while it does not."""
-        self._closing = False
-        self._sentence: tuple[DeathLabel, str] | None = None
-        self._death: Death | None = None
-        self._mourners: list[Callable[[Death], None]] = []
-        let_die_first(process.pid)
-        self._oom_kills = oom_kills()
 
     @classmethod
     def load(
@@ -221,24 +194,19 @@ class EngineProcess:
             undo.callback(board.close)
             trace = memory_file("llorch-trace")
             undo.callback(os.close, trace)
-            ours, theirs = socket.socketpair()
-            frames = Frames(ours)
-            undo.callback(frames.close)
             try:
-                process = spawn(
+                child = Child(
                     "llorch_worker.engine.process.server",
-                    [theirs.fileno(), board_descriptor, trace],
+                    [board_descriptor, trace],
+                    name="llorch-engine",
+                    idle_s=LOAD_IDLES * watchdog_s,
+                    silent_s=LOAD_IS_SILENT * watchdog_s,
                     kept=kept,
                 )
             finally:
-                theirs.close()
                 os.close(board_descriptor)
-            undo.callback(_kill, process)
-            outbox = Outbox(frames, "llorch-engine-writer")
-            undo.callback(outbox.close)
-            limits_s = {"idle_s": LOAD_IDLES * watchdog_s, "silent_s": LOAD_IS_SILENT * watchdog_s}
-            standstill = Standstill(process.pid, **limits_s)
-            engine = cls(process, frames, outbox, board, trace, intake, standstill, meanwhile)
+            undo.callback(child.discard)
+            engine = cls(child, board, trace, intake, meanwhile)
             engine._load(asked, progress)
             undo.pop_all()
         return engine
@@ -246,10 +214,10 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         """Of the engine's process."""
-        return self._process.pid
+        return self._child.pid
 
     def warm_up(self) -> None:
-        self._standstill.heard()
+        self._child.heard()
         answer = self._call("warm_up")
         while True:
             try:
@@ -265,7 +233,7 @@ class EngineProcess:
         try:
             self._meanwhile()
         except BaseException:
-            self._process.kill()
+            self._child.kill("killed", "the load was given up")
             raise
         with self._lock:
             if not self.healthy:
@@ -273,9 +241,8 @@ class EngineProcess:
             beat = self._board.last_beat
         if beat != self._last_beat:
             self._last_beat = beat
-            self._standstill.heard()
-        if (reason := self._standstill.reason()) is not None:
-            self.kill("stalled", f"{reason} while it loaded")
+            self._child.heard()
+        self._child.look()
 
     def submit(
         self,
@@ -370,10 +337,6 @@ class EngineProcess:
         found: str = self._call("stacks").result(STACKS_S)
         return found
 
-    @property
-    def healthy(self) -> bool:
-        return self._death is None and not self._closing
-
     def stalled_for_s(self) -> float:
         """Seconds without a sign of life.
 
@@ -384,39 +347,23 @@ class EngineProcess:
             if not self.healthy:
                 return 0.0
             stalled_s = self._board.stalled_for_s()
-        waits_since_s = self._reads_since_s
+        waits_since_s = self._child.reads_since_s
         owed = [*self._accepting.values()]
         if waits_since_s is None or not owed:
             return stalled_s
         since_s = max(waits_since_s, min(each.since_s for each in owed))
         return max(stalled_s, time.monotonic() - since_s)
 
-    def on_death(self, callback: Callable[[Death], None]) -> None:
-        """``callback`` is called once when the process has died without being asked to, before its
-        generations fail; on the thread that reads the connection, or at once if it is dead."""
-        with self._lock:
-            if self._death is None:
-                self._mourners.append(callback)
-                return
-        callback(self._death)
-
-    def kill(self, label: DeathLabel, reason: str) -> None:
+    def kill(self, label: EndLabel, reason: str) -> None:
         """Kills the process, for a watchdog: a death with these words follows."""
-        self._sentence = label, reason
-        self._process.kill()
+        self._child.kill(label, reason)
 
     def close(self) -> None:
         """Cancels running generations and ends the process; a second call does nothing."""
-        with self._lock:
-            closed, self._closing = self._closing, True
-        if closed:
-            return
-        self._send(Close())
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            logger.warning("the engine did not end within %.0f s and is killed", CLOSE_S)
-            self._process.kill()
+        if self._begin_close():
+            self._send(Close())
+            if not self._child.leave(CLOSE_S):
+                logger.warning("the engine did not end within %.0f s and was killed", CLOSE_S)
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
@@ -430,7 +377,7 @@ class EngineProcess:
 
     def _send(self, message: ToEngine) -> None:
         """Never waits, even if the engine reads nothing. Raises ``FrameTooLarge``."""
-        self._outbox.send(encode(message))
+        self._child.send(encode(message))
 
     def _call(self, name: str, *arguments: Any) -> Future[Any]:
         number, answer = next(self._numbers), Future[Any]()
@@ -452,12 +399,6 @@ class EngineProcess:
             self._generations.pop(handle, None)
             self._accepting.pop(handle, None)
 
-    def _require_open(self) -> None:
-        if self._death is not None:
-            raise EngineDied(self._death)
-        if self._closing:
-            raise InternalError("the engine is closed")
-
     # Reading ----------------------------------------------------------------------------------
 
     def _load(self, asked: Load, progress: Callable[[int, int], None] | None) -> None:
@@ -474,7 +415,7 @@ class EngineProcess:
                 case NotLoaded(error):
                     raise error.error()
                 case None:
-                    raise EngineDied(self._autopsy())
+                    raise EngineDied(self._autopsy(self._child.end()))
                 case _:
                     self._take(message)
         self.facts: ModelFacts = message.facts
@@ -486,35 +427,14 @@ class EngineProcess:
     def _receive_while_loading(self) -> ToKeeper | None:
         while True:
             try:
-                frame = self._frames.receive(LOOK_S)
+                frame = self._child.receive(LOOK_S)
             except TimeoutError:
                 self.look()
-            except (OSError, NoFrame):
-                # A process that dies before it has read all resets the connection, or ends it amid
-                # a frame.
-                return None
             else:
-                self._standstill.heard()
                 return None if frame is None else decode_to_keeper(frame)
 
-    def _receive(self) -> ToKeeper | None:
-        self._reads_since_s = time.monotonic()
-        frame = self._frames.receive()
-        self._reads_since_s = None
-        return None if frame is None else decode_to_keeper(frame)
-
     def _read(self) -> None:
-        try:
-            while (message := self._receive()) is not None:
-                self._take(message)
-        except OSError:
-            logger.debug("the connection to the engine is lost", exc_info=True)
-        except (NoFrame, msgspec.MsgspecError) as error:
-            self.kill("protocol", f"no message came from it: {error}")
-        except BaseException as error:
-            logger.exception("what the engine sent could not be taken")
-            self.kill("protocol", f"{type(error).__name__} at a message from it")
-        self._bury()
+        self._bury(self._child.read(lambda frame: self._take(decode_to_keeper(frame))))
 
     def _take(self, message: ToKeeper) -> None:
         match message:
@@ -551,7 +471,7 @@ class EngineProcess:
                 _log_defect("a call of the engine", answered)
                 self._answers.pop(number).set_exception(answered)
             case LastWords(label, reason):
-                self._sentence = label, reason
+                self._child.explain(label, reason)
             case LogLine():
                 _log(message)
             case _:
@@ -569,54 +489,29 @@ class EngineProcess:
         if generation.done:
             del self._generations[handle]
 
-    def _bury(self) -> None:
-        death = self._autopsy()
-        self._outbox.close()
-        self._frames.close()
+    def _bury(self, end: End) -> None:
+        death = self._autopsy(end)
         os.close(self._trace)
-        error = InternalError("the engine is closed")
-        mourners: list[Callable[[Death], None]] = []
+        error = (
+            EngineDied(death) if self._note_death(death) else InternalError("the engine is closed")
+        )
         with self._lock:
-            if not self._closing:
-                self._death, error = death, EngineDied(death)
-                mourners = self._mourners
             self._board.close()
             generations, self._generations = self._generations, {}
             waiting = [*self._accepting.values(), *self._answers.values()]
-        for callback in mourners:
-            try:
-                callback(death)
-            except Exception:
-                logger.exception("a callback of the engine's death failed")
         # First those that are told, while whoever waits for their acceptance still listens.
         for generation in generations.values():
             generation.fail(error)
         for future in waiting:
             future.set_exception(error)
 
-    def _autopsy(self) -> Death:
-        """How the process ended; it has closed its connection."""
-        try:
-            code = self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._sentence = self._sentence or ("exit", "it closed its connection and went on")
-            self._process.kill()
-            code = self._process.wait()
-        if self._sentence is not None:
-            label, reason = self._sentence
-        elif code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            label, reason = "out_of_memory", "the kernel killed it, because memory was short"
-        elif code < 0:
-            label = _SIGNALS.get(-code, "killed")
-            reason = f"signal {signal.Signals(-code).name}"
-        else:
-            label, reason = "exit", f"exit code {code}"
+    def _autopsy(self, end: End) -> Death:
         in_hand = (self._generations.get(handle) for handle in self._board.in_hand())
         suspects = tuple(generation.id for generation in in_hand if generation is not None)
         if trace := os.pread(self._trace, MOST_TRACE_BYTES, 0).decode(errors="replace"):
             # Of files, lines and names alone.
             _log(LogLine(__name__, logging.ERROR, "where the engine was when it died", trace))
-        return Death(label, reason, suspects, code)
+        return Death(end.label, end.reason, suspects, end.exit_code)
 
 
 class _Accepting(Future[int | None]):
@@ -705,11 +600,6 @@ class _Figures(Generic[T]):
         except (TimeoutError, LlorchError):
             logger.debug("the engine does not tell its figures", exc_info=True)
         return self._last
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
 
 
 def _log_defect(what: str, error: LlorchError) -> None:

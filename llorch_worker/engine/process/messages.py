@@ -24,10 +24,11 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.contract.errors import ERROR_CLASSES, as_told
-from llorch_worker.engine.interface import DeathLabel, EngineStats, ModelFacts
+from llorch_worker.engine.interface import EngineStats, ModelFacts
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.constraints.grammar import asked_for
 from llorch_worker.intake.prepared import PreparedRequest
+from llorch_worker.processes.child import EndLabel
 
 _JOURNAL = TypeAdapter(Journal)
 QUICK_BYTES: Final = 2**16
@@ -290,7 +291,7 @@ class LogLine(_Message):
 class LastWords(_Message):
     """The engine ends by itself."""
 
-    label: DeathLabel
+    label: EndLabel
     reason: str
 
 

@@ -27,7 +27,6 @@ from llorch_worker.contract import (
     Started,
 )
 from llorch_worker.contract.installing import install_command
-from llorch_worker.engine.interface import DeathLabel
 from llorch_worker.engine.process.engine_process import INTAKE_THREADS, most_handles
 from llorch_worker.engine.process.messages import (
     Accepted,
@@ -56,6 +55,7 @@ from llorch_worker.engine.process.messages import (
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
+from llorch_worker.processes.child import EndLabel
 from llorch_worker.processes.frames import Frames, FrameTooLarge
 from llorch_worker.processes.stacks import stacks
 from llorch_worker.text.control_tokens import AroundTurns
@@ -263,7 +263,7 @@ class Server:
         self._answering.shutdown()
         os._exit(0)
 
-    def _die(self, label: DeathLabel, reason: str) -> NoReturn:
+    def _die(self, label: EndLabel, reason: str) -> NoReturn:
         try:
             self._send(LastWords(label, reason))
         finally:

@@ -235,7 +235,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         for name, ask in asked.items():
             try:
                 yield ask()
-            except (LlorchError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - the others are asked in any case
                 yield f"The {name} does not say where its threads are: {error or 'it hangs'}\n"
 
     def _on_ready(self, **_: Any) -> None:

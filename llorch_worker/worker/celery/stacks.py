@@ -11,6 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from llorch_worker.broker.repeater import Repeater
 from llorch_worker.processes.stacks import stacks
 from llorch_worker.telemetry.logs.json_lines import document_line
 from llorch_worker.telemetry.logs.streams import are_printed
@@ -28,10 +29,7 @@ def write_on_sigusr1(ask_others: Callable[[], Iterable[str]]) -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, _write_own)
-        asking = threading.Thread(
-            target=_write_others, args=(ask_others,), name="llorch-stacks", daemon=True
-        )
-        asking.start()
+        Repeater("stacks", "ask others for their stacks", lambda: _write_others(ask_others)).start()
 
 
 def _write_own(*_: Any) -> None:
@@ -49,10 +47,9 @@ def _write_own(*_: Any) -> None:
 
 
 def _write_others(ask: Callable[[], Iterable[str]]) -> None:
-    while True:
-        _asked.get()
-        for found in filter(None, ask()):
-            _write(found)
+    _asked.get()
+    for found in filter(None, ask()):
+        _write(found)
 
 
 def _write(text: str) -> None:

@@ -462,7 +462,7 @@ def test_a_close_cancels_what_runs(path: Path) -> None:
 
 @pytest.fixture
 def small_frames(monkeypatch: pytest.MonkeyPatch) -> Callable[[EngineProcess], None]:
-    return lambda engine: monkeypatch.setattr(engine._frames, "_most_bytes", 1000)
+    return lambda engine: monkeypatch.setattr(engine._child._frames, "_most_bytes", 1000)
 
 
 def test_a_request_too_large_for_a_message_is_refused_by_name(
