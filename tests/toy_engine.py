@@ -44,6 +44,7 @@ from llorch_worker.contract import (
     ModelLoadFailed,
 )
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.processes.board import Board
 from tests.toy_generation import ToyGeneration
@@ -133,7 +134,7 @@ class ToyEngine:
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: object = None,
+        on_tokens: Callable[[TokensTold], None] = lambda _: None,
         handle: int = 0,
     ) -> ToyGeneration:
         match (request.prompt or "").split():
@@ -159,7 +160,7 @@ class ToyEngine:
         id = job_id or "local"
         known = len(journal.choices[0].token_ids) if journal else 0
         generation = ToyGeneration(
-            self, id, request, emit, worker, attempt, retried_at or queued_at, known
+            self, id, request, emit, on_tokens, worker, attempt, retried_at or queued_at, known
         )
         generation.handle, generation.suspect = handle, suspect
         if journal:
@@ -248,7 +249,7 @@ class ToyEngine:
         self._board.beat()
         time.sleep(self._step_s)
         done = [generation for generation in batch if not generation.step()]
-        self._outlet.turned()
+        self._outlet.hurry()
         with self._changed:
             self._running = [g for g in self._running if g not in done]
         return True

@@ -20,9 +20,9 @@ from llorch_worker.contract import (
     LlorchError,
     Started,
     Timings,
-    Tokens,
     Usage,
 )
+from llorch_worker.engine.told import TokensTold
 
 if TYPE_CHECKING:
     from tests.toy_engine import ToyEngine
@@ -42,6 +42,7 @@ class ToyGeneration:
         id: str,
         request: GenerationRequest,
         emit: Callable[[Event], None],
+        tell: Callable[[TokensTold], None],
         worker: str,
         attempt: int,
         queued_at: float | None,
@@ -52,6 +53,7 @@ class ToyGeneration:
         self.worker = worker
         self.attempt = attempt
         self.emit = emit
+        self.tell = tell
         self.handle = 0
         self.suspect = False
         self.tokens = known
@@ -124,13 +126,8 @@ class ToyGeneration:
             return True
         if self.tokens < (self.request.max_tokens or 0):
             self.words.append(f"{self._engine.fingerprint}{self.tokens}")
-            self.emit(
-                Tokens(
-                    index=self.tokens,
-                    ids=(token_id(self.request.seed, self.tokens),),
-                    text=f"{self.words[-1]} ",
-                )
-            )
+            ids = [token_id(self.request.seed, self.tokens)]
+            self.tell(TokensTold(self.handle, 0, self.tokens, ids, f"{self.words[-1]} "))
             self.tokens += 1
         if self.tokens < (self.request.max_tokens or 0):
             return True

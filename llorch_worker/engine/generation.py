@@ -16,7 +16,7 @@ from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
-from llorch_worker.engine.told import TokenScore, TokensTold
+from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.intake.constraints.relaxed import Checks
 
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
@@ -107,11 +107,12 @@ class Generation(ComputedGeneration):
             return
         logprobs = sequence.logprobs
         scores = logprobs[told:] if logprobs is not None and ids else None
-        tokens = TokensTold(self.handle, sequence.choice, told, ids, text, thought or None, scores)
-        if calls:
-            self._emit(tokens.event().model_copy(update={"tool_calls": calls}))
-        else:
-            self._tell_tokens(tokens)
+        told_calls = list(map(CallTold.of, calls)) or None
+        self._tell_tokens(
+            TokensTold(
+                self.handle, sequence.choice, told, ids, text, thought or None, scores, told_calls
+            )
+        )
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:

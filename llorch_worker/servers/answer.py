@@ -11,13 +11,13 @@ from llorch_worker.contract import (
     GenerationRequest,
     Journal,
     JournalledChoice,
-    Tokens,
     Usage,
 )
 from llorch_worker.contract.result import FinishReason, TokenLogprobs
 from llorch_worker.contract.seeds import job_seed
 from llorch_worker.contract.tools import CallPart, FunctionCall, ToolCall
 from llorch_worker.engine.handle import ComputedGeneration
+from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.servers.pieces import Counted, Piece
 
 _ENDED: Final = ("stop", "tool_calls")
@@ -49,7 +49,7 @@ class ChoiceSoFar:
         """How many there are, or at least are, here and in the journal."""
         return max(len(self._ids) + len(self._waiting), len(self.begun.token_ids) + self.pieces)
 
-    def take(self, piece: Piece) -> Tokens | None:
+    def take(self, piece: Piece) -> TokensTold | None:
         """What readers get of ``piece``."""
         said = bool(piece.text or piece.thought or piece.calls)
         self.pieces += bool(piece.ids) or said
@@ -72,11 +72,11 @@ class ChoiceSoFar:
             )
         return self._tell(piece)
 
-    def rest(self) -> Tokens | None:
+    def rest(self) -> TokensTold | None:
         """The ids that had no text, at the end."""
         return self._tell(Piece()) if self._waiting and self._has_all_ids else None
 
-    def add(self, text: str) -> Tokens:
+    def add(self, text: str) -> TokensTold:
         """A text that the server leaves out."""
         self._texts.append(text)
         return self._tell(Piece(text=text))
@@ -89,20 +89,22 @@ class ChoiceSoFar:
             has_ids &= known == piece.generated
         self._has_all_ids &= has_ids
 
-    def _tell(self, piece: Piece) -> Tokens:
+    def _tell(self, piece: Piece) -> TokensTold:
         index, ids = len(self._ids), tuple(self._waiting) if self._has_all_ids else ()
         self._ids += ids
         self._waiting.clear()
         scored, self._untold = tuple(self._untold), []
         self._logprobs += scored
-        return Tokens(
+        has_scores = scored and len(scored) == len(ids)
+        return TokensTold(
+            handle=0,
             choice=self.index,
             index=index,
-            ids=ids,
+            ids=list(ids),
             text=piece.text,
-            reasoning_content=piece.thought or None,
-            tool_calls=piece.calls or None,
-            logprobs=scored if scored and len(scored) == len(ids) else None,
+            thought=piece.thought or None,
+            scores=list(map(TokenScore.of, scored)) if has_scores else None,
+            calls=list(map(CallTold.of, piece.calls)) or None,
         )
 
     def result(self, finish: FinishReason | None, job_id: str) -> Choice:
@@ -170,11 +172,11 @@ class ServerGeneration(ComputedGeneration):
             self._prompt_tokens = max(0, prompt_tokens - len(self.choices[0].begun.token_ids))
             self._emit_started(self._prompt_tokens)
 
-    def tell(self, event: Tokens | None) -> None:
-        if event is not None:
+    def tell(self, told: TokensTold | None) -> None:
+        if told is not None:
             self._first_token_s = self._first_token_s or time.monotonic()
             self.began = True
-            self._emit(event)
+            self._tell_tokens(told)
 
     def finish(self, finish: FinishReason | None = None) -> None:
         """Ends with a result. ``finish``: why the choices end that the server has not ended."""

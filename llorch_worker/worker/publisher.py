@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import redis
@@ -17,8 +17,8 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.repeater import Repeater
-from llorch_worker.contract import CallPart, Event, Tokens
-from llorch_worker.engine.told import TokensTold
+from llorch_worker.contract import Event, Tokens
+from llorch_worker.engine.told import TokensTold, joined
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
@@ -66,7 +66,7 @@ class _Outbox:
         """The events, as they are to be written."""
         events, self.events = self.events, []
         apart = self.watched and len(events) <= MOST_APART
-        return as_events(events) if apart else merge_tokens(events)
+        return as_events(events if apart else merge_tokens(events))
 
     @property
     def waits(self) -> bool:
@@ -119,7 +119,7 @@ class Publisher(Repeater):
                 return
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
-                outbox.events = [*merge_tokens(outbox.events)]
+                outbox.events = merge_tokens(outbox.events)
             is_tokens = isinstance(event, Tokens | TokensTold)
             if is_tokens and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
@@ -289,92 +289,21 @@ def as_events(events: Iterable[Event | TokensTold]) -> list[Event]:
     return [each.event() if isinstance(each, TokensTold) else each for each in events]
 
 
-def merge_tokens(events: Iterable[Event | TokensTold]) -> list[Event]:
-    """``events`` with each choice's consecutive tokens merged into one event.
+def merge_tokens(events: Iterable[Event | TokensTold]) -> list[Event | TokensTold]:
+    """``events`` with each choice's consecutive tokens in one.
 
     The order within a choice is kept, and so is the order of tokens and other events. Tokens of
     different choices may change places, which makes no difference to a reader.
     """
-    merged: list[Event | list[Tokens]] = []
-    runs: dict[int, list[Tokens]] = {}
-    for event in as_events(_merge_told(events)):
-        if not isinstance(event, Tokens):
+    merged: list[Event | list[TokensTold]] = []
+    runs: dict[int, list[TokensTold]] = {}
+    for event in events:
+        if not isinstance(event, TokensTold):
             runs.clear()
             merged.append(event)
-        elif event.choice in runs and _continues(runs[event.choice][-1], event):
-            runs[event.choice].append(event)
+        elif (run := runs.get(event.choice)) and event.goes_on(run[-1]):
+            run.append(event)
         else:
             runs[event.choice] = [event]
             merged.append(runs[event.choice])
-    return [_join(item) if isinstance(item, list) else item for item in merged]
-
-
-def _merge_told(events: Iterable[Event | TokensTold]) -> Iterator[Event | TokensTold]:
-    """``events`` with consecutive tokens of one choice in one struct."""
-    run: list[TokensTold] = []
-    for event in events:
-        follows = isinstance(event, TokensTold) and run and _follows(run[-1], event)
-        if run and not follows:
-            yield _join_told(run)
-            run = []
-        if isinstance(event, TokensTold):
-            run.append(event)
-        else:
-            yield event
-    if run:
-        yield _join_told(run)
-
-
-def _follows(last: TokensTold, told: TokensTold) -> bool:
-    same_kind = (told.scores is None) == (last.scores is None)
-    return same_kind and told.choice == last.choice and told.index == last.index + len(last.ids)
-
-
-def _join_told(run: Sequence[TokensTold]) -> TokensTold:
-    first = run[0]
-    if len(run) == 1:
-        return first
-    return TokensTold(
-        handle=first.handle,
-        choice=first.choice,
-        index=first.index,
-        ids=[token for part in run for token in part.ids],
-        text="".join([part.text for part in run]),
-        thought="".join([part.thought or "" for part in run]) or None,
-        scores=None
-        if first.scores is None
-        else [score for part in run for score in part.scores or ()],
-    )
-
-
-def _continues(last: Tokens, event: Tokens) -> bool:
-    same_kind = (event.logprobs is None) == (last.logprobs is None)
-    return same_kind and event.index == last.index + len(last.ids)
-
-
-def _join(run: Sequence[Tokens]) -> Tokens:
-    first = run[0]
-    if len(run) == 1:
-        return first
-    return Tokens(
-        choice=first.choice,
-        index=first.index,
-        ids=tuple(token for part in run for token in part.ids),
-        text="".join(part.text for part in run),
-        reasoning_content="".join(part.reasoning_content or "" for part in run) or None,
-        tool_calls=_join_calls(part for event in run for part in event.tool_calls or ()),
-        logprobs=None
-        if first.logprobs is None
-        else tuple(entry for part in run for entry in part.logprobs or ()),
-    )
-
-
-def _join_calls(parts: Iterable[CallPart]) -> tuple[CallPart, ...] | None:
-    joined: list[CallPart] = []
-    for part in parts:
-        if joined and joined[-1].index == part.index:
-            arguments = joined[-1].arguments + part.arguments
-            joined[-1] = joined[-1].model_copy(update={"arguments": arguments})
-        else:
-            joined.append(part)
-    return tuple(joined) or None
+    return [joined(item) if isinstance(item, list) else item for item in merged]

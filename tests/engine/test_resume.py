@@ -25,8 +25,8 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
-from llorch_worker.worker.publisher import merge_tokens
 from tests.engine.conftest import continuation
+from tests.told import merged
 
 PROMPT = "Once upon a time"
 PROMPT_IDS = [1, 7, 8, 9]
@@ -102,7 +102,7 @@ def cut_everywhere(
     cuts = [over_the_wire(events[:end]) for end in range(len(events) + 1)]
     resumed = []
     for cut in cuts:
-        journal = read_journal(merge_tokens(cut))
+        journal = read_journal(merged(cut))
         assert journal == read_journal(cut)
         resumed.append(second.submit(request, job_id=job_id, attempt=2, journal=journal))
     for cut, generation in zip(cuts, resumed, strict=True):
@@ -258,7 +258,7 @@ def test_a_job_may_be_interrupted_twice(engine: Engine, other_engine: Engine) ->
         events: list[Event] = first_events
         kept: list[Event] = []
         for attempt in (2, 3):
-            kept += merge_tokens(events[: data.draw(st.integers(0, len(events) - 1))])
+            kept += merged(events[: data.draw(st.integers(0, len(events) - 1))])
             again = other_engine.submit(
                 request, job_id="job", attempt=attempt, journal=read_journal(kept)
             )

@@ -15,12 +15,13 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.contract import CallPart, CancelledEvent, Event, Tokens, decode_event
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.engine.told import TokenScore, TokensTold
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
-from llorch_worker.worker.publisher import Publisher, as_events, merge_tokens
+from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs import claim_on
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel, entries_of, record_of
+from tests.told import merged
 
 FLUSH_S = 10.0
 
@@ -63,8 +64,8 @@ def patience(timeout_s: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > until_s
 
 
-def token(index: int) -> Tokens:
-    return Tokens(index=index, ids=(index,), text=f"{index} ")
+def token(index: int) -> TokensTold:
+    return TokensTold(0, 0, index, [index], f"{index} ")
 
 
 def read(store: redis.Redis, job_id: str) -> list[Event]:
@@ -283,7 +284,7 @@ def test_every_token_stays_once_and_in_order_within_its_choice(
     for choice, count in steps:
         events.append(tokens(choice, counts[choice], count))
         counts[choice] += count
-    joined = merge_tokens(events)
+    joined = merged(events)
     assert len(joined) == sum(count > 0 for count in counts)
     for choice, count in enumerate(counts):
         parts = of_choice(joined, choice)
@@ -291,34 +292,14 @@ def test_every_token_stays_once_and_in_order_within_its_choice(
         assert "".join(part.text for part in parts) == "".join(f"{i}." for i in range(count))
 
 
-def told(choice: int, start: int, count: int) -> TokensTold:
-    ids = [*range(start, start + count)]
-    scores = [TokenScore(i, str(i), -1.5, None, [TokenScore(7, "7", -0.5, (255,))]) for i in ids]
-    thought = f"{start}?" if choice == 2 else None
-    return TokensTold(9, choice, start, ids, f"{ids}", thought, scores if choice == 1 else None)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30))
-def test_what_an_engine_tells_is_merged_as_its_events_are(
-    steps: list[tuple[int, int, bool]],
-) -> None:
-    counts = [0, 0, 0]
-    mixed: list[Event | TokensTold] = []
-    for choice, count, as_event in steps:
-        tokens = told(choice, counts[choice], count)
-        mixed.append(tokens.event() if as_event else tokens)
-        counts[choice] += count
-    assert merge_tokens(mixed) == merge_tokens(as_events(mixed))
-
-
 def test_tokens_do_not_move_past_another_kind_of_event() -> None:
     first, second = tokens(0, 0, 1), tokens(0, 1, 1)
-    assert merge_tokens([first, CancelledEvent(), second]) == [first, CancelledEvent(), second]
+    assert merged([first, CancelledEvent(), second]) == [first, CancelledEvent(), second]
 
 
 def test_tokens_with_a_gap_stay_apart() -> None:
     first, second = tokens(0, 0, 1), tokens(0, 5, 1)
-    assert merge_tokens([first, second]) == [first, second]
+    assert merged([first, second]) == [first, second]
 
 
 def test_logprobs_are_joined_with_their_tokens() -> None:
@@ -328,7 +309,7 @@ def test_logprobs_are_joined_with_their_tokens() -> None:
         )
         for i in range(3)
     ]
-    (joined,) = merge_tokens(events)
+    (joined,) = merged(events)
     assert isinstance(joined, Tokens)
     assert joined.logprobs is not None
     assert [entry.id for entry in joined.logprobs] == [0, 1, 2]
@@ -342,7 +323,7 @@ def test_the_calls_of_joined_tokens_keep_their_parts_in_order() -> None:
         CallPart(index=1, id="b", name="g"),
     ]
     events = [tokens(0, i, 1).model_copy(update={"tool_calls": (p,)}) for i, p in enumerate(parts)]
-    (joined,) = merge_tokens([*events, tokens(0, 4, 1)])
+    (joined,) = merged([*events, tokens(0, 4, 1)])
     assert isinstance(joined, Tokens)
     first, second = joined.tool_calls or ()
     assert first == CallPart(index=0, id="a", name="f", arguments='{"x": 1}')

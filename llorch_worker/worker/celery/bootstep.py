@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -178,6 +179,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
+        if threading.current_thread() is threading.main_thread():
+            # Else a collection that one job's many objects set off looks at all that a worker has,
+            # for tens of ms in which no token of another job goes on. In a thread it is a test's.
+            gc.collect()
+            gc.freeze()
         how = engine.facts.drafter
         guesses = "" if how == "off" else f", speculation by {how}"
         logger.info(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,14 +70,16 @@ def test_our_app_sends_to_the_queue_of_the_model(
     assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 6
 
 
-def test_a_keeper_is_light_and_its_engine_keeps_its_heap_from_the_garbage_collector(
+def test_a_keeper_is_light_and_both_it_and_its_engine_keep_their_heaps_from_the_collector(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with running_worker(
         redis_server.url, tmp_path, name="frozen", fresh=True, model_name="frozen",
-        TOY_COUNTS_FROZEN=1,
+        TOY_COUNTS_FROZEN=1, app="tests.worker.celery.counting_app",
     ) as worker:  # fmt: skip
         assert wait_until(worker.card).engine["measured_bytes"]["frozen objects"] > 10_000
+        frozen = wait_until(lambda: re.search(r"frozen in the keeper: (\d+)", worker.text()))
+        assert int(frozen[1]) > 10_000
         mapped = Path(f"/proc/{worker.process.pid}/maps").read_text()
         heavy = ("torch", "numpy", "tokenizers", "transformers", "llguidance", "gguf")
         assert not {name for name in heavy if f"site-packages/{name}" in mapped}
