@@ -16,6 +16,8 @@ _SUSPENDED_S: Final = 10 * LOOK_S
 _WORKS: Final = 0.01
 """A process that works takes this part of a processor at least. Threads that only wake up now and
 then, such as a driver's, take less."""
+_UNSEEN: Final = 0.1
+"""For this part of the limit nobody asks what it does: that looks at all processes there are."""
 _READS_BYTES_PER_S: Final = 10e6
 """What is read counts as so much work: a slow disk takes little of a processor."""
 _PROC: Final = Path("/proc")
@@ -54,6 +56,8 @@ class Standstill:
             self.heard()
         if (silent_s := now_s - self._heard_s) >= self._silent_s:
             return f"it told nothing for {silent_s:.0f} s"
+        if now_s - self._worked_s < _UNSEEN * self._idle_s:
+            return None
         idle_s, before_s = now_s - self._worked_s, self._work_s
         found = [*_found(self._session)]
         work_s = sum(work_s for _, work_s in found)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -30,14 +33,14 @@ from llorch_worker.contract.token_questions import (
     TokenizeChat,
     TokenizeText,
 )
-from llorch_worker.intake import process
+from llorch_worker.intake import desk, process
 from llorch_worker.intake.asking import Bounds
 from llorch_worker.intake.desk import LONG_BYTES
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits, PreparedRequest
 from llorch_worker.intake.process import IntakeProcess, Preparation
 from llorch_worker.processes import child
-from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text import Tokenizer, load_tokenizer, tokenizers_codec
 from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.text.questions import answer
 from llorch_worker.text.vocabulary_file import open_vocabulary
@@ -178,6 +181,24 @@ def test_forks_share_what_all_grammars_need(patient: IntakeProcess, limits: Limi
     assert psutil.Process(patient.pid).num_threads() == 1
 
 
+def test_forks_share_what_all_texts_need(
+    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each counts the vocabulary's bytes again."""
+    prepared: list[Tokenizer] = []
+    keeper = SimpleNamespace(send=lambda _: None)
+    fresh = load_tokenizer(open_vocabulary(folder))
+    monkeypatch.setattr(desk, "load_tokenizer", lambda *_: fresh)
+    monkeypatch.setattr(desk, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
+    monkeypatch.setattr(desk, "Forwarding", lambda _: logging.NullHandler())
+    monkeypatch.setattr(
+        desk, "_Desk", lambda *given: SimpleNamespace(run=lambda: prepared.append(given[2]))
+    )
+    desk.serve(keeper, -1, {"path": str(folder), "bounds": {}, "log_level": logging.NOTSET})
+    monkeypatch.setattr(tokenizers_codec, "LeastTokens", None)
+    assert prepared[0].encode("Once upon", at_most=100) == tokenizer.encode("Once upon")
+
+
 def test_a_grammar_that_takes_too_long_is_refused_by_its_field(
     intake: IntakeProcess, limits: Limits
 ) -> None:
@@ -315,6 +336,20 @@ def test_a_long_request_gives_way_from_its_beginning(intake: IntakeProcess, limi
     wait_until(lambda: before not in forks(intake))
 
 
+def test_a_fork_that_waited_for_a_processor_takes_the_next_request(
+    patient: IntakeProcess, limits: Limits, begin: Callable[[str], Future[PreparedRequest]]
+) -> None:
+    """A new one would take longer still, on a busy machine one after the other."""
+    fork = wait_until(lambda: _idle_fork(patient, limits))
+    fork.suspend()
+    waits = begin("Hi")
+    wait_until(lambda: re.search(f"Fork {fork.pid}: .* for ([1-9]|0.[2-9])", patient.stacks()))
+    fork.resume()
+    assert waits.result(60).prompt_ids
+    patient.prepare(chat("Hi"), limits)
+    assert forks(patient) == [fork]
+
+
 def _idle_fork(intake: IntakeProcess, limits: Limits) -> psutil.Process | None:
     """The fork that gets the next request; one that was slow on a busy machine gets none."""
     intake.prepare(chat("Hi"), limits)
@@ -333,7 +368,7 @@ def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
         asked = {"ask": "prepare", "limits": [], "generated": 0}
         body = chat("Hi").model_dump_json(exclude_defaults=True).encode()
         answer = threads.submit(patient._ask, asked, body)
-        wait_until(lambda: giving_way(patient))
+        wait_until(lambda: f"Fork {fork.pid}: " in patient.stacks())
         desk.suspend()
         fork.resume()
         wait_until(lambda: fork.status() == psutil.STATUS_SLEEPING)
