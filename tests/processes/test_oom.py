@@ -32,6 +32,12 @@ def test_kills_are_those_of_the_own_group(tmp_path: Path, folder: str) -> None:
     assert oom_kills(machine(tmp_path, proc__self__cgroup=f"0::{GROUP}\n", **events)) == 2
 
 
+@pytest.mark.parametrize("group", ["/", "/../other", "/../../user.slice/worker"])
+def test_in_a_container_the_mount_is_the_own_group(tmp_path: Path, group: str) -> None:
+    events = {"sys__fs__cgroup__memory-events": "oom_kill 5\n"}
+    assert oom_kills(machine(tmp_path, proc__self__cgroup=f"0::{group}\n", **events)) == 5
+
+
 def test_kills_of_a_group_of_version_1_are_read_too(tmp_path: Path) -> None:
     groups = f"5:cpu,cpuacct:/other\n4:memory:{GROUP}\n0::/\n"
     control = {f"sys__fs__cgroup__memory{GROUP.replace('/', '__')}__memory-oom_control":
