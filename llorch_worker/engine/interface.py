@@ -15,6 +15,7 @@ from llorch_worker.contract import (
     Journal,
 )
 from llorch_worker.engine.handle import GenerationHandle
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.prepared import Limits
 from llorch_worker.processes.child import EndLabel
 
@@ -105,8 +106,9 @@ class EngineInterface(Protocol):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> GenerationHandle:
-        """See :meth:`.Engine.submit`. ``on_event`` must not block: every job waits for it."""
+        """See :meth:`.Engine.submit`. Neither callback may block: every job waits for it."""
 
     def logits(self, token_ids: Ids[int]) -> Any:
         """The logits after each of ``token_ids``: [tokens, vocab] float32, a tensor or a

@@ -97,7 +97,9 @@ def load_as_planned(
     if plan.shape.decode_rows:
         with part_of_load("a recorded step", device, plan.recorded_bytes):
             recorder = CudaRecorder(device)
-            taken = recorded_bytes(model, plan.shape, recorder, partial(free_bytes, device))
+            taken = measured_recorded_bytes(
+                model, plan.shape, recorder, partial(free_bytes, device)
+            )
         logger.info("recorded steps take %s", human_bytes(taken))
         plan = plan.with_recorded(taken)
     fitted = plan.fitted_to(free).require_fit()
@@ -138,7 +140,7 @@ def _load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None) -
         )
 
 
-def recorded_bytes(
+def measured_recorded_bytes(
     model: Transformer, shape: CacheShape, recorder: Recorder, free: Callable[[], int]
 ) -> int:
     """What the recordings of all sizes take on the device, and the libraries that they need.

@@ -24,7 +24,11 @@ from llorch_worker.engine.memory.placement import (
     resolve_device,
     resolve_dtype,
 )
-from llorch_worker.engine.memory.workspace import DRAFT_ROWS, recorded_bytes, workspace_bytes
+from llorch_worker.engine.memory.workspace import (
+    DRAFT_ROWS,
+    estimated_recorded_bytes,
+    workspace_bytes,
+)
 from llorch_worker.engine_options import EngineOptions, KvDtype
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.kernels import ChosenOps, choose_ops
@@ -387,7 +391,7 @@ def _plan(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
             max_step_tokens=options.step_tokens,
             draft_rows=DRAFT_ROWS if options.drafts else 0,
         ),
-        recorded_bytes=recorded_bytes(config, shape, chosen.ops),
+        recorded_bytes=estimated_recorded_bytes(config, shape, chosen.ops),
         process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
         vocabulary_bytes=(
             vocabulary_bytes(checkpoint, config.vocab_size) if place.type == "cpu" else 0

@@ -47,10 +47,10 @@ def workspace_bytes(
     slots = 2 * len(shape.groups) * shape.max_context * torch.int64.itemsize
     libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
     step = _step_bytes(config, shape, ops, max_sequences, max_step_tokens, draft_rows)
-    return step + slots + recorded_bytes(config, shape, ops) + libraries
+    return step + slots + estimated_recorded_bytes(config, shape, ops) + libraries
 
 
-def recorded_bytes(config: ModelConfig, shape: CacheShape, ops: Ops) -> int:
+def estimated_recorded_bytes(config: ModelConfig, shape: CacheShape, ops: Ops) -> int:
     """Bytes that recorded decode steps need for themselves; a load on a card measures them."""
     rows = shape.decode_rows
     if not rows:

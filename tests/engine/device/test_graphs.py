@@ -13,7 +13,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine, loading
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
-from llorch_worker.engine.loading import LoadedModel, recorded_bytes
+from llorch_worker.engine.loading import LoadedModel, measured_recorded_bytes
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.engine.memory.load_plan import cache_shape, plan_load
 from llorch_worker.engine_options import EngineOptions
@@ -269,7 +269,7 @@ def test_two_recordings_of_a_kind_tell_what_all_sizes_take(
         loaded.config, 64, dtype=torch.float32, device=cpu, decode_rows=rows, max_step_tokens=tokens
     )
     card = Card()
-    assert recorded_bytes(loaded.model, shape, card, lambda: card.free_bytes) == taken
+    assert measured_recorded_bytes(loaded.model, shape, card, lambda: card.free_bytes) == taken
     assert card.recorded == (2 if rows == 1 else 4)
     assert card.free_bytes == 10**9, "the recordings that count share nothing with these"
 
