@@ -35,9 +35,10 @@ class GenerationHandle:
         id: str,
         request: GenerationRequest,
         on_event: Callable[[Event], None] | None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
+        on_tokens: Callable[[TokensTold], bool | None] | None = None,
     ) -> None:
-        """``on_tokens`` takes new tokens in place of ``on_event``."""
+        """``on_tokens`` takes new tokens in place of ``on_event``. It may return False if nobody
+        reads them now."""
         self.id = id
         self.request = request
         self._on_event = on_event
@@ -148,7 +149,7 @@ class ComputedGeneration(GenerationHandle):
         queued_at: float | None = None,
         retried_at: float | None = None,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
+        on_tokens: Callable[[TokensTold], bool | None] | None = None,
     ) -> None:
         """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
         and enqueued once more."""

@@ -13,7 +13,7 @@ from llorch_worker.contract import (
     JournalledChoice,
     Usage,
 )
-from llorch_worker.contract.result import FinishReason, TokenLogprobs
+from llorch_worker.contract.result import FinishReason
 from llorch_worker.contract.seeds import job_seed
 from llorch_worker.contract.tools import CallPart, FunctionCall, ToolCall
 from llorch_worker.engine.handle import ComputedGeneration
@@ -36,8 +36,8 @@ class ChoiceSoFar:
         self._calls: dict[int, CallPart] = {}
         self._ids = list(self.begun.token_ids)
         self._waiting: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._untold: list[TokenLogprobs] = []
+        self._scores: list[TokenScore] = []
+        self._untold: list[TokenScore] = []
         self._has_all_ids = True
         self.pieces = 0
         self.finish: str | None = None
@@ -54,7 +54,7 @@ class ChoiceSoFar:
         said = bool(piece.text or piece.thought or piece.calls)
         self.pieces += bool(piece.ids) or said
         self._take_ids(piece, has_ids=piece.ids is not None or not said)
-        self._untold += piece.logprobs
+        self._untold += piece.scores
         self.finish = piece.finish or self.finish
         self.stop_string = piece.stop_string or self.stop_string
         self.counted = piece.counted or self.counted
@@ -90,20 +90,19 @@ class ChoiceSoFar:
         self._has_all_ids &= has_ids
 
     def _tell(self, piece: Piece) -> TokensTold:
-        index, ids = len(self._ids), tuple(self._waiting) if self._has_all_ids else ()
+        index, ids = len(self._ids), self._waiting if self._has_all_ids else []
         self._ids += ids
-        self._waiting.clear()
-        scored, self._untold = tuple(self._untold), []
-        self._logprobs += scored
-        has_scores = scored and len(scored) == len(ids)
+        self._waiting = []
+        scores, self._untold = self._untold, []
+        self._scores += scores
         return TokensTold(
             handle=0,
             choice=self.index,
             index=index,
-            ids=list(ids),
+            ids=ids,
             text=piece.text,
             thought=piece.thought or None,
-            scores=list(map(TokenScore.of, scored)) if has_scores else None,
+            scores=scores if scores and len(scores) == len(ids) else None,
             calls=list(map(CallTold.of, piece.calls)) or None,
         )
 
@@ -123,7 +122,7 @@ class ChoiceSoFar:
             token_ids=tuple(self._ids) if self._has_all_ids else (),
             finish_reason=cast(FinishReason, ended or "stop"),
             stop_string=self.stop_string,
-            logprobs=tuple(self._logprobs) or None,
+            logprobs=tuple(each.entry() for each in self._scores) or None,
             tool_calls=calls or None,
         )
 
@@ -152,6 +151,8 @@ class ServerGeneration(ComputedGeneration):
         self._prompt_tokens: int | None = None
         self.began = False
         """Whether readers have something of this attempt."""
+        self.is_read = True
+        """Whether somebody may read it as it comes."""
         self.ended_before = journal.terminal is not None
         """Whether readers have seen the end, and only the result is missing."""
         for choice in self.choices if self.ended_before else ():
@@ -172,11 +173,11 @@ class ServerGeneration(ComputedGeneration):
             self._prompt_tokens = max(0, prompt_tokens - len(self.choices[0].begun.token_ids))
             self._emit_started(self._prompt_tokens)
 
-    def tell(self, told: TokensTold | None) -> None:
-        if told is not None:
+    def tell(self, event: TokensTold | None) -> None:
+        if event is not None:
             self._first_token_s = self._first_token_s or time.monotonic()
             self.began = True
-            self._tell_tokens(told)
+            self.is_read = self._tell_tokens(event) is not False
 
     def finish(self, finish: FinishReason | None = None) -> None:
         """Ends with a result. ``finish``: why the choices end that the server has not ended."""

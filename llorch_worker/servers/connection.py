@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
 
 from llorch_worker.contract import LlorchError, printable
 from llorch_worker.contract.quantities import human_bytes
+from llorch_worker.servers.gathering import GatheringSelector
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 60.0
@@ -82,9 +84,10 @@ def _quotes(said: str, text: str) -> bool:
 class Connection:
     """Belongs to one event loop."""
 
-    def __init__(self, url: str, key: str | None) -> None:
-        """``url``: with or without ``/v1``."""
+    def __init__(self, url: str, key: str | None, selector: GatheringSelector) -> None:
+        """``url``: with or without ``/v1``. ``selector``: of the event loop."""
         self.url = url
+        self.selector = selector
         self._root = url.removesuffix("/v1")
         headers = {"Accept-Encoding": "identity"}
         if key is not None:
@@ -121,26 +124,29 @@ class Connection:
                 kind = printable(response.content_type)[:80]
                 raise WrongAnswer(f"the server answered with {kind} in place of events")
             rest, read, has_begun = b"", 0, False
-            while True:
-                async with _told(), asyncio.timeout(silent_s if has_begun else None):
-                    data = await response.content.readany()
-                if not data:
-                    return
-                read += len(data)
-                lines = (rest + data).split(b"\n")
-                rest = lines.pop()
-                if read > most_bytes or len(rest) > MOST_EVENT_BYTES:
-                    size = human_bytes(most_bytes if read > most_bytes else MOST_EVENT_BYTES)
-                    raise WrongAnswer(f"the server sent more than {size} for one answer or event")
-                for line in lines:
-                    if line.startswith(b"data:"):
-                        data = line[5:].strip()
-                        if data == b"[DONE]":
-                            return
-                        has_begun = True
-                        yield data
-                    elif line.startswith(b"error:"):
-                        raise Refusal(0, _document(line[6:]))
+            async with _told(), asyncio.timeout(None) as silence:
+                while data := await response.content.readany():
+                    read += len(data)
+                    lines = (rest + data).split(b"\n")
+                    rest = lines.pop()
+                    if read > most_bytes or len(rest) > MOST_EVENT_BYTES:
+                        size = human_bytes(most_bytes if read > most_bytes else MOST_EVENT_BYTES)
+                        raise WrongAnswer(
+                            f"the server sent more than {size} for one answer or event"
+                        )
+                    for line in lines:
+                        if line.startswith(b"data:"):
+                            event = line[5:].strip()
+                            if event == b"[DONE]":
+                                return
+                            if event:
+                                has_begun = True
+                                yield event
+                        elif line.startswith(b"error:"):
+                            raise Refusal(0, _document(line[6:]))
+                    until_s = asyncio.get_running_loop().time() + silent_s
+                    if has_begun and until_s > (silence.when() or 0.0):
+                        silence.reschedule(until_s + 1)  # most tokens set no timer
 
     async def _ask(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
@@ -153,37 +159,26 @@ class Connection:
             except (ValueError, RecursionError):
                 raise WrongAnswer(f"the server's answer at {path} is no JSON") from None
 
-    def _open(
+    @asynccontextmanager
+    async def _open(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
-    ) -> _Opened:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response with status 200, closed with its connection."""
+        self.selector.hurry()
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
-        request = self._session.request(
-            method, self._root + path, json=body, timeout=timeout, allow_redirects=False
-        )
-        return _Opened(request)
-
-
-class _Opened:
-    """A response, closed with its connection."""
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
         async with _told():
-            response: aiohttp.ClientResponse = await self._request
-        self._response = response
-        if response.status != 200:
-            try:
+            response = await self._session.request(
+                method, self._root + path, json=body, timeout=timeout, allow_redirects=False
+            )
+        try:
+            if response.status != 200:
                 async with _told():
-                    data = await _read(response, MOST_ERROR_BYTES)
-            finally:
-                response.close()
-            raise Refusal(response.status, _document(data))
-        return response
-
-    async def __aexit__(self, *_: object) -> None:
-        self._response.close()
+                    raise Refusal(
+                        response.status, _document(await _read(response, MOST_ERROR_BYTES))
+                    )
+            yield response
+        finally:
+            response.close()
 
 
 async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

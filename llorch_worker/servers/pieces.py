@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from llorch_worker.contract.result import TokenLogprob, TokenLogprobs
 from llorch_worker.contract.tools import CallPart
+from llorch_worker.engine.told import TokenScore
 
 MOST_COUNTED: Final = 2**31
 """Tokens."""
@@ -107,7 +108,7 @@ class Piece:
     """None: the server tells none."""
     generated: int | None = None
     """How many tokens the server has made by now."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    scores: Sequence[TokenScore] = ()
     finish: str | None = None
     stop_string: str | None = None
     counted: Counted | None = None
@@ -144,7 +145,7 @@ def _of_llama(event: _Event) -> Piece:
         text=event.content or "",
         ids=tuple(event.tokens or ()),
         generated=event.tokens_predicted,
-        logprobs=tuple(_logprobs(each) for each in probabilities),
+        scores=[_score(each) for each in probabilities],
     )
     if event.stop:
         piece.finish = {"limit": "length", "eos": "stop", "word": "stop"}.get(event.stop_type, "")
@@ -176,20 +177,9 @@ def _counted(*counts: int | None) -> Counted:
     return Counted(*(min(max(each or 0, 0), MOST_COUNTED) for each in counts))
 
 
-def _logprobs(entry: _Logprob) -> TokenLogprobs:
-    return TokenLogprobs(**_one(entry), top=tuple(map(_top, entry.top_logprobs)))
-
-
-def _top(entry: _Logprob) -> TokenLogprob:
-    return TokenLogprob(**_one(entry))
-
-
-def _one(entry: _Logprob) -> dict[str, Any]:
+def _score(entry: _Logprob) -> TokenScore:
     own = None if entry.bytes is None else tuple(entry.bytes)
     same = own is not None and bytes(own) == entry.token.encode()
-    return {
-        "id": entry.id,
-        "text": entry.token,
-        "logprob": -1e4 if entry.logprob is None else entry.logprob,
-        "bytes": None if same else own,
-    }
+    logprob = -1e4 if entry.logprob is None else entry.logprob
+    top = [_score(each) for each in entry.top_logprobs]
+    return TokenScore(entry.id, entry.token, logprob, None if same else own, top)

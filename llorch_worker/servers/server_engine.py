@@ -48,6 +48,7 @@ from llorch_worker.servers.connection import (
     ServerAway,
     WrongAnswer,
 )
+from llorch_worker.servers.gathering import GatheringSelector
 from llorch_worker.servers.probe import Found, probe
 from llorch_worker.servers.turns import Turns
 
@@ -67,6 +68,8 @@ SOON_S: Final = 60.0
 RATE_LOOKS: Final = 5
 CLOSE_S: Final = 10.0
 DEFAULT_SEQUENCES: Final = 16
+SLOTS_A_WAITING: Final = 4
+"""For so many slots of the server, one job more is claimed."""
 UNKNOWN_CONTEXT: Final = 2**20
 """Tokens, more than a request may ask for: the server refuses what it does not hold."""
 BUSY_S: Final = 60.0
@@ -114,13 +117,14 @@ class ServerEngine(Mortal):
         super().__init__()
         self._address = address
         self._asking = Asking(connection, found.served, address.silent_s)
+        self._selector = connection.selector
         self._loop = loop
         self.facts = ModelFacts(
             model_name=address.served_as,
             fingerprint=hashlib.sha256("\n".join(found.identity).encode()).hexdigest()[:16],
             arithmetic=found.identity[0],
             max_context=found.served.max_context or UNKNOWN_CONTEXT,
-            max_sequences=max_sequences or found.slots or DEFAULT_SEQUENCES,
+            max_sequences=max_sequences or _with_next(found.slots) or DEFAULT_SEQUENCES,
             device=found.served.kind,
             replays=False,
             weakens=found.weakens,
@@ -146,12 +150,13 @@ class ServerEngine(Mortal):
         Raises:
             ModelLoadFailed: it is no such server, refuses the key, or lacks the model.
         """
-        loop = asyncio.new_event_loop()
+        selector = GatheringSelector()
+        loop = asyncio.SelectorEventLoop(selector)
         threading.Thread(target=_turn, args=(loop,), name="llorch-server", daemon=True).start()
         try:
             while True:
                 try:
-                    return _call(loop, cls._find(address, max_sequences, loop))
+                    return _call(loop, cls._find(address, max_sequences, loop, selector))
                 except (ServerAway, AnswerCut) as error:
                     wait(f"waits for the server at {address.url}: {error}")
                     time.sleep(LOOK_S)
@@ -161,9 +166,13 @@ class ServerEngine(Mortal):
 
     @classmethod
     async def _find(
-        cls, address: Address, max_sequences: int | None, loop: asyncio.AbstractEventLoop
+        cls,
+        address: Address,
+        max_sequences: int | None,
+        loop: asyncio.AbstractEventLoop,
+        selector: GatheringSelector,
     ) -> Self:
-        connection = Connection(address.url, address.key)
+        connection = Connection(address.url, address.key, selector)
         try:
             found = await probe(connection, address.model)
         except BaseException:
@@ -223,6 +232,7 @@ class ServerEngine(Mortal):
         )
         with self._lock:
             self._require_open()
+            self._selector.hurry()
             self._loop.call_soon_threadsafe(self._begin, generation)
         return generation
 
@@ -291,6 +301,7 @@ class ServerEngine(Mortal):
 
     def _request_cancel(self, generation: ServerGeneration) -> None:
         with suppress(RuntimeError):  # the loop has ended, and all generations with it
+            self._selector.hurry()
             self._loop.call_soon_threadsafe(self._cancel, generation)
 
     def _cancel(self, generation: ServerGeneration) -> None:
@@ -325,6 +336,7 @@ class ServerEngine(Mortal):
             generation.fail(told)
         finally:
             self._cuts.discard(generation)
+            self._selector.end(generation)
             del self._tasks[generation]
 
     async def _run(self, generation: ServerGeneration) -> None:
@@ -379,6 +391,7 @@ class ServerEngine(Mortal):
             told = choice.take(piece)
             if told is not None:
                 generation.tell(told)
+                self._selector.stream(generation, is_read=generation.is_read)
                 self._turns.clear(generation)
                 now = time.monotonic()
                 self._generated += len(piece.ids or (0,))
@@ -445,8 +458,12 @@ class ServerEngine(Mortal):
     async def _look(self) -> None:
         missed = 0
         while True:
+            made = self._generated
             await asyncio.sleep(LOOK_S)
             self._made.append((time.monotonic(), self._generated))
+            if self._generated > made:  # its tokens say that it lives
+                missed = 0
+                continue
             try:
                 await self._asking.connection.get("/health", LOOK_TIMEOUT_S)
                 missed = 0
@@ -473,6 +490,12 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _with_next(slots: int | None) -> int:
+    """With some more that wait at the server, whose slots would else be idle while a result is
+    stored and the next job is claimed."""
+    return slots + -(-slots // SLOTS_A_WAITING) if slots else 0
 
 
 def _away(reason: object) -> Death:

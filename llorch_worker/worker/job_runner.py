@@ -273,14 +273,15 @@ class JobRunner:
 
     # Out of the engine -----------------------------------------------------------------------
 
-    def _publish(self, claim: Claim, event: Event | TokensTold) -> None:
+    def _publish(self, claim: Claim, event: Event | TokensTold) -> bool:
+        """Whether somebody may read the job's stream now."""
         # The last event is written with the result, in one step.
         if isinstance(event, TERMINAL_EVENTS):
             self._publisher.expect_end(claim)
-        else:
-            self._publisher.append(claim, event)
-            if self._suspects and isinstance(event, Tokens | TokensTold):
-                self._suspects.discard(claim.job_id)
+            return False
+        if self._suspects and isinstance(event, Tokens | TokensTold):
+            self._suspects.discard(claim.job_id)
+        return self._publisher.append(claim, event)
 
     def _leave_entries(
         self,

@@ -111,12 +111,13 @@ class Publisher(Repeater):
         with self._changed:
             self._outboxes[claim.tag] = _Outbox(claim, next_entry)
 
-    def append(self, claim: Claim, event: Event | TokensTold) -> None:
-        """Takes one event of an open job. Thread-safe."""
+    def append(self, claim: Claim, event: Event | TokensTold) -> bool:
+        """Takes one event of an open job, and tells whether a client read its stream at the last
+        write. Thread-safe."""
         with self._changed:
             outbox = self._outboxes[claim.tag]
             if outbox.lost:
-                return
+                return False
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
@@ -125,6 +126,7 @@ class Publisher(Repeater):
                 outbox.began = outbox.urgent = True
             if self._due_at_s(outbox) < self._wakes_at_s:
                 self._changed.notify()
+            return outbox.watched
 
     def flush(self, claim: Claim, give_up: Callable[[], bool]) -> bool:
         """Waits until all events of the job are written. ``False`` if its claim was lost, or if

@@ -85,7 +85,7 @@ def test_a_stock_producers_canvas_runs_at_llama_server(
     with worker_of(server, own_server, tmp_path) as worker, stock_app(own_server.url) as app:
         card = worker.card()
         assert card is not None
-        assert (card.device, card.max_sequences) == ("llama-server", SLOTS)
+        assert (card.device, card.max_sequences) == ("llama-server", SLOTS + 1)
         kwargs = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
         each = app.signature("llorch.generate", kwargs=kwargs, queue=f"llorch.{MODEL}")
         results = group(each.clone() for _ in range(JOBS))().get(timeout=150)

@@ -110,9 +110,9 @@ def test_what_a_server_does_not_count_is_counted_here_and_marked() -> None:
         assert usage.estimated
 
 
-def test_as_many_jobs_are_claimed_as_the_server_has_slots() -> None:
+def test_one_job_more_is_claimed_than_the_server_has_slots() -> None:
     with StandIn("llama-server").running() as server, engine_at(server) as engine:
-        assert engine.facts.max_sequences == 3
+        assert engine.facts.max_sequences == 3 + 1
 
 
 def test_a_cancelled_job_closes_its_request(stand_in: StandIn) -> None:
@@ -287,11 +287,11 @@ def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
         assert engine.healthy
 
 
-@pytest.mark.parametrize(("asked_for", "claimed"), [(5, 5), (None, 3)])
+@pytest.mark.parametrize(("asked_for", "claimed"), [(5, 5), (None, 4)])
 def test_a_worker_claims_as_many_jobs_as_it_was_asked_to(
     asked_for: int | None, claimed: int
 ) -> None:
-    """By LLORCH_MAX_SEQUENCES, or by Celery's -c."""
+    """By LLORCH_MAX_SEQUENCES, or by Celery's -c; else by the server's three slots."""
     with StandIn("llama-server").running() as server:
         loader = EngineLoader(
             Settings(engine_url=server.url, model=MODEL),
