@@ -24,7 +24,7 @@ DrafterChoice = Literal["auto", "off", "lookup", "suffix"]
 other rows change no bit, ``off`` elsewhere. A load plan chooses; an engine made from parts has no
 drafts then."""
 
-SEQUENCES: Final = {"cpu": 16, "cuda": 256}
+SEQUENCES: Final = {"cpu": 16, "cuda": 256, "server": 16}
 STEP_TOKENS: Final = {"cpu": 512, "cuda": 8192}
 """The defaults by kind of device. A card computes a step of many tokens as fast as one of few, as
 long as it waits for its memory."""

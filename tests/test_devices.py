@@ -46,6 +46,7 @@ def test_a_worker_on_a_card_takes_more_sequences_by_default(
     monkeypatch.setattr(devices, "list_cards", lambda: CARDS if has_card else ())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert default_sequences("cpu") == 16
+    assert default_sequences("server") == 16
     assert default_sequences("cuda") == default_sequences("cuda:3") == 256
     assert default_sequences("auto") == (256 if has_card else 16)
     monkeypatch.setattr(devices, "torch_has_cuda", lambda: False)

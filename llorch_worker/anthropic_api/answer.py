@@ -13,7 +13,12 @@ from llorch_worker.openai_api.chat_answer import ChatCompletion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.usage import UsageDocument
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 _SIGNATURE = "llorch"
 """Clients send a thought without one back without its text; nothing checks it here."""
 _NO_TEXT = {"type": "text", "text": "", "citations": None}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, computed_field
 from llorch_worker.contract.plain_objects import mark_plain
 from llorch_worker.contract.tools import ToolCall
 
-FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls"]
+FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls", "content_filter"]
 
 
 class _Part(BaseModel):

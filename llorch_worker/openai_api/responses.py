@@ -55,7 +55,7 @@ class ResponseError(_Part):
 
 
 class IncompleteDetails(_Part):
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens", "content_filter"] = "max_output_tokens"
     llorch_finish_reason: FinishReason
     """The contract's, which has more reasons."""
 
@@ -252,7 +252,10 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         changes["completed_at"] = _completed_at(record, end)
     else:
         reason = end.choices[0].finish_reason
-        changes["incomplete_details"] = IncompleteDetails(llorch_finish_reason=reason)
+        changes["incomplete_details"] = IncompleteDetails(
+            reason="content_filter" if reason == "content_filter" else "max_output_tokens",
+            llorch_finish_reason=reason,
+        )
     return record.response.model_copy(update=changes)
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from llorch_worker.contract import FinishReason, Usage
 
-OpenAIReason = Literal["stop", "length", "tool_calls"]
+OpenAIReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -57,6 +57,6 @@ class Finish(TypedDict):
 
 def finish(reason: FinishReason) -> Finish:
     """A text that its deadline or a cancel cut off is one that has met a limit."""
-    if reason in ("stop", "length", "tool_calls"):
+    if reason not in ("deadline", "cancelled"):
         return {"finish_reason": reason}
     return {"finish_reason": "length", "llorch_finish_reason": reason}

@@ -39,7 +39,8 @@ class ChoiceSoFar:
         self._scores: list[TokenScore] = []
         self._untold: list[TokenScore] = []
         self._has_all_ids = True
-        self.pieces = 0
+        self.made = 0
+        """How many tokens have come, at least."""
         self.finish: str | None = None
         self.stop_string: str | None = None
         self.counted: Counted | None = None
@@ -47,12 +48,12 @@ class ChoiceSoFar:
     @property
     def tokens(self) -> int:
         """How many there are, or at least are, here and in the journal."""
-        return max(len(self._ids) + len(self._waiting), len(self.begun.token_ids) + self.pieces)
+        return max(len(self._ids) + len(self._waiting), len(self.begun.token_ids) + self.made)
 
     def take(self, piece: Piece) -> TokensTold | None:
         """What readers get of ``piece``."""
         said = bool(piece.text or piece.thought or piece.calls)
-        self.pieces += bool(piece.ids) or said
+        self.made += piece.tokens
         self._take_ids(piece, has_ids=piece.ids is not None or not said)
         self._untold += piece.scores
         self.finish = piece.finish or self.finish

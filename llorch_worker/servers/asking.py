@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.seeds import choice_seed
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
-from llorch_worker.servers.bodies import Served, body_of, is_native, template_body
+from llorch_worker.servers.bodies import Served, body_of, is_native, template_body, texts_of
 from llorch_worker.servers.connection import AnswerCut, Connection, Refusal, WrongAnswer
 from llorch_worker.servers.pieces import Piece, read_piece
 
@@ -111,25 +112,26 @@ class Asking:
         path, body = body_of(request, self.served, seed=seed, prompt=prompt, most_tokens=left)
         most = left or self.served.max_context or request.most_tokens or MOST_TOKENS
         most_bytes = 2**16 + BYTES_A_TOKEN * most
-        pieces = 0
-        async for data in self.connection.stream(
-            path, body, most_bytes=most_bytes, silent_s=self.silent_s
-        ):
-            try:
-                piece = read_piece(data)
-            # A ValueError of bytes that are none.
-            except (msgspec.MsgspecError, RecursionError, ValueError):
-                raise WrongAnswer(f"the server sent {len(data)} bytes that are no event") from None
-            if piece.error is not None:
-                raise Refusal(0, piece.error)
-            if piece.finish == "":
-                raise WrongAnswer("the server gave the answer up")
-            pieces += bool(piece.text or piece.thought or piece.calls)
-            if pieces > most:
-                raise WrongAnswer(f"the server sent more than the {most} tokens asked for")
-            yield piece
-            if path == "/completion" and piece.finish is not None:
-                return
+        tokens = 0
+        stream = self.connection.stream(path, body, most_bytes=most_bytes, silent_s=self.silent_s)
+        async with aclosing(stream):
+            async for data in stream:
+                try:
+                    piece = read_piece(data)
+                # A ValueError of bytes that are none.
+                except (msgspec.MsgspecError, RecursionError, ValueError):
+                    what = f"{len(data)} bytes that are no event"
+                    raise WrongAnswer(f"the server sent {what}") from None
+                if piece.error is not None:
+                    raise Refusal(0, piece.error)
+                if piece.finish == "":
+                    raise WrongAnswer("the server gave the answer up")
+                tokens += piece.tokens
+                if tokens > most:
+                    raise WrongAnswer(f"the server sent more than the {most} tokens asked for")
+                yield piece
+                if path == "/completion" and piece.finish is not None:
+                    return
         if choice.finish is None:
             raise AnswerCut("the server ended the answer before its end")
 
@@ -158,8 +160,7 @@ class Asking:
 
     def error_of(self, request: GenerationRequest, refusal: Refusal) -> LlorchError:
         """What the server says against the request itself."""
-        texts = [request.prompt, *(each.content for each in request.messages or ())]
-        said = refusal.shown(*filter(None, texts))
+        said = refusal.shown(texts_of(request))
         if refusal.is_for_context:
             rule = f"must fit into the context of {self.served.max_context or 'the'} tokens"
             fault = Fault(field="prompt + max_tokens", rule=rule, got=said)

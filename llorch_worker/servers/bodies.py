@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +19,12 @@ LAST_FIELDS: Final = (
     *("stopping_word", "timings/cache_n"),
 )
 """What llama-server tells at the end of an answer: all of it has the prompt, too."""
+WRITTEN: Final = (
+    *("messages", "tools", "response_format", "structured_outputs", "chat_template_kwargs"),
+    *("stop", "prediction"),
+)
+SHORT_WORD: Final = 4
+"""Characters that a word of a tool, a schema or a grammar needs to be told from an error's own."""
 _SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
 """In the order of the contract, and none of which it knows nothing."""
 _GOES_ON = Fault(
@@ -110,6 +118,33 @@ def body_of(
         return "/completion", body
     body |= {"model": served.model, "stream_options": {"include_usage": True}}
     return "/v1/chat/completions" if is_chat else "/v1/completions", body
+
+
+def texts_of(request: GenerationRequest) -> Iterator[str]:
+    """What an error must not quote: all that the sender has written."""
+    yield from filter(None, (request.prompt, *(each.content for each in request.messages or ())))
+    if request.prompt_token_ids:
+        yield ", ".join(map(str, request.prompt_token_ids))
+    others = _texts_in(_document(request, WRITTEN))
+    yield from (text for text in others if len(text) >= SHORT_WORD)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for each in value:
+                yield from _texts_in(each)
+        case dict():
+            for name, each in value.items():
+                if name == "properties" and isinstance(each, dict):
+                    yield from each
+                if name == "arguments":
+                    with suppress(ValueError, RecursionError):
+                        yield from _texts_in(json.loads(each))
+                if name not in ("type", "role"):
+                    yield from _texts_in(each)
 
 
 def _document(request: GenerationRequest, names: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ MOST_ANSWER_BYTES: Final = 32 * 2**20
 MOST_ERROR_BYTES: Final = 2**16
 MOST_EVENT_BYTES: Final = 2**20
 MOST_SHOWN: Final = 300
+MOST_COMPARED: Final = 2**18
+"""Characters of a text that is looked for in an error; more take too long."""
 _QUOTED: Final = 12
 """Characters in a row that an error may not share with a request."""
 
@@ -66,7 +68,7 @@ class Refusal(Exception):
             self.status == 400 and ("context length" in said or "max_model_len" in said)
         )
 
-    def shown(self, *texts: str) -> str:
+    def shown(self, texts: Iterable[str] = ()) -> str:
         """The error in a few words, which share none with ``texts``."""
         said = self.said[:MOST_SHOWN]
         if not said or any(_quotes(said, printable(text)) for text in texts):
@@ -75,6 +77,8 @@ class Refusal(Exception):
 
 
 def _quotes(said: str, text: str) -> bool:
+    if len(text) > MOST_COMPARED:
+        return True
     size = min(_QUOTED, len(text))
     return (
         any(said[at : at + size] in text for at in range(len(said) - size + 1)) if size else False
@@ -112,7 +116,7 @@ class Connection:
 
     async def stream(
         self, path: str, body: dict[str, Any], *, most_bytes: int, silent_s: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The data of each event, until the answer ends; leaving it early closes the request.
 
         After the first event, ``silent_s`` without a byte cut it off. Before it, the prompt and the

@@ -13,7 +13,7 @@ from llorch_worker.engine.told import TokenScore
 
 MOST_COUNTED: Final = 2**31
 """Tokens."""
-_ENDS: Final = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+_ENDS: Final = ("stop", "length", "tool_calls", "content_filter")
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -39,6 +39,7 @@ class _Delta(_Part):
 
 
 class _Choice(_Part):
+    index: int | None = None
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
@@ -64,13 +65,13 @@ class _Logprob(_Part):
     token: str
     logprob: float | None
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
-    top_logprobs: list[_Logprob] = []
+    top_logprobs: list[_Logprob] | None = None
 
 
 class _Event(_Part):
     """Of OpenAI's API, or of llama-server's own."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice | None] | None = None
     usage: _Usage | None = None
     error: Any = None
     content: str | None = None
@@ -114,16 +115,23 @@ class Piece:
     counted: Counted | None = None
     error: Any = None
 
+    @property
+    def tokens(self) -> int:
+        """How many it has, or has at least."""
+        return max(len(self.ids or ()), bool(self.text or self.thought or self.calls))
+
 
 def read_piece(data: bytes) -> Piece:
     """Raises ``msgspec.MsgspecError`` if ``data`` is no event."""
     event = _decode(data)
-    if event.error is not None:
+    if event.error:
         return Piece(error=event.error)
     if event.content is not None or event.stop:
         return _of_llama(event)
     piece = Piece(counted=None if event.usage is None else _counted_of(event.usage))
-    for choice in event.choices[:1]:
+    for choice in event.choices or ():
+        if choice is None or choice.index:
+            continue  # one was asked for
         delta = choice.delta
         if delta is not None:
             piece.text = delta.content or ""
@@ -133,7 +141,7 @@ def read_piece(data: bytes) -> Piece:
             piece.text = choice.text or ""
         piece.ids = None if choice.token_ids is None else tuple(choice.token_ids)
         if choice.finish_reason is not None:
-            piece.finish = _ENDS.get(choice.finish_reason, "")
+            piece.finish = choice.finish_reason if choice.finish_reason in _ENDS else ""
             stop = choice.stop_reason if choice.matched_stop is None else choice.matched_stop
             piece.stop_string = stop if isinstance(stop, str) else None
     return piece
@@ -181,5 +189,5 @@ def _score(entry: _Logprob) -> TokenScore:
     own = None if entry.bytes is None else tuple(entry.bytes)
     same = own is not None and bytes(own) == entry.token.encode()
     logprob = -1e4 if entry.logprob is None else entry.logprob
-    top = [_score(each) for each in entry.top_logprobs]
+    top = [_score(each) for each in entry.top_logprobs or ()]
     return TokenScore(entry.id, entry.token, logprob, None if same else own, top)

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Ids
 from concurrent.futures import wait
 from contextlib import suppress
@@ -37,6 +37,7 @@ from llorch_worker.engine.interface import (
     TallyCounts,
 )
 from llorch_worker.engine.mortal import Mortal
+from llorch_worker.engine_options import SEQUENCES
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
 from llorch_worker.servers.asking import Asking
@@ -63,11 +64,10 @@ MOST_MISSED: Final = 3
 """Looks in a row without an answer, after which a server that still listens is away."""
 CUT_TOGETHER_S: Final = 0.3
 """Answers that are cut within this time are cut by the server's end."""
-SOON_S: Final = 60.0
-"""Two ends within this time may be the work of one request."""
+WANTED_S: Final = 0.2
+"""How often a question that a job waits for is checked to be wanted still."""
 RATE_LOOKS: Final = 5
 CLOSE_S: Final = 10.0
-DEFAULT_SEQUENCES: Final = 16
 SLOTS_A_WAITING: Final = 4
 """For so many slots of the server, one job more is claimed."""
 UNKNOWN_CONTEXT: Final = 2**20
@@ -94,8 +94,6 @@ class Address:
     """See :meth:`.Connection.stream`."""
     last_hands: frozenset[str] = field(default=frozenset(), repr=False)
     """The jobs that it had when it ended last."""
-    last_end_s: float = field(default=float("-inf"), repr=False)
-    """Monotonic."""
 
 
 class ServerEngine(Mortal):
@@ -124,7 +122,7 @@ class ServerEngine(Mortal):
             fingerprint=hashlib.sha256("\n".join(found.identity).encode()).hexdigest()[:16],
             arithmetic=found.identity[0],
             max_context=found.served.max_context or UNKNOWN_CONTEXT,
-            max_sequences=max_sequences or _with_next(found.slots) or DEFAULT_SEQUENCES,
+            max_sequences=max_sequences or _with_next(found.slots) or SEQUENCES["server"],
             device=found.served.kind,
             replays=False,
             weakens=found.weakens,
@@ -188,8 +186,14 @@ class ServerEngine(Mortal):
 
     def warm_up(self) -> None: ...
 
-    def continues(self, request: GenerationRequest, journal: Journal) -> bool:
-        """Whether a job can go on after the tokens of its journal. Raises EngineDied."""
+    def continues(
+        self,
+        request: GenerationRequest,
+        journal: Journal,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Whether a job can go on after the tokens of its journal; True also if it is not wanted
+        any more. Raises EngineDied."""
         if journal.terminal is not None:
             return True
         with self._lock:
@@ -198,9 +202,12 @@ class ServerEngine(Mortal):
             asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             # A loop that ends meanwhile answers nobody.
-            while not wait((asked,), LOOK_S).done:
+            while not wait((asked,), WANTED_S).done:
                 if not self.healthy:
                     raise EngineDied(self._death or _away("it is closed"))
+                if not is_wanted():
+                    asked.cancel()
+                    return True
             return asked.result()
         except (WrongAnswer, Refusal):
             return False
@@ -345,29 +352,19 @@ class ServerEngine(Mortal):
         async with self._turns.turn(generation):
             generation.send()
             try:
-                await self._ask_patiently(generation)
+                await self._ask(generation)
             except Refusal as refusal:
                 raise await self._refused(generation, refusal) from None
             except (ServerAway, AnswerCut) as error:
                 raise await self._find_out(generation, error) from None
 
-    async def _ask_patiently(self, generation: ServerGeneration) -> None:
-        """A server that is busy for a while refuses any job, which is the fault of none."""
-        give_up_s = time.monotonic() + BUSY_S
-        pause_s, longest_s = BUSY_PAUSES_S
-        while True:
-            try:
-                await self._ask(generation)
-                return
-            except Refusal as refusal:
-                has_some = any(choice.pieces for choice in generation.choices)
-                late = time.monotonic() + pause_s > give_up_s
-                if has_some or late or refusal.status not in _BUSY:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-
     async def _ask(self, generation: ServerGeneration) -> None:
+        def has_some() -> bool:
+            return any(choice.made for choice in generation.choices)
+
+        await _patiently(lambda: self._answer(generation), is_too_late=has_some)
+
+    async def _answer(self, generation: ServerGeneration) -> None:
         first, *others = generation.choices
         prompt = await self._asking.prompt_of(generation.request, first.begun.token_ids)
         if not others:
@@ -388,13 +385,13 @@ class ServerEngine(Mortal):
         request, last_s = generation.request, 0.0
         async for piece in self._asking.read(generation, choice, prompt):
             generation.start(0 if prompt is None or isinstance(prompt, str) else len(prompt))
+            self._generated += piece.tokens
             told = choice.take(piece)
             if told is not None:
                 generation.tell(told)
                 self._selector.stream(generation, is_read=generation.is_read)
                 self._turns.clear(generation)
                 now = time.monotonic()
-                self._generated += len(piece.ids or (0,))
                 if last_s:
                     self._token_gaps.add(now - last_s)
                 last_s = now
@@ -410,9 +407,13 @@ class ServerEngine(Mortal):
         if refusal.status in _GONE:
             try:
                 await probe(self._asking.connection, self._address.model)
-            except (ModelLoadFailed, ServerAway, AnswerCut) as error:
-                self._die(_away(getattr(error, "message", error)))
+            except ModelLoadFailed as error:
+                self._die(_away(error.message))
                 return EngineDied(self._death or _away(refusal))
+            except (ServerAway, AnswerCut) as error:
+                died = await self._find_out(generation, error)
+                if self._death is not None:
+                    return died
         return self._asking.error_of(generation.request, refusal)
 
     # Its life --------------------------------------------------------------------------------
@@ -421,7 +422,7 @@ class ServerEngine(Mortal):
         """Whether the server has ended, or has cut this answer alone."""
         self._cuts.add(generation)
         try:
-            await self._asking.connection.get("/v1/models", LOOK_TIMEOUT_S)
+            await _patiently(lambda: self._asking.connection.get("/v1/models", LOOK_TIMEOUT_S))
             # One that was started again at once answers, but all answers of the other are cut.
             await asyncio.sleep(CUT_TOGETHER_S)
             if len(self._turns.there) > 1 and self._cuts >= self._turns.there:
@@ -434,15 +435,14 @@ class ServerEngine(Mortal):
 
     def _suspects(self) -> tuple[str, ...]:
         """Who may have ended the server: the one that was there alone, or those that were there
-        also when it ended shortly before."""
+        also when it ended before."""
         hands = frozenset(each.id for each in self._turns.there)
-        soon = time.monotonic() - self._address.last_end_s < SOON_S
-        return tuple(hands if len(hands) == 1 else hands & self._address.last_hands if soon else ())
+        return tuple(hands if len(hands) == 1 else hands & self._address.last_hands)
 
     def _die(self, death: Death, suspects: tuple[str, ...] = ()) -> None:
-        hands, now_s = frozenset(each.id for each in self._turns.there), time.monotonic()
+        hands = frozenset(each.id for each in self._turns.there)
         if self._note_death(replace(death, suspects=suspects)):
-            self._address.last_hands, self._address.last_end_s = hands, now_s
+            self._address.last_hands = hands
             self._end_task = self._loop.create_task(self._end())
             self._end_task.add_done_callback(lambda _: self._loop.stop())
 
@@ -490,6 +490,25 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+async def _patiently(
+    ask: Callable[[], Awaitable[object]], is_too_late: Callable[[], bool] = lambda: False
+) -> None:
+    """Asks again while the server is busy, which is the fault of no job. Raises what ``ask`` does,
+    a Refusal also after :data:`BUSY_S`."""
+    give_up_s = time.monotonic() + BUSY_S
+    pause_s, longest_s = BUSY_PAUSES_S
+    while True:
+        try:
+            await ask()
+            return
+        except Refusal as refusal:
+            late = time.monotonic() + pause_s > give_up_s or is_too_late()
+            if late or refusal.status not in _BUSY:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
 
 
 def _with_next(slots: int | None) -> int:

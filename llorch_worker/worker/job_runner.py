@@ -173,7 +173,7 @@ class JobRunner:
             return page  # refused later
         try:
             if same:
-                if self._engine.continues(request, journal):
+                if self._engine.continues(request, journal, lambda: not job.stopped):
                     return page
                 why = "the server cannot go on after them"
             elif self._others.resume(claim, request, journal):

@@ -150,10 +150,12 @@ class ResidentEngine:
         """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
         return self._engine.submit(*args, **options)
 
-    def continues(self, request: GenerationRequest, journal: Journal) -> bool:
-        """Whether a job can go on after the tokens of its journal, which are of this model. Raises
-        ``EngineDied``."""
-        return self._engine.continues(request, journal)
+    def continues(
+        self, request: GenerationRequest, journal: Journal, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Whether a job can go on after the tokens of its journal, which are of this model; any
+        answer once it is not wanted. Raises ``EngineDied``."""
+        return self._engine.continues(request, journal, is_wanted)
 
     def stats(self) -> EngineStats:
         """While it is away those of the last engine, at rest."""

@@ -214,6 +214,7 @@ CALL = ToolCall(id="call_1", function=FunctionCall(name="go", arguments='{"to":"
         ({}, {"text": "It rains."}, ["It rains."], END),
         ({}, {"text": ""}, [""], END),
         ({}, {"text": "It", "finish_reason": "length"}, ["It"], ("max_tokens", None)),
+        ({}, {"text": "It", "finish_reason": "content_filter"}, ["It"], ("refusal", None)),
         (STOP, {"text": "It", "stop_string": "."}, ["It"], ("stop_sequence", ".")),
         (STOP, {"text": "It"}, ["It"], END),
         ({}, {"text": "It", "reasoning_content": "Hm."}, ["It"], END),

@@ -223,6 +223,7 @@ def test_the_log_probabilities_join_to_the_text_that_is_sent() -> None:
         (result("x"), "completed", None),
         (result("x", "length"), "incomplete", None),
         (result("x", "deadline"), "incomplete", None),
+        (result("x", "content_filter"), "incomplete", None),
         (result("", "deadline"), "failed", "DEADLINE_EXCEEDED"),
     ],
 )

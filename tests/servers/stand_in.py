@@ -9,6 +9,7 @@ words. Prompts that do something else:
 - ``huge``: an event of 100 MB; ``heap``: a hundred of 1 MB.
 - ``noise``: events that are no JSON; ``odd``: one of a byte that is none.
 - ``page``: a web page in place of events.
+- ``mute``: tokens without a text; ``filter``: an answer that a filter ends.
 - ``status <n>``: an error with this status, whose message quotes the prompt.
 - ``error``: an error amid the answer.
 - ``die``: the process ends; ``die at <n>``: after n tokens.
@@ -51,6 +52,15 @@ class StandIn:
         self.port = free_port()
         self.busy = 0
         """How many more requests it refuses as it is busy."""
+        self.busy_models = 0
+        """How often it refuses to list its models."""
+        self.said_between = b""
+        """What it sends before each token."""
+        self.detokenizes = asyncio.Event()
+        """Unset: no question for a text is answered."""
+        self.detokenizes.set()
+        self.questions = 0
+        """For a text."""
         self.card: dict[str, Any] = {}
         """What it says of the model beside the usual."""
         self.counted: dict[str, Any] = {}
@@ -83,6 +93,9 @@ class StandIn:
         return await handler(request)
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.busy_models:
+            self.busy_models -= 1
+            return web.json_response({"error": {"message": "busy"}}, status=429)
         card = {"id": MODEL, "owned_by": OWNERS.get(self.kind, "somebody")}
         if self.kind in ("vLLM", "SGLang"):
             card["max_model_len"] = CONTEXT
@@ -107,6 +120,8 @@ class StandIn:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = (await request.json())["tokens"]
+        self.questions += 1
+        await self.detokenizes.wait()
         text = "".join(_word(each - FIRST_ID) for each in tokens)
         name = {"llama-server": "content", "vLLM": "prompt"}.get(self.kind, "text")
         return web.json_response({name: text})
@@ -180,10 +195,13 @@ class StandIn:
                     await response.write(b"data: " + b"x" * 100_000_000)
                 case ["heap"]:
                     await _send(response, self._event(request.path, at, "x" * 900_000))
-            await _send(response, self._event(request.path, at, _word(at)))
+            await response.write(self.said_between)
+            said = "" if words[0] == "mute" else _word(at)
+            await _send(response, self._event(request.path, at, said))
             await asyncio.sleep(step_s)
         size = len(body["prompt"]) if isinstance(body.get("prompt"), list) else len(words)
-        for event in self._last(request.path, most, size):
+        reason = "content_filter" if words[0] == "filter" else "length"
+        for event in self._last(request.path, most, size, reason):
             await _send(response, event)
         if request.path != "/completion":
             await response.write(b"data: [DONE]\n\n")
@@ -197,12 +215,12 @@ class StandIn:
             said["token_ids"] = [FIRST_ID + at]
         return {"choices": [{"index": 0, **said}]}
 
-    def _last(self, path: str, made: int, prompt: int) -> Iterator[dict[str, Any]]:
+    def _last(self, path: str, made: int, prompt: int, reason: str) -> Iterator[dict[str, Any]]:
         if path == "/completion":
             counts = {"tokens_predicted": made, "tokens_evaluated": prompt}
             yield {"content": "", "stop": True, "stop_type": "limit", **counts}
             return
-        yield {"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}]}
+        yield {"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": reason}]}
         if self.counts:
             usage = {"prompt_tokens": prompt, "completion_tokens": made} | self.counted
             yield {"choices": [], "usage": usage}

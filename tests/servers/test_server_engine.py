@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.servers import server_engine
+from llorch_worker.servers.bodies import texts_of
 from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
 from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
 from llorch_worker.settings import Settings
@@ -378,7 +381,7 @@ def test_a_text_without_a_maximum_is_refused_where_no_context_is_known() -> None
 def test_an_error_quotes_no_short_lines_of_a_prompt() -> None:
     prompt = "a1\nb2\nc3\nd4\ne5"
     refusal = Refusal(400, {"message": f"wrong: {prompt}"})
-    assert refusal.shown(prompt) == "HTTP 400: a message of 25 characters"
+    assert refusal.shown((prompt,)) == "HTTP 400: a message of 25 characters"
 
 
 def test_a_prompt_that_is_too_long_is_refused_as_ours_would_be(vllm: StandIn) -> None:
@@ -449,3 +452,152 @@ def test_a_busy_server_is_asked_again_for_a_while(
         with pytest.raises(EngineDied, match="HTTP 503"):
             engine.submit(asked()).result(timeout=60)
         assert engine.healthy
+
+
+def test_an_answer_that_a_filter_ends_keeps_its_text_and_says_so(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        (choice,) = engine.submit(asked(prompt="filter")).result().choices
+        assert (choice.text, choice.finish_reason) == ("w0 w1 w2 w3 ", "content_filter")
+
+
+OTHER_CHOICE = {"index": 1, "text": "no", "token_ids": [7], "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"data:\n\n",
+        b"data: \r\n\r\n",
+        b": a comment\n\n",
+        b"event: token\nid: 3\nretry: 10\n\n",
+        b'data: {"choices": null}\n\n',
+        b'data: {"choices": [], "error": {}}\n\n',
+        b'data: {"choices": [], "error": null}\n\n',
+        b'data: {"choices": [null]}\n\n',
+        b'data: {"choices": [{"index": null, "delta": null}]}\n\n',
+        b'data: {"usage": {"prompt_tokens": 3}}\n\n',
+        f"data: {json.dumps({'choices': [OTHER_CHOICE]})}\n\n".encode(),
+        f"data: {json.dumps({'choices': [OTHER_CHOICE, {'index': 0, 'text': ''}]})}\n\n".encode(),
+    ],
+)
+def test_events_that_say_nothing_of_the_answer_are_harmless(vllm: StandIn, said: bytes) -> None:
+    vllm.said_between = said
+    with engine_at(vllm) as engine:
+        (choice,) = engine.submit(asked()).result().choices
+        assert (choice.text, choice.finish_reason) == ("w0 w1 w2 w3 ", "length")
+        assert choice.token_ids == (1000, 1001, 1002, 1003)
+
+
+def test_tokens_without_a_text_are_counted() -> None:
+    with StandIn("vLLM", counts=False).running() as server, engine_at(server) as engine:
+        result = engine.submit(asked(prompt="mute")).result()
+        assert result.text == ""
+        assert result.choices[0].token_ids == (1000, 1001, 1002, 1003)
+        assert (result.usage.completion, result.usage.estimated) == (4, True)
+        assert engine.stats().completion_tokens_total == 4
+
+
+@pytest.mark.parametrize("prompt", ["cut 2", "status 403"])
+def test_a_server_that_is_busy_when_it_is_asked_whether_it_lives_is_asked_again(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_PAUSES_S", (0.01, 0.02))
+    with engine_at(vllm) as engine:
+        vllm.busy_models = 3
+        with pytest.raises(LlorchError) as caught:
+            engine.submit(asked(prompt=prompt)).result(timeout=60)
+        if prompt == "cut 2":
+            assert isinstance(caught.value, EngineDied)
+            assert caught.value.death.lives
+        else:
+            assert "HTTP 403" in caught.value.message
+        assert vllm.busy_models == 0
+        assert engine.healthy
+
+
+def test_a_job_that_is_not_wanted_stops_asking_whether_it_can_go_on(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine, ThreadPoolExecutor(1) as pool:
+        first = engine.submit(asked(max_tokens=2))
+        journal = read_journal(e for e in first.events() if e.type in ("started", "tokens"))
+        vllm.detokenizes.clear()
+        unwanted = threading.Event()
+        asks = pool.submit(engine.continues, asked(), journal, lambda: not unwanted.is_set())
+        wait_until(lambda: vllm.questions == 1)
+        unwanted.set()
+        assert asks.result(timeout=30)  # before the question has lasted for too long
+
+
+def test_jobs_that_were_there_at_two_ends_are_suspects_however_far_apart() -> None:
+    deaths: list[Death] = []
+    with StandIn("another server").running() as server:
+        address = Address(server.url, None, MODEL, MODEL, last_hands=frozenset(("a", "b", "gone")))
+        engine = ServerEngine.load(address, max_sequences=None, wait=refuse_to_wait)
+        engine.on_death(deaths.append)
+        held = [engine.submit(asked(prompt="hold"), job_id=name) for name in ("a", "b", "new")]
+        wait_until(lambda: server.open == 3)
+    for generation in held:
+        with pytest.raises(EngineDied):
+            generation.result(timeout=60)
+    assert [sorted(death.suspects) for death in deaths] == [["a", "b"]]
+    assert address.last_hands == {"a", "b", "new"}
+    engine.close()
+
+
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "the rules of the house"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "c",
+                    "function": {
+                        "name": "find",
+                        "arguments": '{"who": "Ada Lovelace", "in": "Oslo"}',
+                    },
+                }
+            ],
+        },
+        {"role": "tool", "content": "she is at home", "tool_call_id": "c"},
+        {"role": "user", "content": "and where is that?"},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "find_person",
+                "description": "finds anybody by name",
+                "parameters": {"type": "object", "properties": {"birthplace": {"enum": ["Paris"]}}},
+            },
+        }
+    ],
+    "stop": ["The End."],
+    "chat_template_kwargs": {"persona": "an old sailor"},
+}
+WRITTEN = (
+    *("the rules of the house", "Ada Lovelace", "Oslo", "she is at home", "and where is that?"),
+    *("find_person", "finds anybody by name", "birthplace", "Paris", "The End.", "an old sailor"),
+)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_an_error_quotes_nothing_that_the_sender_has_written(text: str) -> None:
+    request = asked(prompt=None, **CHAT)
+    assert text not in Refusal(400, {"message": f"wrong: {text}"}).shown(texts_of(request))
+    said = "temperature of an object must be a number of type float"
+    assert Refusal(400, {"message": said}).shown(texts_of(request)) == f"HTTP 400: {said}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"prompt": None, "prompt_token_ids": [15496, 11, 995]}, "15496, 11, 995"),
+        ({"structured_outputs": {"grammar": 'root ::= "a secret"'}}, 'root ::= "a secret"'),
+        ({"prompt": "a secret " * 100_000}, "a secret"),
+    ],
+)
+def test_an_error_quotes_no_ids_no_grammar_and_nothing_of_a_long_text(
+    fields: dict[str, Any], text: str
+) -> None:
+    refusal = Refusal(400, {"message": f"wrong: {text}"})
+    assert text not in refusal.shown(texts_of(asked(**fields)))

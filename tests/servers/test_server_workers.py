@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker import devices
 from llorch_worker.broker.dead_letters import count
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
+from llorch_worker.engine_options import SEQUENCES
+from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.config import worker_config
 from tests.servers.stand_in import FIRST_ID, MODEL
 from tests.services import (
     LOCALHOST,
@@ -301,3 +305,27 @@ def test_no_other_worker_pays_for_servers() -> None:
         "redis://unused",
     )
     assert loaded == []
+
+
+def test_a_servers_worker_is_not_sized_for_the_cards_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "has_card", lambda: True)
+    settings = Settings(engine_url=f"http://{LOCALHOST}:1", model=MODEL)
+    assert worker_config(settings)["worker_concurrency"] == SEQUENCES["server"]
+
+
+@pytest.mark.parametrize("prompt", ["cut 2", "die at 2"])
+def test_a_job_that_always_begins_again_ends_after_so_many_deaths(
+    own_server: RedisServer, own_client: Client, tmp_path: Path, prompt: str
+) -> None:
+    """Each attempt has tokens, of which none is kept where there are no ids."""
+    with (
+        running_server("another server", tmp_path) as server,
+        worker_of(server, own_server, tmp_path, max_attempts=2, max_deaths=3),
+    ):
+        job = own_client.submit(model=MODEL, prompt=prompt, max_tokens=9)
+        assert started_again_until_it_ends(server, job) <= 3
+        with pytest.raises(AttemptsExhausted):
+            job.result(timeout=60)
+        assert count(own_client.redis) == 1

@@ -314,7 +314,7 @@ class EngineProcess(Mortal):
             generation.request = request.model_copy(update={"max_tokens": fitting})
         return generation
 
-    def continues(self, _request: GenerationRequest, _journal: Journal) -> bool:
+    def continues(self, *_: object) -> bool:
         """Whether a job can go on after the tokens of its journal: always, they are replayed."""
         return True
 

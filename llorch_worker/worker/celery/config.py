@@ -40,7 +40,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_track_started": False,  # the claim stores STARTED: see lua/claim.lua
         "worker_pool": EnginePool,
         "worker_consumer": JobConsumer,
-        "worker_concurrency": settings.max_sequences or default_sequences(settings.device),
+        "worker_concurrency": settings.max_sequences
+        or default_sequences("server" if settings.engine_url else settings.device),
         # Jobs that this worker cannot batch stay in Redis for other workers.
         "worker_prefetch_multiplier": 1,
         # Those that run through a new connection count without it.
