@@ -243,10 +243,12 @@ class ResidentEngine:
         self._engine = engine
         self._served_since_s = time.monotonic()
         self.absence = None
+        loaded_s = self._served_since_s - began_s
         logger.info(
-            "the engine serves again after %.1f s, of which it loaded for %.1f s",
+            "the %s serves again after %.1f s%s",
+            "server" if absence.of_server else "engine",
             time.time() - absence.since,
-            self._served_since_s - began_s,
+            "" if absence.of_server else f", of which it loaded for {loaded_s:.1f} s",
         )
         # If it is dead already, this is called at once.
         engine.on_death(self._note_death)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from celery import group
+from celery import chain, chord, group
 
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, GenerationRequest
@@ -91,6 +91,11 @@ def test_a_stock_producers_canvas_runs_at_llama_server(
         results = group(each.clone() for _ in range(JOBS))().get(timeout=150)
         assert len({result["text"] for result in results}) == 1
         assert {result["usage"]["completion"] for result in results} == {5}
+        step = each.clone()
+        step.set_immutable(True)
+        end = chord([chain(step, step.clone()), chain(step, step.clone())], step).apply_async()
+        assert end.get(timeout=150)["text"] == results[0]["text"]
+        assert len(end.parent.results) == 2
 
 
 def test_a_cancelled_job_frees_its_slot_within_a_second(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from llorch_worker import devices
@@ -15,8 +16,13 @@ from llorch_worker.broker.dead_letters import count
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
 from llorch_worker.engine_options import SEQUENCES
+from llorch_worker.gateway.webhook_secret import new_secret
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.config import worker_config
+from tests.gateway.receiver import running_receiver
+from tests.gateway.test_batches import api_of, documents, ended, line
+from tests.gateway.test_batches import begun as begun_batch
+from tests.gateways import running_gateway
 from tests.servers.stand_in import FIRST_ID, MODEL
 from tests.services import (
     LOCALHOST,
@@ -32,6 +38,7 @@ from tests.services import (
     stock_app,
 )
 from tests.sizes import FULL_SIZE, sized
+from tests.telemetry.collector import running_collector
 from tests.waiting import wait_until
 
 KILLS = sized(3, 100)
@@ -182,6 +189,8 @@ def test_jobs_survive_the_server_and_no_reader_gets_a_token_twice_unsaid(
             else:
                 assert (result.resumed, result.restarted) == (None, True)
         assert waiting.result(timeout=60).text == "w0 w1 "
+        assert "the server serves again after" in worker.text()
+        assert "loaded for" not in worker.text()
         assert count(own_client.redis) == 0
 
 
@@ -329,3 +338,34 @@ def test_a_job_that_always_begins_again_ends_after_so_many_deaths(
         with pytest.raises(AttemptsExhausted):
             job.result(timeout=60)
         assert count(own_client.redis) == 1
+
+
+def test_batches_webhooks_and_traces_run_as_with_an_engine_of_ours(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    with ExitStack() as running:
+        server = running.enter_context(running_server("vLLM", tmp_path))
+        collector = running.enter_context(running_collector())
+        traced = collector.environment()
+        running.enter_context(worker_of(server, own_server, tmp_path, **traced))
+        receiver = running.enter_context(running_receiver())
+        called = {"private_callbacks": True, "webhook_secret": new_secret()}
+        gateway = running.enter_context(running_gateway(own_server.url, tmp_path, **called))
+        body = {"model": MODEL, "prompt": "one", "max_tokens": 3}
+        asked = httpx.post(f"{gateway.url}/v1/jobs", json=body | {"callback_url": receiver.url})
+        assert asked.status_code == 202, asked.text
+        spans = collector.wait_for(
+            asked.json()["id"], f"process llorch.{MODEL}", "queue", "prefill", "decode"
+        )
+        assert spans["decode"].start >= spans["prefill"].start >= spans["queue"].start
+        wait_until(lambda: receiver.deliveries)
+        data = receiver.deliveries[0].document["data"]
+        assert data["result"]["text"] == "w0 w1 w2 "
+        api = running.enter_context(api_of(gateway))
+        batch = ended(api, begun_batch(api, [line(each, **body) for each in ("a", "b")]))
+        found = documents(api, batch.output_file_id)
+        answers = {each["custom_id"]: each["response"]["body"]["choices"] for each in found}
+        assert {name: choices[0]["text"] for name, choices in answers.items()} == {
+            "a": "w0 w1 w2 ",
+            "b": "w0 w1 w2 ",
+        }
