@@ -20,6 +20,8 @@ from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.servers.pieces import Counted, Piece
 
+FEW_TOKENS: Final = 4
+"""An answer with fewer may end at any time, such as a class or a yes."""
 _ENDED: Final = ("stop", "tool_calls")
 
 
@@ -41,6 +43,7 @@ class ChoiceSoFar:
         self._has_all_ids = True
         self.made = 0
         """How many tokens have come, at least."""
+        self._first_s = 0.0
         self.finish: str | None = None
         self.stop_string: str | None = None
         self.counted: Counted | None = None
@@ -72,6 +75,16 @@ class ChoiceSoFar:
                 arguments=known.arguments + part.arguments,
             )
         return self._tell(piece)
+
+    def ends_s(self, request: GenerationRequest, now_s: float) -> float:
+        """When it may end at the earliest, as far as is known; monotonic, as ``now_s``."""
+        self._first_s = self._first_s or now_s
+        if self.made < FEW_TOKENS:
+            return now_s
+        if request.most_tokens is None:
+            return float("inf")
+        gap_s = (now_s - self._first_s) / (self.made - 1)
+        return now_s + (request.most_tokens - self.tokens) * gap_s
 
     def rest(self) -> TokensTold | None:
         """The ids that had no text, at the end."""

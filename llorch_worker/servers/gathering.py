@@ -7,9 +7,9 @@ import threading
 import time
 from typing import Final
 
-READ_GATHER_S: Final = 0.005
+LEAST_GATHER_S: Final = 0.005
 """A server tells the tokens of all its sequences within a few ms of each other."""
-UNREAD_GATHER_S: Final = 0.04
+MOST_GATHER_S: Final = 0.06
 HURRY_S: Final = 0.05
 """How long it takes at most until the server has a request."""
 
@@ -17,7 +17,7 @@ _Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 class GatheringSelector(selectors.DefaultSelector):
-    """While answers stream, what is ready waits a moment for company: longer if nobody reads them.
+    """While answers stream, what is ready waits a moment for company: longer if none is urgent.
 
     If each token had a turn of its own, the worker would interrupt the server's threads so often,
     all of which wait in each step for the one that was interrupted.
@@ -25,17 +25,18 @@ class GatheringSelector(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._streams: dict[object, bool] = {}
+        self._urgent_at_s: dict[object, float] = {}
         self._hurries_until_s = 0.0
         self._is_called = threading.Event()
 
     def select(self, timeout: float | None = None) -> _Ready:
         ready = super().select(timeout)
         waits = timeout is None or timeout > 0  # nothing else is to be done
-        if ready and waits and self._streams and time.monotonic() > self._hurries_until_s:
-            is_read = any(self._streams.values())
+        now_s = time.monotonic()
+        if ready and waits and self._urgent_at_s and now_s > self._hurries_until_s:
+            left_s = min(self._urgent_at_s.values()) - now_s
             self._is_called.clear()
-            self._is_called.wait(READ_GATHER_S if is_read else UNREAD_GATHER_S)
+            self._is_called.wait(min(max(left_s, LEAST_GATHER_S), MOST_GATHER_S))
             ready = super().select(0)
         return ready
 
@@ -44,9 +45,9 @@ class GatheringSelector(selectors.DefaultSelector):
         self._hurries_until_s = time.monotonic() + HURRY_S
         self._is_called.set()
 
-    def stream(self, answer: object, *, is_read: bool) -> None:
-        """``answer`` has begun, and somebody reads it, or nobody."""
-        self._streams[answer] = is_read
+    def stream(self, answer: object, urgent_at_s: float) -> None:
+        """``answer`` has begun. ``urgent_at_s``: monotonic, when it may end, or be read."""
+        self._urgent_at_s[answer] = urgent_at_s
 
     def end(self, answer: object) -> None:
-        self._streams.pop(answer, None)
+        self._urgent_at_s.pop(answer, None)

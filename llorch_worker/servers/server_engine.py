@@ -343,7 +343,6 @@ class ServerEngine(Mortal):
             generation.fail(told)
         finally:
             self._cuts.discard(generation)
-            self._selector.end(generation)
             del self._tasks[generation]
 
     async def _run(self, generation: ServerGeneration) -> None:
@@ -383,18 +382,22 @@ class ServerEngine(Mortal):
         self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Ids[int] | str | None
     ) -> None:
         request, last_s = generation.request, 0.0
-        async for piece in self._asking.read(generation, choice, prompt):
-            generation.start(0 if prompt is None or isinstance(prompt, str) else len(prompt))
-            self._generated += piece.tokens
-            told = choice.take(piece)
-            if told is not None:
-                generation.tell(told)
-                self._selector.stream(generation, is_read=generation.is_read)
-                self._turns.clear(generation)
-                now = time.monotonic()
-                if last_s:
-                    self._token_gaps.add(now - last_s)
-                last_s = now
+        try:
+            async for piece in self._asking.read(generation, choice, prompt):
+                generation.start(0 if prompt is None or isinstance(prompt, str) else len(prompt))
+                self._generated += piece.tokens
+                told = choice.take(piece)
+                if told is not None:
+                    generation.tell(told)
+                    self._turns.clear(generation)
+                    now_s = time.monotonic()
+                    if last_s:
+                        self._token_gaps.add(now_s - last_s)
+                    last_s = now_s
+                    ends_s = choice.ends_s(request, now_s)
+                    self._selector.stream(choice, now_s if generation.is_read else ends_s)
+        finally:
+            self._selector.end(choice)
         if is_native(request, self._asking.served) and request.include_stop_str_in_output:
             generation.tell(choice.add(choice.stop_string or ""))
         if choice.counted is not None:

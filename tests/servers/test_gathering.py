@@ -13,10 +13,12 @@ import pytest
 from llorch_worker.servers import gathering
 from llorch_worker.servers.gathering import GatheringSelector
 
+INF = float("inf")
+
 
 @pytest.fixture
 def selector(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatheringSelector]:
-    monkeypatch.setattr(gathering, "UNREAD_GATHER_S", 300)
+    monkeypatch.setattr(gathering, "MOST_GATHER_S", 300)
     with GatheringSelector() as selector:
         yield selector
 
@@ -37,14 +39,14 @@ def names(ready: list[tuple[selectors.SelectorKey, int]]) -> str:
     return "".join(sorted(key.data for key, _ in ready))
 
 
-def test_what_nobody_reads_waits_for_company(
+def test_what_is_not_urgent_waits_for_company(
     selector: GatheringSelector, pairs: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def come(_: float) -> None:
         pairs[1].send(b"x")
 
     monkeypatch.setattr(selector._is_called, "wait", come)
-    selector.stream("an answer", is_read=False)
+    selector.stream("an answer", INF)
     pairs[0].send(b"x")
     assert names(selector.select()) == "ab"
 
@@ -52,7 +54,7 @@ def test_what_nobody_reads_waits_for_company(
 def test_a_request_that_begins_ends_the_wait(
     selector: GatheringSelector, pairs: list[socket.socket]
 ) -> None:
-    selector.stream("an answer", is_read=False)
+    selector.stream("an answer", INF)
     pairs[0].send(b"x")
     with ThreadPoolExecutor(1) as pool:
         ready = pool.submit(selector.select)
@@ -64,16 +66,16 @@ def test_a_request_that_begins_ends_the_wait(
 def test_nothing_waits_without_an_answer_that_streams(
     selector: GatheringSelector, pairs: list[socket.socket]
 ) -> None:
-    selector.stream("an answer", is_read=False)
+    selector.stream("an answer", INF)
     selector.end("an answer")
     pairs[0].send(b"x")
     assert names(selector.select()) == "a"
 
 
-def test_what_somebody_reads_waits_as_if_all_were_read(
+def test_one_urgent_answer_makes_all_urgent(
     selector: GatheringSelector, pairs: list[socket.socket]
 ) -> None:
-    selector.stream("one", is_read=False)
-    selector.stream("another", is_read=True)
+    selector.stream("one", INF)
+    selector.stream("another", 0.0)
     pairs[1].send(b"x")
     assert names(selector.select()) == "b"

@@ -25,8 +25,10 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.servers import server_engine
+from llorch_worker.servers.answer import ChoiceSoFar
 from llorch_worker.servers.bodies import texts_of
 from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
+from llorch_worker.servers.pieces import Piece
 from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
@@ -601,3 +603,14 @@ def test_an_error_quotes_no_ids_no_grammar_and_nothing_of_a_long_text(
 ) -> None:
     refusal = Refusal(400, {"message": f"wrong: {text}"})
     assert text not in refusal.shown(texts_of(asked(**fields)))
+
+
+def test_when_an_answer_may_end_is_told_from_its_tokens() -> None:
+    choice = ChoiceSoFar(0, None)
+    ends = []
+    for second in range(1, 6):
+        choice.take(Piece(text="x"))
+        ends.append(choice.ends_s(asked(max_tokens=20), float(second)))
+    assert ends == [1, 2, 3, 20, 20], "few tokens say nothing of the rest"
+    unbounded = asked(max_tokens=None, cut_max_tokens=True)
+    assert choice.ends_s(unbounded, 6.0) == float("inf")
