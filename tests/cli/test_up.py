@@ -68,7 +68,7 @@ def test_jobs_run_on_the_worker_that_the_banner_names_and_sigterm_drains(up: Sta
     with Client(redis_url(up)) as client:
         (card,) = client.workers()
         assert f"{card.hostname} on cpu" in workers
-        job = client.submit(prompt="Lily", max_tokens=4, worker=card.hostname)
+        job = client.submit(prompt="Lily", max_tokens=4)
         assert job.result(60).worker == card.hostname
 
         job = client.submit(prompt="Lily", max_tokens=450, ignore_eos=True)
