@@ -14,7 +14,7 @@ from celery import Celery
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llorch_worker.broker import dead_letters, keys, queues
+from llorch_worker.broker import dead_letters, keys, queues, waiting
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S, enqueue
 from llorch_worker.broker.queues import Route
 from llorch_worker.broker.results import failure_document, revoked_document
@@ -194,6 +194,22 @@ class Users(RuleBasedStateMachine):
             job.cancelled = job.cancelled or not overdue
         elif expected == "queued":
             self.note_end(job, document, owed=owed)
+
+    @precondition(lambda self: self.seen.waiting or self.seen.inbox)
+    @rule(queue=st.sampled_from(queues.queues("toy")))
+    def purge(self, queue: str) -> None:
+        """An operator deletes what waits in a queue; what runs goes on."""
+        before = self.look()
+        waiting.purge(self.store, queue)
+        now = self.look()
+        for job in self.jobs.values():
+            took = before.inbox[job.id] and not now.inbox[job.id]
+            if job.id in before.waiting.keys() - now.waiting or (took and not now.state(job.id)):
+                job.forgotten = job.lost = True
+                job.keyed, job.cancelled, job.tokens = False, False, 0
+            elif took and job.end is not None and "list" not in now.record(job.id):
+                # It was cancelled before its message was here, which says what follows.
+                self.ends_owed.discard((job.id, job.end))
 
     @has_letters
     @rule(which=anything, twice=st.booleans())

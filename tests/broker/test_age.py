@@ -62,6 +62,14 @@ def test_a_lower_priority_has_one_turn_in_the_bound_however_old_its_jobs_are(
     assert claimed(store, 3) == ["low1", "high2", "high3"]
 
 
+def test_a_clock_that_is_set_back_keeps_no_class_from_its_turn(store: redis.Redis) -> None:
+    waiting(store, LOW, "low1", "low2", ago_ms=MINUTE_MS)
+    waiting(store, HIGH, "high1", "high2")
+    assert claimed(store, 1) == ["low1"]
+    store.hincrby(keys.turns("toy"), "2", 120 * MINUTE_MS)
+    assert claimed(store, 1) == ["low2"]
+
+
 def test_one_call_gives_one_job_for_its_age(store: redis.Redis) -> None:
     waiting(store, LOW, "low1", "low2", ago_ms=MINUTE_MS)
     waiting(store, HIGH, *(f"high{n}" for n in range(9)))

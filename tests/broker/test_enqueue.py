@@ -37,6 +37,7 @@ from llorch_worker.contract import (
     Usage,
 )
 from tests.broker.jobs import TERMS, announce, card, load, take
+from tests.broker.test_maxmemory import append
 from tests.store import lose, message_of, record_of, waiting_ids
 
 QUEUE = "llorch.toy"
@@ -261,6 +262,18 @@ def test_a_purge_leaves_the_limit_as_it_was(producer: Client) -> None:
     producer.submit(prompt="x")
     with pytest.raises(QueueFull):
         producer.submit(prompt="x")
+
+
+def test_a_purged_job_that_was_claimed_before_leaves_nothing_and_frees_its_key(
+    producer: Client,
+) -> None:
+    job = producer.submit(prompt="x", idempotency_key="k")
+    (claim,) = take(producer.redis)
+    append(producer.redis, claim)
+    assert claims.hand_back(producer.redis, claim)
+    assert waiting.purge(producer.redis, QUEUE) == 1
+    assert not producer.redis.keys(f"*{job.id}*")
+    assert producer.submit(prompt="y", idempotency_key="k").id != job.id
 
 
 def end_as(producer: Client, job: Job, end: LlorchError | GenerationResult | Exception) -> None:

@@ -112,7 +112,8 @@ local function class_of_age()
     local first, last = bounds_of(classes[i])
     local id = redis.call('ZRANGEBYSCORE', waiting, first, last, 'LIMIT', 0, 1)[1]
     local turn_ms = tonumber(redis.call('HGET', turns_key(model), classes[i]) or 0)
-    local since_ms = math.max(read_record(id).since_ms, turn_ms)
+    -- A later turn was before the clock was set back.
+    local since_ms = math.max(read_record(id).since_ms, turn_ms <= now_ms() and turn_ms or 0)
     if now_ms() - since_ms >= terms.low_waits_ms and (not oldest or since_ms < oldest_ms) then
       oldest, oldest_ms = classes[i], since_ms
     end

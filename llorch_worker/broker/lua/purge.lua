@@ -21,8 +21,16 @@ for _, class in ipairs(classes) do
   local first, last = bounds_of(class)
   local found = redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0, math.max(0, most - jobs))
   for _, id in ipairs(found) do
+    local idempotency = redis.call('HGET', job_key(id), 'idempotency')
     redis.call('ZREM', waiting_key(model), id)
-    redis.call('DEL', job_key(id), message_key(id))
+    -- A job that was claimed before has traces that do not expire.
+    redis.call('DEL', job_key(id), message_key(id), events_key(id), cancel_key(id))
+    if not is_revoked_elsewhere(id) then
+      redis.call('DEL', result_key(id))
+    end
+    if idempotency and redis.call('GET', idempotency) == id then
+      redis.call('DEL', idempotency)
+    end
     jobs = jobs + 1
   end
 end
