@@ -7,7 +7,7 @@ what fails and when, and never sleeps for it::
         start_worker(proxy.url)
         proxy.hold()                 # a partition: bytes wait in both directions
         proxy.heal()                 # they arrive late
-        trap = proxy.lose_reply(contains(claim_sha))
+        trap = proxy.lose_reply(calls("claim"))
         assert trap.wait(10)         # the script ran, its reply is lost, the connection is reset
 """
 
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
+from llorch_worker.broker.scripts import digest
 from tests.faults.connection import Connection, Link, Mode, Predicate, Trap, abort
 
 LOCALHOST = "127.0.0.1"
@@ -31,6 +32,14 @@ def contains(*markers: bytes | str) -> Predicate:
     """Matches messages that contain all ``markers``."""
     wanted = [marker.encode() if isinstance(marker, str) else marker for marker in markers]
     return lambda message: all(marker in message for marker in wanted)
+
+
+def calls(script: str, *markers: str) -> Predicate:
+    """Matches calls of a script of ours by its digest, that of a pipeline too."""
+    both = [
+        contains("EVALSHA", digest(script, anyway=anyway), *markers) for anyway in (False, True)
+    ]
+    return lambda message: any(matches(message) for matches in both)
 
 
 class FaultProxy:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from llorch_worker.broker.scripts import digest, source
+from llorch_worker.broker.scripts import source
 from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.faults.proxy import contains
+from tests.faults.proxy import calls, contains
 from tests.faults.stage import SCRIPTS, Stage
 
 Acts = Generator[Sequence[str] | None, None, None]
@@ -36,8 +36,7 @@ class Step:
     def calls(self, request: bytes) -> bool:
         """Whether the request is the one that breaks."""
         script = self.script
-        wanted = ("EVALSHA", digest(script)) if script in SCRIPTS else (script,)
-        return contains(*wanted)(request)
+        return (calls(script) if script in SCRIPTS else contains(script))(request)
 
     def has_source(self, request: bytes) -> bool:
         """Whether the request brings the script itself."""

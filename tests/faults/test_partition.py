@@ -11,7 +11,7 @@ import pytest
 from llorch_worker.broker import queues, scripts
 from llorch_worker.client import Client
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
-from tests.faults.proxy import FaultProxy, contains
+from tests.faults.proxy import FaultProxy, calls
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import START_TIMEOUT_S, RedisServer, WorkerProcess, wait_until
@@ -142,7 +142,7 @@ def test_jobs_whose_claim_is_answered_in_vain_run_at_once_and_count_no_attempt(
     # Redis knows the script, so the first claim takes everything at once.
     scripts.load(client.redis, "claim")
     jobs = [witness.send(20) for _ in range(SEQUENCES)]
-    trap = proxy.cut_reply(contains("EVALSHA", scripts.digest("claim")), cut_after_bytes)
+    trap = proxy.cut_reply(calls("claim"), cut_after_bytes)
     worker = start_worker("w1", url=proxy.url, ready=False, lease_s=600)
     assert trap.wait(START_TIMEOUT_S)
     witness.assert_whole(*jobs)
@@ -165,7 +165,7 @@ def test_a_lost_write_is_repeated_and_takes_effect_once(
     witness.assert_whole(witness.send(20))
     job = witness.begun(witness.send(100, latch.prompt()))
     set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
-    trap = set_trap(contains("EVALSHA", scripts.digest(script), job.id))
+    trap = set_trap(calls(script, job.id))
     latch.open()
     assert trap.wait(START_TIMEOUT_S)
     witness.assert_whole(job)
@@ -181,7 +181,7 @@ def test_jobs_claimed_with_one_whose_delivery_fails_run(
     client.redis.lpush(queues.normal_queue("toy"), '{"headers": {"id": "no-envelope"}}')
     jobs = [witness.send(20) for _ in range(SEQUENCES - 1)]
     # One for each attempt of redis-py.
-    traps = [proxy.lose_request(contains(scripts.digest("bury"))) for _ in range(20)]
+    traps = [proxy.lose_request(calls("bury")) for _ in range(20)]
     worker = start_worker("w1", url=proxy.url, ready=False)
     wait_until(lambda: "onnection to broker lost" in worker.text(), what="the delivery to fail")
     for trap in traps:
@@ -216,7 +216,7 @@ def test_a_worker_shut_down_during_an_outage_exits_and_its_jobs_go_on_elsewhere(
     job = witness.begun(witness.send(200, latch.prompt(after=199)), 20)
     doomed = witness.begun(witness.send(4000))
     # When the cancel ends this job, its tokens still wait to be written.
-    assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(60)
+    assert proxy.lose_reply(calls("append", doomed.id)).wait(60)
     doomed.cancel()
     proxy.isolate()
     worker.process.terminate()

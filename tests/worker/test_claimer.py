@@ -17,12 +17,12 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.worker import claimer as claimer_module
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, MOST_URGENT_JOBS, Claimer, Startable
 from tests.broker.jobs import TERMS, push, take
-from tests.faults.proxy import LOCALHOST, FaultProxy, contains
+from tests.faults.proxy import LOCALHOST, FaultProxy, calls
 from tests.messages import QUEUE
 from tests.services import RedisServer, own_redis, wait_until
 from tests.store import leases_in, record_of, waiting_ids
 
-A_CLAIM = contains("EVALSHA", scripts.digest("claim"))
+A_CLAIM = calls("claim")
 HIGH = f"{QUEUE}{queues.HIGH_SUFFIX}"
 CONSUMED = queues.queues("toy")
 
