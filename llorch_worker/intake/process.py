@@ -265,15 +265,13 @@ class IntakeProcess:
 
     def _start(self) -> None:
         """Starts a process, in the place of one that has ended."""
-        child, loaded = (
-            Child(
-                "llorch_worker.intake.serving",
-                name="llorch-intake",
-                idle_s=self._idle_s,
-                silent_s=_SILENT_S,
-            ),
-            Future[AroundTurns](),
+        child = Child(
+            "llorch_worker.intake.serving",
+            name="llorch-intake",
+            idle_s=self._idle_s,
+            silent_s=_SILENT_S,
         )
+        loaded = Future[AroundTurns]()
         try:
             level = logging.getLogger("llorch_worker").getEffectiveLevel()
             first = {"path": str(self._path), "bounds": asdict(self._bounds), "log_level": level}
