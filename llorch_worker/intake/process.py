@@ -42,6 +42,9 @@ _MOST_TRIES: Final = 3
 _MOST_STARTS: Final = 5
 """How often in a row a process that is killed while it loads starts again. No request is to blame:
 it has read none."""
+_MOST_IDLE_ENDS: Final = 5
+"""Whose process ends so often before it has answered anything, while nobody asks, starts the next
+one when it is asked: it might load all the time."""
 _IDLE_S: Final = 30.0
 """A process that is asked something and does nothing for so long, also because it gets no
 processor, is killed and starts again."""
@@ -112,7 +115,7 @@ class IntakeProcess:
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._closed = self._was_loaded = False
-        self._failed_starts = 0
+        self._failed_starts = self._idle_ends = 0
         self._runs = False
         with self._changing:
             self._start()
@@ -306,7 +309,7 @@ class IntakeProcess:
             loaded.set_exception(error_of(header["error"]))
 
     def _hear(self, header: dict[str, Any], heard: bytes) -> None:
-        number = header["number"]
+        number, self._idle_ends = header["number"], 0
         if "code" in header:
             out_of_memory = header["out_of_memory"]
             self._end(number, _end_of(header["code"], header["phase"], out_of_memory=out_of_memory))
@@ -319,8 +322,11 @@ class IntakeProcess:
         with self._changing:
             self._runs = False
             loaded = error is None
+            self._idle_ends += loaded and not self._asked
             if self._closed:
                 error = InternalError("the intake is closed")
+            elif loaded and not self._asked and self._idle_ends >= _MOST_IDLE_ENDS:
+                logger.warning("the intake died: %s; it starts again when it is asked", end.reason)
             elif loaded or self._may_start_again(end):
                 logger.warning("the intake died: %s; it starts again", end.reason)
                 try:

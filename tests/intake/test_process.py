@@ -424,6 +424,18 @@ def test_one_that_was_killed_too_often_starts_for_the_next_engine(
     assert isinstance(patient.around(), AroundTurns)
 
 
+def test_one_that_ends_again_and_again_while_nobody_asks_starts_when_it_is_asked(
+    folder: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_MOST_IDLE_ENDS", 1)
+    with IntakeProcess(folder) as intake:
+        intake.around()
+        os.kill(intake.pid, signal.SIGKILL)
+        wait_until(lambda: "it starts again when it is asked" in caplog.text)
+        assert not intake._runs
+        assert intake.prepare(chat("Hi"), limits).prompt_ids
+
+
 def test_no_request_hangs_where_the_system_starts_no_process(
     patient: IntakeProcess,
     begin: Callable[[str], Future[PreparedRequest]],
