@@ -1,14 +1,15 @@
 """A quantised matrix in the layout of the card's kernels, and its product in plain torch.
 
 Every weight is ``factor * (scale * (code - zero) + offset)`` with one scale, and in some types one
-offset, for each group of 16 or 32 columns. Tables are in the order in which a warp's tensor cores
-take them. A tile has 16 rows, a chunk 64 columns; both are padded with weights of 0. Of each, lane
-4 * g + t of a warp reads 16 bytes: for rows g and g + 8 and both halves of the chunk, the low four
-bits of columns 8 * t to 8 * t + 7, or of 4 * t to 4 * t + 3 of two groups of 16. Even columns are
-in the lower half of a word. The bits above the fourth are in words of their own. There each byte
-belongs to two pairs of columns of each word of codes, whose bits begin at the fourth bit and go on
-with the lowest, so that one shift takes those of two pairs above their codes.
-Scales and offsets are 4 or 8 numbers for each g.
+offset, for each group of 16 or 32 columns. Without offsets, groups may have 64 or 128. Tables are
+in the order in which a warp's tensor cores take them. A tile has 16 rows, a chunk 64 columns; both
+are padded with weights of 0. Of each, lane 4 * g + t of a warp reads 16 bytes: for rows g and g + 8
+and both halves of the chunk, the low four bits of columns 8 * t to 8 * t + 7, or of 4 * t to
+4 * t + 3 of two groups of 16. Even columns are in the lower half of a word. The bits above the
+fourth are in words of their own. There each byte belongs to two pairs of columns of each word of
+codes, whose bits begin at the fourth bit and go on with the lowest, so that one shift takes those
+of two pairs above their codes. Scales and offsets are 4 or 8 numbers for each g. Larger groups have
+2 for each g, which serve one or two chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class QuantisedMatrix:
     high: torch.Tensor | None
     """[tiles, chunks, 8, 4, bits - 4] int32 where ``bits`` is above 4"""
     scales: torch.Tensor
-    """[tiles, chunks, 8 (g), 128 / group] float16, the last: group, then row g or g + 8"""
+    """[tiles, chunks, 8 (g), 128 / group] float16, the last: group, then row g or g + 8. Of groups
+    of 64 or 128: [tiles, groups, 8, 2]"""
     offsets: torch.Tensor | None
     rows: int
     columns: int
@@ -124,14 +126,14 @@ class QuantisedMatrix:
         blocks = _from_nibbles(self.codes)
         if self.high is not None:
             blocks |= _from_high(self.high) << 4
-        tiles, chunks = self.codes.shape[:2]
+        tiles = len(self.codes)
         # tile, chunk, g, t, half, r, h, q, e to tile, r, g, chunk, half, t and h, q, e
         blocks = blocks.unflatten(6, (2, 2))
         order = (6, 3) if self.group == _SMALL_GROUP else (3, 6)
         codes = blocks.permute(0, 5, 2, 1, 4, *order, 7, 8).reshape(tiles * TILE_ROWS, -1)
 
         def table(packed: torch.Tensor) -> torch.Tensor:
-            grouped = packed.view(tiles, chunks, 8, -1, 2).permute(0, 4, 2, 1, 3)
+            grouped = packed.unflatten(3, (-1, 2)).permute(0, 4, 2, 1, 3)
             values = grouped.reshape(tiles * TILE_ROWS, -1).float() * self.factor
             return values[: self.rows, : self.columns // self.group]
 
@@ -205,8 +207,9 @@ def _from_high(words: torch.Tensor) -> torch.Tensor:
 
 
 def _by_tile(table: torch.Tensor, group: int) -> torch.Tensor:
-    """[rows, groups] to [tiles, chunks, g, groups of a chunk * r], padded with 0."""
-    each = CHUNK_COLUMNS // group
+    """[rows, groups] to [tiles, chunks, g, groups of a chunk * r], padded with 0. A group of more
+    columns than a chunk counts as one."""
+    each = max(1, CHUNK_COLUMNS // group)
     table = F.pad(table, (0, -table.shape[1] % each, 0, -len(table) % TILE_ROWS))
     tiles, chunks = len(table) // TILE_ROWS, table.shape[1] // each
     grouped = table.view(tiles, 2, 8, chunks, each).permute(0, 3, 2, 4, 1)

@@ -63,6 +63,8 @@ class GroupForm:
     """``none`` where scales and offsets are float16 in the file, rather than products."""
     unpack_scales: Callable[[Bytes], BlockScales] | None = None
     """Like ``unpack_blocks``; None without levels."""
+    shared: int = 1
+    """Groups with the same scale, a power of 2; above 1 there are neither levels nor offsets."""
 
     @property
     def bits(self) -> int:

@@ -90,6 +90,7 @@ class NativeLinears:
             zero=form.zero,
             levels=form.levels,
             has_offsets=form.has_offsets,
+            shared=form.shared,
         )
         row = 0
         for part in weight.parts:
@@ -112,6 +113,7 @@ def _piece_bytes(form: GroupForm | None, weight: FusedWeight) -> int:
         group=form.group,
         levels=form.levels,
         has_offsets=form.has_offsets,
+        shared=form.shared,
     )
 
 
@@ -131,7 +133,8 @@ def _packer(
         groups = form.unpack(rows)
         tables = form.unpack_block_scales(rows)
         if tables is None:
-            tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets, None)
+            scales = np.ascontiguousarray(groups.scales[:, :: form.shared])
+            tiles.pack(first_row + first, groups.codes, scales, groups.offsets, None)
         else:
             tiles.pack(
                 first_row + first, groups.codes, tables.scales, tables.offsets, tables.level_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """AWQ's place of each of eight codes in a word; GPTQ keeps them in order."""
 _BLOCK = 32
 """Columns of a block of Q4_0 and Q5_0."""
+MOST_SHARED_COLUMNS: Final = 128
+"""Of a scale in the kernels."""
 _ONE_EACH: Final = np.uint32(0x11111111)
 FP8: Final = "F8_E4M3"
 
@@ -61,7 +63,10 @@ class NibbleWeight:
         if not np.array_equal(self._group_of, np.arange(columns) // self._group):
             return None
         types = GGMLQuantizationType
-        return group_form(types.Q4_0 if (self._zeros == 8).all() else types.Q5_0)
+        form = group_form(types.Q4_0 if (self._zeros == 8).all() else types.Q5_0)
+        assert form is not None
+        shared = math.gcd(self._group, columns, MOST_SHARED_COLUMNS) // _BLOCK
+        return replace(form, shared=shared)
 
     @property
     def _group(self) -> int:

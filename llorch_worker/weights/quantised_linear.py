@@ -79,7 +79,7 @@ class QuantisedLinears:
                     rows,
                     columns,
                     bits=_stored_bits(form),
-                    group=form.group,
+                    group=form.group * form.shared,
                     has_offsets=form.has_offsets,
                 )
         return total
@@ -108,7 +108,7 @@ class QuantisedLinears:
         offsets = groups.offsets
         return QuantisedMatrix.pack(
             torch.from_numpy(groups.codes).to(self.device),
-            torch.from_numpy(groups.scales).to(self.device),
+            torch.from_numpy(groups.scales[:, :: form.shared]).to(self.device),
             None if offsets is None else torch.from_numpy(offsets).to(self.device),
             bits=_stored_bits(form),
             zero=form.zero,

@@ -200,7 +200,8 @@ class CodeForm:
     def constants(self) -> dict[str, Any]:
         return {
             "HIGH": self.bits - 4,
-            "GROUPS": 32 // self.group,
+            "GROUPS": max(1, 32 // self.group),
+            "CHUNKS": self.group // 64,
             "ZERO": self.zero,
             "OFFSETS": self.offsets,
         }
@@ -214,6 +215,8 @@ FORMS = {
     "Q6_K": CodeForm(6, 16, 32, offsets=False),
     "Q8_0": CodeForm(8, 32, 128, offsets=False),
     "Q2_K": CodeForm(4, 16, 0, offsets=True),
+    "GPTQ": CodeForm(4, 128, 8, offsets=False),
+    "AWQ": CodeForm(5, 128, 16, offsets=False),
 }
 
 
@@ -268,7 +271,7 @@ def compile_each() -> Iterator[tuple[str, dict[str, Any]]]:
         for head_dim in HEAD_DIMS if capability == 89 else HEAD_DIMS[-1:]:
             yield from both_attentions(capability, head_dim)
     # Those that come closest to their limits.
-    for block_type, tokens in (("Q2_K", 8), ("Q6_K", 16)):
+    for block_type, tokens in (("Q2_K", 8), ("Q6_K", 16), ("AWQ", 8)):
         name = f"product of {block_type} with {tokens}, 2"
         yield name, compile_product(120, FORMS[block_type], tokens, 2)
     yield from kernels_beside_attention(89).items()

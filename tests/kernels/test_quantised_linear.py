@@ -13,8 +13,9 @@ from tests.sizes import sized
 
 FORMS = [(4, 32, 8, False), (8, 32, 128, False), (4, 32, 0, True), (5, 32, 0, True)]
 FORMS += [(6, 16, 32, False), (4, 16, 0, True), (5, 32, 16, False)]
-"""bits, group, zero, offsets: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; Q2_K, Q5_0."""
-IDS = ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q5_0"]
+FORMS += [(4, 128, 8, False), (5, 64, 16, False), (5, 128, 16, False)]
+"""bits, group, zero, offsets: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; Q2_K, Q5_0; of GPTQ and AWQ."""
+IDS = ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q5_0", "4, 128", "5, 64", "5, 128"]
 
 
 def randoms(
@@ -31,24 +32,26 @@ def randoms(
 
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_packing_keeps_every_weight_in_the_predicted_bytes(bits, group, zero, offsets):
-    codes, scales, shifts = randoms(5, 96, bits, group, offsets)
+    columns = 96 if group < 64 else 384
+    codes, scales, shifts = randoms(5, columns, bits, group, offsets)
     matrix = QuantisedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
     weights = (codes.float() - zero) * scales.repeat_interleave(group, dim=1)
     if shifts is not None:
         weights += shifts.repeat_interleave(group, dim=1)
     assert torch.equal(matrix.dequantise(), weights)
-    assert (matrix.rows, matrix.columns) == (5, 96)
+    assert (matrix.rows, matrix.columns) == (5, columns)
     assert matrix.nbytes == QuantisedMatrix.bytes_of(
-        5, 96, bits=bits, group=group, has_offsets=offsets
+        5, columns, bits=bits, group=group, has_offsets=offsets
     )
 
 
 @pytest.mark.parametrize("tokens", sized(usual=[3, 70], full=[1, 3, 16, 20, 70]))
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_products_equal_those_of_the_dequantised_matrix(bits, group, zero, offsets, tokens):
-    codes, scales, shifts = randoms(37, 608, bits, group, offsets)
+    columns = 608 if group < 64 else 1408
+    codes, scales, shifts = randoms(37, columns, bits, group, offsets)
     matrix = QuantisedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
-    x = torch.randn(tokens, 608, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     for dtype, out_dtype, rtol in (
         (torch.bfloat16, torch.bfloat16, 2e-2),
         (torch.float16, torch.float32, 2e-3),

@@ -18,7 +18,7 @@ from llorch_worker.kernels.native.library import native_kernels
 from llorch_worker.kernels.quantised_matrix import quantised_linear
 from llorch_worker.model import Transformer, resolve_config
 from llorch_worker.weights import DenseLinears, Linears, fingerprint, open_checkpoint
-from llorch_worker.weights.native_linear import NativeLinears
+from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
 from tests.model.quantised_folder_of import LAYOUTS, write_quantised
 from tests.model.test_families import CPU, make_reference, random_ids
@@ -110,6 +110,23 @@ def test_the_planned_bytes_are_those_that_are_loaded(case: Any, kind: str) -> No
     expected = x.float() @ gate.weight.T
     got = model.blocks[1].mlp.gate_up(x).float()[:, : len(gate.weight)]
     assert (got - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["native", "quantised"])
+@pytest.mark.parametrize(("layout", "shared"), [("gptq", 4), ("awq-64", 2), ("awq-32", 1)])
+def test_groups_keep_one_scale(tmp_path: Path, kind: str, layout: str, shared: int) -> None:
+    checkpoint = open_checkpoint(write("llama", layout, tmp_path).folder)
+    model = Transformer.load(
+        checkpoint,
+        resolve_config(checkpoint),
+        dtype=torch.bfloat16,
+        device=CPU,
+        linears=kept(kind),
+        ops=TorchOps(),
+    )
+    down = model.blocks[0].mlp.down
+    (piece,) = down.pieces if isinstance(down, NativeLinear) else down._pieces
+    assert piece.scales.numel() == piece.rows * piece.columns // (32 * shared)
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:

@@ -41,14 +41,14 @@ ALWAYS_INLINE void add_scaled(
         add_offsets(rows, levels, x->block_sums + b * rows, block, sums);
     }
     const floats scale = levels ? scale_of_levels(block, within)
-                                : load_f16(tile.scales.scales + g * TILE_ROWS);
+                                : load_f16(tile.scales.scales + scales_of(tile.scales, g));
     const float *x_scales = x->scales + g * rows;
     UNROLL for (int r = 0; r < rows; r++) {
         const floats scaled = floats_of(load_ints(dots + r * TILE_ROWS)) * scale;
         sums[r] = multiply_add(scaled, splat(x_scales[r]), sums[r]);
     }
     if (levels || tile.scales.offsets == 0) return;
-    const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS);
+    const floats offset = load_f16(tile.scales.offsets + scales_of(tile.scales, g));
     const float *x_sums = x->sums + g * rows;
     UNROLL for (int r = 0; r < rows; r++) {
         sums[r] = multiply_add(offset, splat(x_sums[r]), sums[r]);

@@ -37,7 +37,7 @@ _SIGNATURES = {
     "pack_codes": "PPLLII",
     "pack_scales": "PPLL",
     "pack_levels": "PPLL",
-    "pack_blocks": "PPPPLLLI>I",
+    "pack_blocks": "PPPPLLLII>I",
     "quantised_work_bytes": "LLILI>L",
     "quantised_linear": "PPPLIPLI",
     "pack_bf16": "PPLLI",

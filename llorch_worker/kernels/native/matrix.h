@@ -10,5 +10,5 @@ typedef struct {
     const void *codes;  // or weights in bfloat16, which have nothing else but `outputs` and `columns`
     const uint16_t *scales, *offsets;
     const uint8_t *scale_levels;
-    int64_t outputs, columns, bits, group, zero, levels;
+    int64_t outputs, columns, bits, group, zero, levels, shared;
 } Matrix;

@@ -57,18 +57,18 @@ void KERNEL(pack_levels)(const uint8_t *bytes, uint8_t *tiles, long count, long 
 
 // Raw rows of blocks that consist of a float16 scale and codes in the order of tiles: Q4_0 (16
 // bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes them
-// unsigned). Row r comes from rows[order[r]], or from rows[r] without an order. Returns 0 if a
-// scale is infinite or NaN.
+// unsigned). Row r comes from rows[order[r]], or from rows[r] without an order. Of each 2^shared blocks,
+// which have one scale, the last one's is kept. Returns 0 if a scale is infinite or NaN.
 int KERNEL(pack_blocks)(
     const uint8_t *rows, const int64_t *order, uint8_t *tiles, uint16_t *scales,
-    long count, long blocks, long code_bytes, int flip
+    long count, long blocks, long code_bytes, int flip, int shared
 ) {
     const long block_bytes = 2 + code_bytes, vectors = code_bytes / 4;
     const uint32_t flips = 0x01010101u * (uint32_t)flip;
     int finite = 1;
     for (long t = 0; t < tiles_of(count); t++) {
         uint32_t *out = (uint32_t *)(tiles + t * TILE_ROWS * blocks * code_bytes);
-        uint16_t *scale = scales + t * TILE_ROWS * blocks;
+        uint16_t *scale = scales + t * TILE_ROWS * (blocks >> shared);
         const uint8_t *from[TILE_ROWS];
         for (long r = 0; r < TILE_ROWS; r++) {
             const long row = t * TILE_ROWS + r;
@@ -77,7 +77,7 @@ int KERNEL(pack_blocks)(
         for (long b = 0; b < blocks; b++) {
             for (long r = 0; r < TILE_ROWS; r++) {
                 if (from[r] == 0) {
-                    scale[b * TILE_ROWS + r] = 0;
+                    scale[(b >> shared) * TILE_ROWS + r] = 0;
                     for (long v = 0; v < vectors; v++) out[(b * vectors + v) * TILE_ROWS + r] = 0;
                     continue;
                 }
@@ -85,7 +85,7 @@ int KERNEL(pack_blocks)(
                 uint16_t half;
                 memcpy(&half, block, 2);
                 finite &= (half & 0x7c00) != 0x7c00;
-                scale[b * TILE_ROWS + r] = half;
+                scale[(b >> shared) * TILE_ROWS + r] = half;
                 for (long v = 0; v < vectors; v++) {
                     uint32_t four;
                     memcpy(&four, block + 2 + 4 * v, 4);

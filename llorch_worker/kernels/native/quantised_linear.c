@@ -165,7 +165,7 @@ ALWAYS_INLINE void multiply_tile(
                 const int t = first + u;
                 const Block *block = &blocks[t];
                 const floats scale = levels ? scale_of_levels(block, within)
-                                            : load_f16(tile.scales.scales + g * TILE_ROWS + t * LANES);
+                                            : load_f16(tile.scales.scales + scales_of(tile.scales, g) + t * LANES);
                 // The sums follow in a loop of their own: GCC then keeps fewer vectors on the stack.
                 floats scaled[ROWS_AT_ONCE];
                 UNROLL for (int r = 0; r < rows; r++) {
@@ -181,7 +181,7 @@ ALWAYS_INLINE void multiply_tile(
                     sums[t][r] = multiply_add(scaled[r], splat(x->scales[at + r]), sums[t][r]);
                 }
                 if (levels || tile.scales.offsets == 0) continue;
-                const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS + t * LANES);
+                const floats offset = load_f16(tile.scales.offsets + scales_of(tile.scales, g) + t * LANES);
                 UNROLL for (int r = 0; r < rows; r++) {
                     sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
                 }
@@ -254,7 +254,8 @@ long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group,
 }
 
 static Weights weights_of(const Matrix *matrix) {
-    const Tile first = {matrix->codes, {matrix->scales, matrix->offsets, matrix->scale_levels}};
+    const Scales scales = {matrix->scales, matrix->offsets, matrix->scale_levels, (int)matrix->shared};
+    const Tile first = {matrix->codes, scales};
     const int bits = (int)matrix->bits, group = (int)matrix->group;
     return (Weights){
         first, matrix->outputs, matrix->columns, bits, group, (int)matrix->zero, (int)matrix->levels,

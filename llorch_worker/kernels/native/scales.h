@@ -1,6 +1,6 @@
 // The scales and offsets of quantised tiles, for each group of columns and each of 16 rows.
 //
-// Without levels they are float16: [tiles][groups][16]. K types have two levels. A block of 256 columns
+// Without levels they are float16: [tiles][groups][16], or one for each 2^shared groups. K types have two levels. A block of 256 columns
 // has a float16 scale and in some types a float16 offset: [tiles][blocks][16]. A small whole number for
 // each of its groups multiplies them. These numbers are the file's bytes, four of a row side by side:
 // [tiles][blocks][level_bytes / 4][16][4].
@@ -23,15 +23,21 @@ ALWAYS_INLINE int level_offsets(int levels) { return levels >= NIBBLE_LEVELS; }
 typedef struct {
     const uint16_t *scales, *offsets;
     const uint8_t *levels;
+    int shared;
 } Scales;
+
+// Where those of group g are; there are no levels.
+ALWAYS_INLINE long scales_of(Scales scales, long g) { return (g >> scales.shared) * TILE_ROWS; }
 
 // Those of the tile before which there are `before` weights.
 ALWAYS_INLINE Scales scales_after(Scales first, int levels, long before, int group) {
-    const long blocks = before / BLOCK_COLUMNS, halves = levels ? blocks : before / group;
+    const long blocks = before / BLOCK_COLUMNS;
+    const long halves = levels ? blocks : before / group >> first.shared;
     return (Scales){
         first.scales + halves,
         first.offsets ? first.offsets + halves : 0,
         levels ? first.levels + blocks * level_bytes(levels) : 0,
+        first.shared,
     };
 }
 

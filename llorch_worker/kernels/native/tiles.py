@@ -34,7 +34,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "scale_levels")),
         *((name, ctypes.c_int64) for name in ("outputs", "columns", "bits", "group", "zero")),
-        ("levels", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("levels", "shared")),
     )
 
 
@@ -51,7 +51,7 @@ class QuantisedTiles:
     codes: torch.Tensor
     """[tiles, 16 * columns * bits / 8] uint8"""
     scales: torch.Tensor
-    """[tiles, groups, 16] float16; with levels one for each block instead of each group"""
+    """[tiles, groups / shared, 16] float16; with levels one for each block instead"""
     offsets: torch.Tensor | None
     level_bytes: torch.Tensor | None
     """[tiles, blocks * bytes of a block / 4, 16, 4] uint8"""
@@ -61,14 +61,23 @@ class QuantisedTiles:
     group: int
     zero: int
     levels: Levels
+    shared: int
+    """Groups that share a scale: a power of 2, and 1 with levels."""
 
     @staticmethod
     def bytes_of(
-        rows: int, columns: int, *, bits: int, group: int, levels: Levels, has_offsets: bool
+        rows: int,
+        columns: int,
+        *,
+        bits: int,
+        group: int,
+        levels: Levels,
+        has_offsets: bool,
+        shared: int = 1,
     ) -> int:
         """The memory that a matrix of this size takes."""
         tables = 2 if has_offsets else 1
-        halves = tables * columns // _scale_columns(group, levels) * torch.float16.itemsize
+        halves = tables * columns // _scale_columns(group * shared, levels) * torch.float16.itemsize
         small = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels]
         return tile_count(rows) * TILE_ROWS * (columns * bits // 8 + halves + small)
 
@@ -85,12 +94,13 @@ class QuantisedTiles:
         zero: int,
         levels: Levels,
         has_offsets: bool,
+        shared: int = 1,
     ) -> QuantisedTiles:
         """Memory for a matrix, to be filled by ``pack``."""
         tiles = tile_count(rows)
 
         def table() -> torch.Tensor:
-            width = columns // _scale_columns(group, levels)
+            width = columns // _scale_columns(group * shared, levels)
             return arena.zeros(tiles, width, TILE_ROWS, dtype=torch.float16)
 
         def level_bytes() -> torch.Tensor | None:
@@ -109,6 +119,7 @@ class QuantisedTiles:
             group=group,
             zero=zero,
             levels=levels,
+            shared=shared,
         )
 
     def pack(
@@ -121,7 +132,7 @@ class QuantisedTiles:
     ) -> None:
         """Fill rows from ``first_row``, a multiple of 16, on. Threads may fill different rows.
 
-        ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, columns / group], or with levels
+        ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, groups / shared], or with levels
         [rows, blocks]; ``level_bytes``: [rows, blocks * bytes of a block]. All are contiguous.
         """
         first = _first_tile(first_row)
@@ -159,6 +170,7 @@ class QuantisedTiles:
             self.columns // self.group,
             self.group * self.bits // 8,
             0x80 if self.bits == 8 else 0,  # makes Q8_0's signed codes unsigned
+            self.shared.bit_length() - 1,
         )
         return bool(finite)
 
@@ -180,6 +192,7 @@ class QuantisedTiles:
             self.group,
             self.zero,
             list(LEVEL_BYTES).index(self.levels),
+            self.shared.bit_length() - 1,
         )
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llorch_worker.kernels.quantised_matrix import TILE_ROWS, QuantisedMatrix
+from llorch_worker.kernels.quantised_matrix import CHUNK_COLUMNS, TILE_ROWS, QuantisedMatrix
 from llorch_worker.kernels.triton.attention_tiles import MAX_REGISTERS
 
 _PARTS = 8
@@ -120,7 +120,8 @@ def _tables(matrix: QuantisedMatrix) -> list[torch.Tensor]:
 def _form(matrix: QuantisedMatrix) -> dict[str, Any]:
     return {
         "HIGH": matrix.bits - _CODE_BITS,
-        "GROUPS": 32 // matrix.group,
+        "GROUPS": max(1, 32 // matrix.group),
+        "CHUNKS": matrix.group // CHUNK_COLUMNS,
         "ZERO": matrix.zero,
         "OFFSETS": matrix.offsets is not None,
     }
@@ -154,12 +155,14 @@ def _multiply(
     PARTS: tl.constexpr,
     HIGH: tl.constexpr,
     GROUPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ZERO: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):
     """Some tiles of 16 rows and some tokens; each part, a warp's, takes every PARTS-th chunk.
 
-    GROUPS: of 32 columns. In the shapes below, T is TILES, P is PARTS and N is TOKENS.
+    GROUPS: of 32 columns. CHUNKS: that share a scale, 0 for none. In the shapes below, T is TILES,
+    P is PARTS and N is TOKENS.
     """
     ROWS: tl.constexpr = 16 * TILES
     BATCH: tl.constexpr = 2 * GROUPS * PARTS
@@ -174,7 +177,7 @@ def _multiply(
     lane, of_g = _lanes()
     at = tile.to(tl.int64)[:, None] * chunks + part[None, :]  # [T, P]
     codes += _places(at, lane, 32, 4)
-    scales += _places(at, of_g, 8, 4 * GROUPS)
+    scales += _scale_places(tile, part, chunks, of_g, GROUPS, CHUNKS)
     offsets += _places(at, of_g, 8, 4 * GROUPS)
     if HIGH:
         high += _places(at, lane, 32, HIGH)
@@ -228,6 +231,8 @@ def _multiply(
         sums = tl.reshape(sums, [BATCH, ROWS, TOKENS])
 
         scale = tl.load(scales, mask=known, other=0.0).to(tl.float32)
+        if CHUNKS:
+            scale = _each_half(scale, TILES, PARTS)
         constant = -(_constant(dtype, HIGH == 4) + ZERO)
         operand = _operand(weights, TILES, PARTS, GROUPS)
         # Where sums are needed anyway, a second set of them would take too many registers.
@@ -239,7 +244,7 @@ def _multiply(
             bias = constant * scale + tl.load(offsets, mask=known, other=0.0).to(tl.float32)
             total += sums * _of_groups(bias, TILES, PARTS, GROUPS, TOKENS)
         codes += PARTS * 128
-        scales += PARTS * 32 * GROUPS
+        scales += PARTS // CHUNKS * 16 if CHUNKS else PARTS * 32 * GROUPS
         offsets += PARTS * 32 * GROUPS
         if HIGH:
             high += PARTS * 32 * HIGH
@@ -268,6 +273,7 @@ def _dequantise(
     PARTS: tl.constexpr,
     HIGH: tl.constexpr,
     GROUPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ZERO: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):
@@ -287,8 +293,10 @@ def _dequantise(
         words = _each_word(words, 1, PARTS, HIGH)
         weights = _numbers_with_high(low, words, HIGH, 0x43004300, tl.bfloat16).to(tl.float32)
     weights -= _constant(tl.bfloat16, HIGH == 4) + ZERO
-    groups = _places(at, of_g, 8, 4 * GROUPS)
+    groups = _scale_places(tl.program_id(0) + tl.arange(0, 1), part, chunks, of_g, GROUPS, CHUNKS)
     scale = tl.load(scales + groups, mask=known, other=0.0).to(tl.float32)
+    if CHUNKS:
+        scale = _each_half(scale, 1, PARTS)
     weights *= _of_weights(scale, PARTS, GROUPS)
     if OFFSETS:
         offset = tl.load(offsets + groups, mask=known, other=0.0).to(tl.float32)
@@ -321,6 +329,25 @@ def _places(at, lane, LANES: tl.constexpr, EACH: tl.constexpr):
     """[T, P, 8, 4, EACH]: where each lane's numbers are in a table, of tiles and chunks ``at``."""
     first = at[:, :, None, None] * LANES + lane[None, None, :, :]
     return first[:, :, :, :, None] * EACH + tl.arange(0, EACH)
+
+
+@triton.jit
+def _scale_places(tile, part, chunks, of_g, GROUPS: tl.constexpr, CHUNKS: tl.constexpr):
+    """``_places`` of the scales of these tiles and parts, as many for each g as a chunk has."""
+    tile = tile.to(tl.int64)[:, None]
+    if CHUNKS:
+        at = tile * (chunks // CHUNKS) + (part // CHUNKS)[None, :]
+    else:
+        at = tile * chunks + part[None, :]
+    return _places(at, of_g, 8, 2 if CHUNKS else 4 * GROUPS)
+
+
+@triton.jit
+def _each_half(scale, TILES: tl.constexpr, PARTS: tl.constexpr):
+    """[T, P, 8, 4, 2], for two rows, to those of both halves of a chunk: [T, P, 8, 4, 4]."""
+    scale = tl.reshape(scale, [TILES, PARTS, 8, 4, 1, 2])
+    scale = tl.broadcast_to(scale, [TILES, PARTS, 8, 4, 2, 2])
+    return tl.reshape(scale, [TILES, PARTS, 8, 4, 4])
 
 
 @triton.jit

@@ -226,11 +226,12 @@ def quantised(
     *,
     offsets: bool,
     damaged: bool,
+    shared: int = 0,
 ) -> list[npt.NDArray[np.generic]]:
     """Packed codes and tables, and the products of so many activations with the packed matrix."""
     outputs, tiles = 40, 3  # two and a half tiles
-    columns = 96 if levels == "none" else 2 * BLOCK_COLUMNS
-    width = columns // (group if levels == "none" else BLOCK_COLUMNS)
+    columns = 96 << shared if levels == "none" else 2 * BLOCK_COLUMNS
+    width = columns // (group << shared if levels == "none" else BLOCK_COLUMNS)
     small = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels]
     random = np.random.default_rng(bits * group)
     codes = random.integers(0, 2**bits, (outputs, columns), np.uint8)
@@ -244,7 +245,7 @@ def quantised(
         call("pack_scales", values, into, outputs, width)
     call("pack_levels", level_bytes, packed_levels, outputs, small)
     parts = (packed, scales, shifts if offsets else None, packed_levels if small else None)
-    sizes = (outputs, columns, bits, group, zero, list(LEVEL_BYTES).index(levels))
+    sizes = (outputs, columns, bits, group, zero, list(LEVEL_BYTES).index(levels), shared)
     products = []
     torch.manual_seed(0)
     for many in rows:
@@ -286,21 +287,41 @@ def test_quantised_products_have_the_same_bits(
     assert all(product.any() for product in made[0][-2:])
 
 
+@pytest.mark.parametrize(("bits", "zero", "shared"), [(4, 8, 2), (8, 16, 1)])
+def test_scales_of_larger_groups_are_those_of_each_group_of_theirs(
+    emulated: EmulatedKernels, bits: int, zero: int, shared: int
+) -> None:
+    form = ((1, 11), bits, 32, zero, "none")
+    made = [
+        quantised(call, *form, offsets=False, damaged=False, shared=shared)
+        for call in (emulated, here)
+    ]
+    for got, expected in zip(*made, strict=True):
+        assert np.array_equal(got, expected)
+    assert all(product.any() for product in made[0][-2:])
+
+
 def test_a_row_that_is_not_a_number_stays_one(emulated: EmulatedKernels) -> None:
     *_, out = quantised(emulated, (3,), 8, 32, 128, "none", offsets=False, damaged=True)
     assert np.isnan(out[2, :40]).all()
     assert np.isfinite(out[:2]).all()
 
 
-@pytest.mark.parametrize(("code_bytes", "flip"), [(16, 0), (32, 0x80)], ids=["Q4_0", "Q8_0"])
-def test_packed_blocks(emulated: EmulatedKernels, code_bytes: int, flip: int) -> None:
+@pytest.mark.parametrize(
+    ("code_bytes", "flip", "shared"),
+    [(16, 0, 0), (16, 0, 1), (32, 0x80, 0)],
+    ids=["Q4_0", "Q4_0 of 64", "Q8_0"],
+)
+def test_packed_blocks(emulated: EmulatedKernels, code_bytes: int, flip: int, shared: int) -> None:
     random = np.random.default_rng(1)
-    rows = random.integers(0, 64, (21, 3 * (2 + code_bytes)), np.uint8)
+    rows = random.integers(0, 64, (21, 4 * (2 + code_bytes)), np.uint8)
     order = random.permutation(21)
 
     def run(call: Call) -> list[npt.NDArray[np.generic]]:
-        tiles, scales = np.ones(32 * 3 * code_bytes, np.uint8), np.ones(32 * 3, np.uint16)
-        assert call("pack_blocks", rows, order, tiles, scales, 21, 3, code_bytes, flip) == 1
+        tiles, scales = np.ones(32 * 4 * code_bytes, np.uint8), np.ones(32 * 4, np.uint16)
+        numbers = (21, 4, code_bytes, flip, shared)
+        assert call("pack_blocks", rows, order, tiles, scales, *numbers) == 1
+        assert (scales[32 * 4 >> shared :] == 1).all()
         return [tiles, scales]
 
     for got, expected in zip(run(emulated), run(here), strict=True):
@@ -315,7 +336,7 @@ def test_bfloat16_products(emulated: EmulatedKernels, rows: int) -> None:
         tiles, work = weights.copy(), np.zeros(THREADS * 16 * 70, np.uint16)
         call("pack_bf16", tiles, work, 9, 70, THREADS)
         out = np.zeros((rows, 140), np.float32)
-        matrix = matrix_of(tiles, None, None, None, numbers=(140, 70, 16, 0, 0, 0))
+        matrix = matrix_of(tiles, None, None, None, numbers=(140, 70, 16, 0, 0, 0, 0))
         call("bf16_linear", matrix, x, out, 140, 1, rows, THREADS, memory=[tiles])
         return tiles, out
 
