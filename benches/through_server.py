@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 import aiohttp
 import psutil
@@ -54,14 +54,20 @@ def through_server(
             with Client(stack.redis_url, model=MODEL) as client:
 
                 def queued() -> None:
-                    fields = {"max_tokens": new_tokens, "temperature": 0.8, "ignore_eos": True}
-                    sent = [client.submit(prompt=PROMPT, **fields) for _ in range(jobs)]
+                    fields: dict[str, Any] = {
+                        "prompt": PROMPT,
+                        "max_tokens": new_tokens,
+                        "temperature": 0.8,
+                        "ignore_eos": True,
+                    }
+                    sent = [client.submit(**fields) for _ in range(jobs)]
                     assert sum(job.result(600).usage.completion for job in sent) == tokens
 
                 def direct() -> None:
                     assert asyncio.run(_ask(url, jobs, slots, new_tokens)) == jobs
 
-                tokens, rates = jobs * new_tokens, {direct: [], queued: []}
+                tokens = jobs * new_tokens
+                rates: dict[Callable[[], None], list[float]] = {direct: [], queued: []}
                 direct()
                 queued()
                 heading("pass", "direct tokens/s", "queued tokens/s", "worker us a token")

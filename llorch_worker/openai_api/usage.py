@@ -57,6 +57,6 @@ class Finish(TypedDict):
 
 def finish(reason: FinishReason) -> Finish:
     """A text that its deadline or a cancel cut off is one that has met a limit."""
-    if reason not in ("deadline", "cancelled"):
-        return {"finish_reason": reason}
-    return {"finish_reason": "length", "llorch_finish_reason": reason}
+    if reason == "deadline" or reason == "cancelled":
+        return {"finish_reason": "length", "llorch_finish_reason": reason}
+    return {"finish_reason": reason}
