@@ -53,7 +53,7 @@ class Asking:
         if request.presence_penalty or request.frequency_penalty:
             return False  # they count the tokens of the answer alone
         body = {"model": self.served.model, "tokens": begun.token_ids}
-        answer = await self.connection.post("/detokenize", body)
+        answer = await self.connection.ask("/detokenize", body)
         name = {"llama-server": "content", "vLLM": "prompt"}.get(self.served.kind, "text")
         return _member(answer, name, str).strip() == begun.text.strip()
 
@@ -136,7 +136,7 @@ class Asking:
             raise AnswerCut("the server ended the answer before its end")
 
     async def _rendered(self, request: GenerationRequest) -> str:
-        answer = await self.connection.post("/apply-template", template_body(request))
+        answer = await self.connection.ask("/apply-template", template_body(request))
         return _member(answer, "prompt", str)
 
     async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
@@ -153,7 +153,7 @@ class Asking:
             body |= {"content": await self._rendered(request), "add_special": True}
         else:
             body |= template_body(request)
-        ids = _member(await self.connection.post("/tokenize", body), "tokens", list)
+        ids = _member(await self.connection.ask("/tokenize", body), "tokens", list)
         if not all(isinstance(each, int) for each in ids):
             raise WrongAnswer("the server's answer at /tokenize has no list of ids")
         return ids

@@ -107,12 +107,20 @@ class Connection:
     async def close(self) -> None:
         await self._session.close()
 
-    async def get(self, path: str, timeout_s: float = ANSWER_S) -> Any:
-        """The document at ``path``. Raises ServerAway, AnswerCut, Refusal, WrongAnswer."""
-        return await self._ask("GET", path, None, timeout_s)
+    async def ask(
+        self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = ANSWER_S
+    ) -> Any:
+        """The document at ``path``, or what it answers to ``body``.
 
-    async def post(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> Any:
-        return await self._ask("POST", path, body, timeout_s)
+        Raises ServerAway, AnswerCut, Refusal, WrongAnswer.
+        """
+        async with self._open(path, body, timeout_s) as response:
+            async with _told():
+                data = await _read(response, MOST_ANSWER_BYTES)
+            try:
+                return json.loads(data) if data.strip() else None
+            except (ValueError, RecursionError):
+                raise WrongAnswer(f"the server's answer at {path} is no JSON") from None
 
     async def stream(
         self, path: str, body: dict[str, Any], *, most_bytes: int, silent_s: float
@@ -120,10 +128,10 @@ class Connection:
         """The data of each event, until the answer ends; leaving it early closes the request.
 
         After the first event, ``silent_s`` without a byte cut it off. Before it, the prompt and the
-        server's queue may take their time. Raises as :meth:`get`, WrongAnswer also for more than
+        server's queue may take their time. Raises as :meth:`ask`, WrongAnswer also for more than
         ``most_bytes``.
         """
-        async with self._open("POST", path, body, None) as response:
+        async with self._open(path, body, None) as response:
             if response.content_type != "text/event-stream":
                 kind = printable(response.content_type)[:80]
                 raise WrongAnswer(f"the server answered with {kind} in place of events")
@@ -152,27 +160,20 @@ class Connection:
                     if has_begun and until_s > (silence.when() or 0.0):
                         silence.reschedule(until_s + 1)  # most tokens set no timer
 
-    async def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
-    ) -> Any:
-        async with self._open(method, path, body, timeout_s) as response:
-            async with _told():
-                data = await _read(response, MOST_ANSWER_BYTES)
-            try:
-                return json.loads(data) if data.strip() else None
-            except (ValueError, RecursionError):
-                raise WrongAnswer(f"the server's answer at {path} is no JSON") from None
-
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+        self, path: str, body: dict[str, Any] | None, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response with status 200, closed with its connection."""
         self.selector.hurry()
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         async with _told():
             response = await self._session.request(
-                method, self._root + path, json=body, timeout=timeout, allow_redirects=False
+                "GET" if body is None else "POST",
+                self._root + path,
+                json=body,
+                timeout=timeout,
+                allow_redirects=False,
             )
         try:
             if response.status != 200:

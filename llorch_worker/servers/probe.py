@@ -73,7 +73,7 @@ async def probe(connection: Connection, model: str) -> Found:
 async def _check_health(connection: Connection) -> None:
     """As it is looked at later: a server that says that it is ill would be found and lost again."""
     try:
-        await connection.get("/health", PROBE_S)
+        await connection.ask("/health", timeout_s=PROBE_S)
     except Refusal as refusal:
         if refusal.status >= 500:
             raise ServerAway(f"{refusal.shown()} at /health") from None
@@ -83,7 +83,7 @@ async def _check_health(connection: Connection) -> None:
 
 async def _ask(connection: Connection, path: str) -> dict[str, Any]:
     try:
-        answer = await connection.get(path, PROBE_S)
+        answer = await connection.ask(path, timeout_s=PROBE_S)
     except Refusal as refusal:
         if refusal.status in (401, 403):
             what = "refuses the key; LLORCH_ENGINE_KEY or the file of LLORCH_ENGINE_KEY_FILE has it"

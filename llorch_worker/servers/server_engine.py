@@ -425,7 +425,9 @@ class ServerEngine(Mortal):
         """Whether the server has ended, or has cut this answer alone."""
         self._cuts.add(generation)
         try:
-            await _patiently(lambda: self._asking.connection.get("/v1/models", LOOK_TIMEOUT_S))
+            await _patiently(
+                lambda: self._asking.connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
+            )
             # One that was started again at once answers, but all answers of the other are cut.
             await asyncio.sleep(CUT_TOGETHER_S)
             if len(self._turns.there) > 1 and self._cuts >= self._turns.there:
@@ -468,7 +470,7 @@ class ServerEngine(Mortal):
                 missed = 0
                 continue
             try:
-                await self._asking.connection.get("/health", LOOK_TIMEOUT_S)
+                await self._asking.connection.ask("/health", timeout_s=LOOK_TIMEOUT_S)
                 missed = 0
             except ServerAway as away:
                 self._die(_away(away), self._suspects() if away.ended else ())

@@ -280,14 +280,14 @@ def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
 ) -> None:
     looks = 0
 
-    async def cut_and_refuse(*_: object) -> None:
+    async def cut_and_refuse(*_: object, **__: object) -> None:
         nonlocal looks
         looks += 1
         raise AnswerCut("cut") if looks % MOST_MISSED else Refusal(404, "no such page")
 
     monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
     with engine_at(vllm) as engine:
-        monkeypatch.setattr(engine._asking.connection, "get", cut_and_refuse)
+        monkeypatch.setattr(engine._asking.connection, "ask", cut_and_refuse)
         wait_until(lambda: looks > 4 * MOST_MISSED or not engine.healthy)
         assert engine.healthy
 
@@ -315,12 +315,12 @@ def test_a_server_is_looked_at_also_after_a_defect(
 ) -> None:
     errors = [ServerAway("it is away"), RuntimeError("a defect")]
 
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise errors.pop()
 
     monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
     with engine_at(vllm) as engine:
-        monkeypatch.setattr(engine._asking.connection, "get", fail)
+        monkeypatch.setattr(engine._asking.connection, "ask", fail)
         wait_until(lambda: not engine.healthy)
 
 
