@@ -364,20 +364,17 @@ def lapse(client: Redis, claim: Claim, *, max_attempts: int) -> None:
     _release(client, claim, "lapsed", most_strikes=max_attempts)
 
 
-def hand_back(client: Redis, claim: Claim) -> bool:
-    """Puts a job back; the attempt does not count. False if the claim was
-    lost or has ended."""
-    return _release(client, claim, "waiting")
-
-
-def hand_over(
-    client: Redis, claim: Claim, place: str, *, fingerprint: str = "", least_context: int = 0
+def hand_back(
+    client: Redis, claim: Claim, *, fingerprint: str = "", least_context: int = 0, place: str = ""
 ) -> bool:
-    """:func:`hand_back` for a job that the caller lacks something for: only a worker that serves
-    the model of this ``fingerprint``, if any, and has ``least_context`` claims it from now on. One
-    of the name ``place`` in the registry is woken."""
-    needs = (fingerprint, least_context or "", place)
-    return _release(client, claim, "waiting", needs=needs)
+    """Puts a job back; the attempt does not count. False if the claim was
+    lost or has ended.
+
+    If the caller lacks something for it, only a worker that serves the model of this
+    ``fingerprint``, if any, and has ``least_context`` claims it from now on. One of the name
+    ``place`` in the registry, if any, is woken.
+    """
+    return _release(client, claim, "waiting", needs=(fingerprint, least_context or "", place))
 
 
 def restart(client: Redis, claim: Claim, entry: int, event: Event) -> bool:

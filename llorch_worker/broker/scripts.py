@@ -115,9 +115,8 @@ def digest(name: str, db: int = 0, *, anyway: bool = False) -> str:
 
 
 def load(client: Redis, name: str) -> None:
-    """Loads the script into the server, so that its digest is enough, also in a pipeline."""
-    for anyway in (False, True):
-        client.script_load(source(name, database(client), anyway=anyway))
+    """Loads the script into the server, so that its digest is enough."""
+    client.script_load(source(name, database(client)))
 
 
 def database(client: Any) -> int:
@@ -127,8 +126,8 @@ def database(client: Any) -> int:
 
 def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
     """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
-    ``NoScriptError``."""
-    pipe.evalsha(*_call(digest(name, database(pipe), anyway=True), arguments, ()))
+    ``NoScriptError``, and refuse it at maxmemory."""
+    pipe.evalsha(*_call(digest(name, database(pipe)), arguments, ()))
 
 
 def run_script(

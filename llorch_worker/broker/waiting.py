@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from redis import Redis
 from redis.client import NEVER_DECODE
@@ -22,7 +21,7 @@ from llorch_worker.broker.queues import (
     normal_queue_of,
     queue_of,
 )
-from llorch_worker.broker.scripts import as_bytes, queue_script, run_script, text
+from llorch_worker.broker.scripts import as_bytes, run_script, text
 from llorch_worker.contract import Priority, shown
 
 CELERY_QUEUE = "celery"
@@ -116,23 +115,22 @@ def position(client: Redis, job_id: str) -> Position | None:
 def positions(client: Redis, job_ids: Sequence[str]) -> dict[str, Position]:
     """Those of ``job_ids`` whose place is known; the workers of a model are read once. Raises
     ``RedisError``."""
-    if not job_ids:
-        return {}
-    # The first call gives the script to a server that does not know it.
-    found = {job_ids[0]: run_script(client, "position", [job_ids[0]])}
     with client.pipeline(transaction=False) as pipe:
-        for job_id in job_ids[1:]:
-            queue_script(pipe, "position", [job_id])
-        found |= dict(zip(job_ids[1:], pipe.execute(), strict=True))
-    places = {job_id: (ahead, text(model)) for job_id, (ahead, model) in _known(found)}
+        for job_id in job_ids:
+            pipe.hget(keys.job(job_id), "list")
+        models = {
+            job_id: model_of(text(name))
+            for job_id, name in zip(job_ids, pipe.execute(), strict=True)
+            if name
+        }
+        for job_id, model in models.items():
+            pipe.zrank(keys.waiting(model), job_id)
+        ranks = dict(zip(models, pipe.execute(), strict=True))
+    places = {job_id: (rank, models[job_id]) for job_id, rank in ranks.items() if rank is not None}
     paces = {
         model: registry.pace(client, model) for model in {model for _, model in places.values()}
     }
     return {job_id: _position(ahead, *paces[model]) for job_id, (ahead, model) in places.items()}
-
-
-def _known(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((job_id, reply) for job_id, reply in found.items() if reply)
 
 
 def _position(ahead: int, free: float, per_min: float) -> Position:

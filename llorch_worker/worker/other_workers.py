@@ -32,7 +32,7 @@ class OtherWorkers:
         """Leaves a job of another model to the workers of its own; False if none lives that holds
         it."""
         tokens = journal.prompt_tokens + request.least_tokens
-        return self._hand_over(
+        return self._leave_to_others(
             claim,
             lambda card: card.fingerprint == journal.fingerprint and card.max_context >= tokens,
             "its first tokens are of another model",
@@ -55,14 +55,14 @@ class OtherWorkers:
         if registry.largest_context(self._redis, self._model) < least:
             return False
         why = f"it does not fit into {self._max_context} tokens"
-        if not self._hand_over(
+        if not self._leave_to_others(
             claim, lambda card: card.max_context >= least, why, least_context=least
         ):
-            claims.hand_over(self._redis, claim, "", least_context=least)
+            claims.hand_back(self._redis, claim, least_context=least)
             logger.warning("job %s waits for a worker with a larger context: %s", claim.job_id, why)
         return True
 
-    def _hand_over(
+    def _leave_to_others(
         self,
         claim: Claim,
         fits: Callable[[WorkerCard], bool],
@@ -80,12 +80,12 @@ class OtherWorkers:
             return False
         # Loads are seconds old: many jobs must not go to the one that had the lowest.
         chosen = min(others, key=lambda card: (card.load >= 1, random.random()))
-        claims.hand_over(
+        claims.hand_back(
             self._redis,
             claim,
-            place_of(self._model, chosen.hostname),
             fingerprint=fingerprint,
             least_context=least_context,
+            place=place_of(self._model, chosen.hostname),
         )
         logger.info("job %s waits for such as %s: %s", claim.job_id, chosen.hostname, why)
         return True

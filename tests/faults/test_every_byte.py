@@ -101,8 +101,8 @@ def test_a_step_whose_script_redis_forgot_breaks_no_promise(
 
 
 OF_NO_JOB = {
-    "abandoned", "acquire", "announce", "drop_letter", "figures", "letters_version", "list_jobs",
-    "misplaced", "position", "purge",
+    "abandoned", "acquire", "announce", "drop_letter", "figures", "list_jobs",
+    "misplaced", "purge",
 }  # fmt: skip
 """No job's end depends on these; see tests/gateway, tests/broker and tests/worker."""
 

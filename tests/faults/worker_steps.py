@@ -30,7 +30,7 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import DAYS_S, TERMS, note_seen, push, sweep, take
+from tests.broker.jobs import TERMS, push, sweep, take
 from tests.broker.test_results import RESULT
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
@@ -209,9 +209,9 @@ def a_worker_hands_a_job_over(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
     place = queues.place_of("toy", "other@host")
     yield None
-    insist(lambda: claims.hand_over(stage.client, claim, place, fingerprint="another"))
+    insist(lambda: claims.hand_back(stage.client, claim, fingerprint="another", place=place))
     yield ["a"]
-    note_seen(stage.store, place, ago_s=-DAYS_S)
+    stage.store.zadd(keys.live("toy"), {place: 10**15})
     stage.store.set(keys.worker(place), '{"fingerprint":"another"}')
     assert take(stage.store) == []
     stage.store.delete(keys.worker(place))

@@ -2,8 +2,6 @@
 --
 -- Returns 0 if the claim was lost, or earlier entries. Else they are in the stream: 1, and 2 more if a
 -- cancel was requested, and 4 more if somebody reads the stream, or is about to.
---
--- Writes at maxmemory.
 
 local job_id = ARGV[1]
 local fence = ARGV[2]
@@ -11,6 +9,8 @@ local first = ARGV[3] -- number of the first entry
 local has_tokens = ARGV[4] == '1'
 local events = {unpack(ARGV, 5)} -- JSON documents
 
+-- What is in a pipeline is not sent again: at maxmemory the first write must not grow. See scripts.py.
+redis.call('PERSIST', LEASES)
 local state, holder, progress, awaited_s = unpack(redis.call('HMGET', job_key(job_id), 'state', 'fence',
   'progress', 'awaited_s'))
 if state ~= 'claimed' or holder ~= fence or has_gap(job_id, fence, first) then
