@@ -134,7 +134,7 @@ class QuantisedMatrix:
 
         def table(packed: torch.Tensor) -> torch.Tensor:
             grouped = packed.unflatten(3, (-1, 2)).permute(0, 4, 2, 1, 3)
-            values = grouped.reshape(tiles * TILE_ROWS, -1).float() * self.factor
+            values: torch.Tensor = grouped.reshape(tiles * TILE_ROWS, -1).float() * self.factor
             return values[: self.rows, : self.columns // self.group]
 
         codes = codes[: self.rows, : self.columns].contiguous()
