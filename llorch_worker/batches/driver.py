@@ -19,6 +19,7 @@ from llorch_worker.contract import (
     request_digest,
 )
 from llorch_worker.contract.errors import BrokerRefused
+from llorch_worker.contract.kinds import Result
 
 RETRY_S = 1.0
 LOOK_AGAIN_S = 30.0
@@ -162,7 +163,7 @@ class Driver:
                     return error
             return await self._called_off(job_id) if known else self._stopped.result()
 
-    async def _result(self, job: AsyncJob) -> GenerationResult:
+    async def _result(self, job: AsyncJob[Result]) -> Result:
         """Raises ``TimeoutError`` if it does not come, or if the batch is stopped."""
         result = asyncio.create_task(job.result())
         try:
@@ -181,7 +182,7 @@ class Driver:
     async def _called_off(self, job_id: str) -> GenerationResult | LlorchError:
         """The end of a job that may have been sent, after a cancel."""
         reason = self._stopped.result()
-        job = self._client.job(job_id)
+        job: AsyncJob = self._client.job(job_id)
         while True:
             try:
                 if (await job.status()).state == "unknown":

@@ -44,11 +44,11 @@ from llorch_worker.broker.results import (
 )
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
-    TASK_NAME,
+    REQUESTS,
     Fault,
-    GenerationResult,
     InternalError,
     InvalidRequest,
+    JobResult,
     LlorchError,
     describe,
     encode_event,
@@ -119,7 +119,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def store_result(
         self, task_id: str, result: Any, state: str, *args: Any, request: Any = None, **options: Any
     ) -> Any:
-        ours = getattr(request, "task", None) == TASK_NAME and _delivery_tag(task_id, request)
+        ours = getattr(request, "task", None) in REQUESTS and _delivery_tag(task_id, request)
         foreign = isinstance(result, Exception) and not isinstance(result, LlorchError)
         if state == FAILURE and ours and foreign:
             # The job itself raises none but ours. Celery failed on what follows it.
@@ -147,7 +147,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
         end: Any = result if state == SUCCESS else decode_state(document).end
         event = ""
         # Celery's own tasks, such as celery.accumulate, return other values and have no stream.
-        if isinstance(end, GenerationResult | LlorchError):
+        if isinstance(end, JobResult | LlorchError):
             event = encode_event(terminal_event(end))
         tag = _delivery_tag(task_id, request)
         claim = HELD_CLAIMS.get(tag)

@@ -18,7 +18,7 @@ from llorch_worker.broker.leases import due
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import DeadlineExceeded
-from llorch_worker.contract.request import LONGEST_DEADLINE_S
+from llorch_worker.contract.job_request import LONGEST_DEADLINE_S
 from llorch_worker.settings import Settings
 
 LOOK_S = 1.0

@@ -14,7 +14,7 @@ from redis import Redis
 from llorch_worker.broker import keys, stored
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.queues import model_of
-from llorch_worker.contract import Cancelled, GenerationResult, LlorchError, Timings, Usage
+from llorch_worker.contract import Cancelled, JobResult, LlorchError, Timings, Usage
 from llorch_worker.contract.result import FinishReason
 
 MOST_ENDED_JOBS = 200
@@ -67,7 +67,7 @@ class EndedJobs:
         self,
         claim: Claim,
         worker: str,
-        end: GenerationResult | LlorchError,
+        end: JobResult | LlorchError,
         trace_id: str | None = None,
         *,
         resumed: bool = False,
@@ -83,9 +83,8 @@ class EndedJobs:
             "trace_id": trace_id,
         }
         match end:
-            case GenerationResult():
-                outcome = end.choices[0].finish_reason
-                ended = EndedJob(**fields, outcome=outcome, usage=end.usage, timings=end.timings)
+            case JobResult():
+                ended = EndedJob(**fields, outcome=end.ended, usage=end.usage, timings=end.timings)
             case Cancelled():
                 ended = EndedJob(**fields, outcome="cancelled")
             case _:

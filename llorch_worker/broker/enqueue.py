@@ -17,6 +17,7 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
     GenerationRequest,
     IdempotencyKeyReused,
+    JobRequest,
     QueueFull,
     request_digest,
 )
@@ -34,7 +35,7 @@ MOST_EXPECTED_TOKENS = 4096
 def enqueue(
     client: Redis,
     app: Celery,
-    request: GenerationRequest,
+    request: JobRequest,
     *,
     model: ModelCard,
     job_id: str,
@@ -105,14 +106,19 @@ def enqueue(
     return str(value)
 
 
-def _expected_tokens(request: GenerationRequest, message_bytes: int) -> int:
+def _expected_tokens(request: JobRequest, message_bytes: int) -> int:
     """What the job is expected to take of a worker, in tokens, for its tenant's share."""
+    if not isinstance(request, GenerationRequest):
+        return message_bytes // BYTES_A_TOKEN
     most = request.most_tokens
     answer = MOST_EXPECTED_TOKENS if most is None else min(most, MOST_EXPECTED_TOKENS)
     return message_bytes // BYTES_A_TOKEN + answer * request.n
 
 
-def _least_context(request: GenerationRequest) -> int | str:
-    """The context that the job needs, as far as it is known without the model's tokenizer."""
+def _least_context(request: JobRequest) -> int | str:
+    """The context that the job needs, as far as it is known without the model's tokenizer. A text
+    that is too long for a model of vectors is refused by any worker, or cut."""
+    if not isinstance(request, GenerationRequest):
+        return ""
     ids = request.prompt_token_ids
     return "" if ids is None else len(ids) + request.least_tokens

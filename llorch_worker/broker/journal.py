@@ -11,7 +11,15 @@ from redis import Redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.scripts import queue_script
-from llorch_worker.contract import Event, Journal, Tokens, decode_event, encode_event, read_journal
+from llorch_worker.contract import (
+    Event,
+    Journal,
+    Tokens,
+    Vectors,
+    decode_event,
+    encode_event,
+    read_journal,
+)
 
 WRITTEN, CANCEL_REQUESTED, IS_READ = 1, 2, 4
 """Bits of the reply to a write."""
@@ -37,6 +45,12 @@ def read(client: Redis, job_id: str) -> JournalPage:
     return JournalPage(read_journal(events), last + 1)
 
 
+def _is_progress(event: Event) -> bool:
+    return isinstance(event, Vectors) or (
+        isinstance(event, Tokens) and bool(event.ids or event.text)
+    )
+
+
 def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event]) -> None:
     """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline.
 
@@ -50,7 +64,7 @@ def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Eve
             claim.job_id,
             claim.fence,
             first_entry,
-            int(any(isinstance(event, Tokens) and (event.ids or event.text) for event in events)),
+            int(any(map(_is_progress, events))),
             *(encode_event(event) for event in events),
         ],
     )

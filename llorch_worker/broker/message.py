@@ -16,7 +16,7 @@ from kombu.utils.json import dumps
 
 from llorch_worker.broker.body import Unreadable, parse, read_body, read_typed, text_of, too_large
 from llorch_worker.broker.queues import Route
-from llorch_worker.contract import TASK_NAME, GenerationRequest
+from llorch_worker.contract import JobRequest
 from llorch_worker.contract.plain_objects import mark_plain
 from llorch_worker.contract.values import UnreadableJson
 
@@ -42,7 +42,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionErro
 
 def write_message(
     app: Celery,
-    request: GenerationRequest,
+    request: JobRequest,
     *,
     model: str,
     job_id: str,
@@ -56,7 +56,7 @@ def write_message(
     """
     task = app.amqp.as_task_v2(
         job_id,
-        TASK_NAME,
+        request.task,
         (),
         mark_plain(request.wire()) | {"model": model},
         # Celery would put the prompt into the headers, for logs and monitors. The worker itself

@@ -22,7 +22,7 @@ from redis import Redis
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import unless_refused
 from llorch_worker.broker.queues import model_of, normal_queue
-from llorch_worker.contract import GenerationRequest, Message
+from llorch_worker.contract import GenerationRequest, JobRequest, Message
 
 CANDIDATES = 4
 """How many workers a producer proposes for a job. If all have too much to do, the least loaded
@@ -67,10 +67,11 @@ class Placement:
         self._seen: dict[str, tuple[float, list[str]]] = {}
         """Model -> when its workers were read, and their places."""
 
-    def candidates(self, request: GenerationRequest, model: str) -> list[str]:
+    def candidates(self, request: JobRequest, model: str) -> list[str]:
         """The places of the workers that suit the job best, the best first; none if it does
         not matter where it runs."""
-        key = prefix_key(request)
+        # Texts leave nothing behind that others could use.
+        key = prefix_key(request) if isinstance(request, GenerationRequest) else None
         places = [] if key is None else self._places(model)
         if len(places) < 2:
             return []

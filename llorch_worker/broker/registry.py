@@ -27,6 +27,7 @@ from llorch_worker.broker import keys, stored
 from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import TASK_NAME
 from llorch_worker.contract.generation_config import checked
 
 ANNOUNCE_INTERVAL_S = 5.0
@@ -46,6 +47,9 @@ MOST_ASKED = 64
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
 CheckedConfig = Annotated[dict[str, Any], AfterValidator(lambda given: checked(given)[0])]
+Tasks = Annotated[
+    tuple[Annotated[str, Field(max_length=100, pattern=r"^[a-z.]+$")], ...], Field(max_length=20)
+]
 _FIGURES = TypeAdapter(dict[str, Annotated[NonNegativeFloat, Field(le=1e15)]])
 _COMPUTED_WITH = frozenset(
     ("running", "waiting", "tokens_per_s", "kv_blocks_total", "kv_blocks_free")
@@ -70,6 +74,8 @@ class ModelCard(_Card):
     """Unix time by the clock of the worker that wrote it."""
     generation_config: CheckedConfig = Field(default_factory=dict)
     """How its makers sample from it, as far as their files say."""
+    tasks: Tasks = (TASK_NAME,)
+    """Those that it runs."""
     created: Count | None = None
     """Unix time at which a worker first announced it; None before Redis has the card. The last
     field: see ``lua/announce.lua``."""
@@ -94,6 +100,7 @@ class WorkerCard(_Card):
     queue_limit: Count = 0
     tenant_weights: str = ""
     generation_config: CheckedConfig = Field(default_factory=dict)
+    tasks: Tasks = (TASK_NAME,)
     device: str
     started_at: float
     last_seen: float
@@ -200,6 +207,7 @@ def announce(
         queue_limit=card.queue_limit,
         tenant_weights=card.tenant_weights,
         generation_config=card.generation_config,
+        tasks=card.tasks,
         last_seen=time.time(),
     )
     place = place_of(card.model, card.hostname)

@@ -18,10 +18,11 @@ from llorch_worker.contract import (
     Event,
     Failed,
     Finished,
-    GenerationResult,
     InternalError,
+    JobResult,
     LlorchError,
 )
+from llorch_worker.contract.kinds import AnyResult
 from llorch_worker.contract.plain_objects import unmark_plain
 
 SUCCESS, FAILURE, REVOKED, STARTED = "SUCCESS", "FAILURE", "REVOKED", "STARTED"
@@ -32,13 +33,16 @@ class StoredState:
     """A job's state in the result backend; ``end`` is set once the job has ended."""
 
     status: str
-    end: GenerationResult | LlorchError | None = None
+    end: JobResult | LlorchError | None = None
     worker: str | None = None
+
+
+_RESULT: TypeAdapter[AnyResult] = TypeAdapter(AnyResult)
 
 
 class _Succeeded(BaseModel):
     status: Literal["SUCCESS"]
-    result: GenerationResult
+    result: AnyResult
 
 
 class _Stored(BaseModel):
@@ -66,7 +70,7 @@ def decode_state(document: str | bytes | None) -> StoredState:
     match status:
         case "SUCCESS":
             # Raises, and names the invalid field.
-            return _succeeded(GenerationResult.model_validate(result))
+            return _succeeded(_RESULT.validate_python(result))
         case "FAILURE":
             return StoredState(status, end=_error(result))
         case "REVOKED":
@@ -75,19 +79,17 @@ def decode_state(document: str | bytes | None) -> StoredState:
     return StoredState(status, worker=hostname)
 
 
-def _succeeded(result: GenerationResult) -> StoredState:
+def _succeeded(result: JobResult) -> StoredState:
     if result.metadata is not None:
         result = result.model_copy(update={"metadata": unmark_plain(result.metadata)})
     return StoredState(SUCCESS, end=result, worker=result.worker)
 
 
-def terminal_event(end: GenerationResult | LlorchError) -> Event:
+def terminal_event(end: JobResult | LlorchError) -> Event:
     """The event that closes the stream of a job with this end."""
     match end:
-        case GenerationResult():
-            return Finished(
-                finish_reason=end.choices[0].finish_reason, usage=end.usage, timings=end.timings
-            )
+        case JobResult():
+            return Finished(finish_reason=end.ended, usage=end.usage, timings=end.timings)
         case Cancelled():
             return CancelledEvent()
         case _:

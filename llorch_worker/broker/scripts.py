@@ -21,7 +21,6 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from llorch_worker.broker import keys, message, queues
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.contract import TASK_NAME
 
 Argument = str | int | float | bytes
 Reply = str | bytes
@@ -70,8 +69,8 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
     "TENANT_HEADER": message.TENANT,
     "WORKER_MARK": queues.WORKER_MARK,
-    # A pattern of Lua: the task's name in a message's headers, however its producer writes JSON.
-    "TASK_HEADER": f'"task"%s*:%s*"{TASK_NAME.replace(".", "%.")}"',
+    # A pattern of Lua: a task's name in a message's headers, however its producer writes JSON.
+    "TASK_HEADER": '"task"%s*:%s*"llorch%.%l+"',
 }
 """What scripts get from Python: constants, and functions that make a key of an id."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from redis import Redis
 
 from llorch_worker.broker import keys
-from llorch_worker.contract import Cancelled, GenerationResult, LlorchError, Timings, Usage
+from llorch_worker.contract import Cancelled, JobResult, LlorchError, Timings, Usage
 
 MOST_DAYS = 3660
 SHOWN_DAYS = 30
@@ -55,14 +55,14 @@ _COUNTS = {each.metadata["name"]: each.name for each in fields(UsageRow) if each
 def written(
     tenant: object,
     model: str,
-    end: GenerationResult | LlorchError,
+    end: JobResult | LlorchError,
     spent: tuple[Usage, Timings] | None,
     keep_s: int,
 ) -> str:
     """What ``lua/parts/usage.lua`` gets. ``spent``: what a job used that ended without a result;
     ``keep_s``: for the day's counts, 0 for none."""
     amounts = {"failed": 1}
-    if isinstance(end, GenerationResult):
+    if isinstance(end, JobResult):
         spent = end.usage, end.timings
     if spent is not None:
         used, took = spent

@@ -17,6 +17,7 @@ from llorch_worker.demo_model import model_path
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
+    from llorch_worker.engine.memory.encoder_plan import EncoderPlan
     from llorch_worker.engine.memory.load_plan import LoadPlan
 
 
@@ -42,21 +43,35 @@ def inspect(
     """
     extras.require("worker")
     screen = Screen(as_json=as_json)
+    from llorch_worker.cli.inspect_encoder import show_encoder
+    from llorch_worker.engine.memory.encoder_plan import plan_encoder
     from llorch_worker.engine.memory.load_plan import plan_load
     from llorch_worker.intake.process import IntakeProcess
+    from llorch_worker.model.encoder.config import is_encoder
+    from llorch_worker.weights import open_checkpoint
 
     settings = settings.model_copy(update={"model": model_path(path)})
-    plan = plan_load(settings.model, settings.engine_options)
-    with IntakeProcess(plan.checkpoint.path) as intake:
+    checkpoint = open_checkpoint(settings.model)
+    plan: LoadPlan | EncoderPlan
+    if is_encoder(checkpoint):
+        plan = plan_encoder(checkpoint, settings.engine_options)
+        show_encoder(screen, settings, plan)
+    else:
+        plan = plan_load(settings.model, settings.engine_options, checkpoint)
+        _show(screen, settings, plan)
+    with IntakeProcess(checkpoint.path) as intake:
         intake.around()  # raises if a worker could not use the vocabulary
+    if plan.misfit:
+        raise typer.Exit(FAILED)
+
+
+def _show(screen: Screen, settings: Settings, plan: LoadPlan) -> None:
     model = _model_document(settings, plan)
-    if as_json:
+    if screen.as_json:
         screen.document(model | {"memory": _memory_document(plan)})
     else:
         _show_model(screen, model)
         _show_memory(screen, plan)
-    if plan.misfit:
-        raise typer.Exit(FAILED)
 
 
 def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:

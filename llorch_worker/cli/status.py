@@ -137,7 +137,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
 
 def _journalled(redis: Redis, job_id: str) -> int:
-    """The tokens that the job has generated so far, in all choices."""
+    """The tokens that the job has generated so far, in all choices; none of a job of texts."""
     from llorch_worker.broker import journal
 
     choices = journal.read(redis, job_id).journal.choices

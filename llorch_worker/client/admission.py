@@ -14,7 +14,9 @@ from llorch_worker.contract import (
     Fault,
     GenerationRequest,
     InvalidRequest,
+    JobRequest,
     ModelNotServed,
+    check_task,
 )
 
 NO_WORKER = Fault(
@@ -40,12 +42,16 @@ class Admission:
         self._workers: list[WorkerCard] = []
         self._models_read_s = self._workers_read_s = float("-inf")
 
-    def admit(self, request: GenerationRequest, card: ModelCard) -> None:
+    def admit(self, request: JobRequest, card: ModelCard) -> None:
         """Refuses a request that the model of this ``card`` cannot answer.
 
         Raises:
+            InvalidRequest: the model does other tasks.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
+        check_task(request, card.name, card.tasks)
+        if not isinstance(request, GenerationRequest):
+            return  # the worker tokenises the texts
         given = request.prompt_token_ids
         # Only the worker knows the length of a text, but it is at least one token.
         least = 1 if given is None else len(given)

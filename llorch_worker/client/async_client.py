@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Generic, Self, cast, overload
 
 from llorch_worker.broker.connection import connect_async
 from llorch_worker.broker.registry import ModelCard, WorkerCard
@@ -25,8 +25,19 @@ from llorch_worker.client.stream import (
     StreamCursor,
     StreamEntry,
 )
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.contract import (
+    EmbeddingResult,
+    EmbedRequest,
+    GenerationRequest,
+    JobRequest,
+    LlorchError,
+    RerankRequest,
+    RerankResult,
+    ScoreRequest,
+    ScoreResult,
+)
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.contract.kinds import Result
 from llorch_worker.settings import Settings
 
 MOST_LOOKS = 32
@@ -46,9 +57,17 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connect()
 
+    @overload
+    async def submit(
+        self, request: GenerationRequest | None = None, /, **fields: Any
+    ) -> AsyncJob: ...
+
+    @overload
+    async def submit(self, request: JobRequest, /, **options: Any) -> AsyncJob[Any]: ...
+
     async def submit(
         self,
-        request: GenerationRequest | None = None,
+        request: JobRequest | None = None,
         /,
         *,
         job_id: str | None = None,
@@ -56,10 +75,11 @@ class AsyncClient:
         stream: bool = False,
         digest: str | None = None,
         **fields: Any,
-    ) -> AsyncJob:
+    ) -> AsyncJob[Any]:
         """See :meth:`Client.submit`."""
+        submit: Callable[..., Job[Any]] = self._client.submit
         job = await asyncio.to_thread(
-            self._client.submit,
+            submit,
             request,
             job_id=job_id,
             owner=owner,
@@ -69,7 +89,34 @@ class AsyncClient:
         )
         return AsyncJob(self, job)
 
-    def job(self, job_id: str, *, known: bool = False) -> AsyncJob:
+    async def embed(
+        self, input: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> EmbeddingResult:
+        """See :meth:`Client.embed`."""
+        job = await self.submit(EmbedRequest(input=input, **fields))
+        found = await job.result(timeout)
+        assert isinstance(found, EmbeddingResult)
+        return found
+
+    async def rerank(
+        self, query: object, documents: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> RerankResult:
+        """See :meth:`Client.rerank`."""
+        job = await self.submit(RerankRequest(query=query, documents=documents, **fields))
+        found = await job.result(timeout)
+        assert isinstance(found, RerankResult)
+        return found
+
+    async def score(
+        self, text_1: object, text_2: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> ScoreResult:
+        """See :meth:`Client.score`."""
+        job = await self.submit(ScoreRequest(text_1=text_1, text_2=text_2, **fields))
+        found = await job.result(timeout)
+        assert isinstance(found, ScoreResult)
+        return found
+
+    def job(self, job_id: str, *, known: bool = False) -> AsyncJob[Any]:
         """See :meth:`Client.job`."""
         return AsyncJob(self, self._client.job(job_id, known=known))
 
@@ -132,10 +179,10 @@ class AsyncClient:
         self._loop = loop
 
 
-class AsyncJob:
+class AsyncJob(Generic[Result]):
     """:class:`Job` for asyncio."""
 
-    def __init__(self, client: AsyncClient, job: Job) -> None:
+    def __init__(self, client: AsyncClient, job: Job[Result]) -> None:
         self.id = job.id
         self.generation_config = job.generation_config
         self._client = client
@@ -176,9 +223,7 @@ class AsyncJob:
                 for entry in entries:
                     yield entry
 
-    async def result(
-        self, timeout: float | None = None, *, patience_s: float = 0.0
-    ) -> GenerationResult:
+    async def result(self, timeout: float | None = None, *, patience_s: float = 0.0) -> Result:
         """See :meth:`Job.result`. Outages of Redis of up to ``patience_s`` are only a pause."""
         try:
             async with asyncio.timeout(timeout):
@@ -190,7 +235,7 @@ class AsyncJob:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
             raise end
-        return end
+        return cast("Result", end)
 
     async def cancel(self) -> bool:
         """See :meth:`Job.cancel`."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Generic, Self, cast, overload
 
 from celery.utils import uuid
 from redis.client import PubSub
@@ -39,13 +39,21 @@ from llorch_worker.client.stream import (
     StreamEntry,
 )
 from llorch_worker.contract import (
+    EmbeddingResult,
+    EmbedRequest,
     GenerationRequest,
-    GenerationResult,
     InvalidRequest,
+    JobRequest,
+    JobResult,
     LlorchError,
+    RerankRequest,
+    RerankResult,
+    ScoreRequest,
+    ScoreResult,
     request_digest,
 )
 from llorch_worker.contract.generation_config import with_generation_config
+from llorch_worker.contract.kinds import Result
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.publishing import publishing
 
@@ -75,9 +83,15 @@ class Client:
         self._placement = Placement(self.redis)
         self._closed = False
 
+    @overload
+    def submit(self, request: GenerationRequest | None = None, /, **fields: Any) -> Job: ...
+
+    @overload
+    def submit(self, request: JobRequest, /, **options: Any) -> Job[Any]: ...
+
     def submit(
         self,
-        request: GenerationRequest | None = None,
+        request: JobRequest | None = None,
         /,
         *,
         job_id: str | None = None,
@@ -85,7 +99,7 @@ class Client:
         stream: bool = False,
         digest: str | None = None,
         **fields: Any,
-    ) -> Job:
+    ) -> Job[Any]:
         """Enqueues one job, given as a request or as the fields of one.
 
         ``job_id`` is a new id, if the caller must know it before; by default one is drawn.
@@ -113,9 +127,9 @@ class Client:
             raise InvalidRequest.from_faults([NO_WORKER])
         if request is None:
             request = GenerationRequest(**fields)
-        elif not isinstance(request, GenerationRequest):
+        elif not isinstance(request, JobRequest):
             raise TypeError(
-                "submit() takes a GenerationRequest or its fields by name, such as "
+                "submit() takes a request, or the fields of a GenerationRequest by name, such as "
                 f"submit(prompt=...) or submit(messages=[...]), not {type(request).__name__}"
             )
         elif fields:
@@ -123,7 +137,8 @@ class Client:
         digest = digest or request_digest([request])
         with self._in_use():
             model = self._admission.card(request.model or self.model)
-            if self.settings.generation_config == "auto":
+            takes_config = self.settings.generation_config == "auto"
+            if takes_config and isinstance(request, GenerationRequest):
                 request = with_generation_config(request, model.generation_config)
             self._admission.admit(request, model)
             job_id = job_id or uuid()
@@ -143,11 +158,45 @@ class Client:
                     digest=digest,
                 )
         job = self.job(enqueued, known=True)
-        if enqueued == job_id:
+        if enqueued == job_id and isinstance(request, GenerationRequest):
             job.generation_config = request.taken_config
         return job
 
-    def job(self, job_id: str, *, known: bool = False) -> Job:
+    def embed(
+        self, input: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> EmbeddingResult:
+        """The vectors of one text or a list of up to 2,048, as one job, whose end it waits for.
+
+        ``fields``: others of :class:`.EmbedRequest`. To wait elsewhere, or to follow a long list,
+        use ``submit(EmbedRequest(...))``.
+
+        Raises what :meth:`submit` and :meth:`Job.result` do.
+        """
+        found = self.submit(EmbedRequest(input=input, **fields)).result(timeout)
+        assert isinstance(found, EmbeddingResult)
+        return found
+
+    def rerank(
+        self, query: object, documents: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> RerankResult:
+        """How well ``documents`` answer ``query``, the best first; see :meth:`embed` and
+        :class:`.RerankRequest`."""
+        request = RerankRequest(query=query, documents=documents, **fields)
+        found = self.submit(request).result(timeout)
+        assert isinstance(found, RerankResult)
+        return found
+
+    def score(
+        self, text_1: object, text_2: object, /, *, timeout: float | None = None, **fields: Any
+    ) -> ScoreResult:
+        """How well texts go together, pair by pair; see :meth:`embed` and
+        :class:`.ScoreRequest`."""
+        request = ScoreRequest(text_1=text_1, text_2=text_2, **fields)
+        found = self.submit(request).result(timeout)
+        assert isinstance(found, ScoreResult)
+        return found
+
+    def job(self, job_id: str, *, known: bool = False) -> Job[Any]:
         """The job with this id, from any producer.
 
         ``known``: Redis knew it before, so whoever waits for it hears if it is lost. Otherwise it
@@ -209,7 +258,7 @@ class Client:
         close_idle(self.redis)
 
 
-class Job:
+class Job(Generic[Result]):
     """One job. Its id is also Celery's task id."""
 
     def __init__(self, client: Client, job_id: str, *, known: bool) -> None:
@@ -258,7 +307,7 @@ class Job:
                 must_look = bool(reply) and len(reply[0][1]) == READ_COUNT
                 yield from cursor.entries(reply, state)
 
-    def result(self, timeout: float | None = None) -> GenerationResult:
+    def result(self, timeout: float | None = None) -> Result:
         """Waits for the end of the job.
 
         Raises:
@@ -273,7 +322,7 @@ class Job:
                 end = self._wait(timeout, trace)
         if isinstance(end, LlorchError):
             raise end
-        return end
+        return cast("Result", end)
 
     def cancel(self) -> bool:
         """Cancels the job; ``False`` if it has already ended, or if Redis does not know its id.
@@ -332,7 +381,7 @@ class Job:
         with self._redis.pipeline(transaction=False) as pipe:
             return trace.state(trace.ask(pipe).execute())
 
-    def _wait(self, timeout: float | None, trace: Trace) -> GenerationResult | LlorchError:
+    def _wait(self, timeout: float | None, trace: Trace) -> JobResult | LlorchError:
         give_up_s = math.inf if timeout is None else time.monotonic() + timeout
         channel = keys.result(self.id)
         with subscribe(self._redis, channel) as pubsub:

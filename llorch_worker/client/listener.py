@@ -21,7 +21,7 @@ from llorch_worker.client.client import RESULT_POLL_S
 from llorch_worker.client.feed import Feed
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.patience import RETRY_S
-from llorch_worker.contract import GenerationResult, JobLost, LlorchError
+from llorch_worker.contract import JobLost, JobResult, LlorchError
 
 MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command."""
@@ -34,7 +34,7 @@ LINGER_S = 30.0
 """How long the connection stays for the next waiter after the last has left."""
 TASK_NAME = "llorch-listener"
 
-End = GenerationResult | LlorchError
+End = JobResult | LlorchError
 Item = TypeVar("Item")
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from llorch_worker.broker.results import StoredState
 from llorch_worker.broker.waiting import Position
-from llorch_worker.contract import Cancelled, ErrorDocument, GenerationResult
+from llorch_worker.contract import Cancelled, ErrorDocument, JobResult
 
 JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
 """``unknown``: Redis has no trace of this id. Another producer's job is unknown until a worker
@@ -25,7 +25,7 @@ class JobStatus:
     position: Position | None = None
     """Where it waits; None if it does not wait, or where is not known."""
     error: ErrorDocument | None = None
-    result: GenerationResult | None = None
+    result: JobResult | None = None
     sent_at_s: float | None = None
     """Unix time of the enqueueing, by Redis' clock; None if another producer sent the job."""
     forgotten: bool = False
@@ -46,7 +46,7 @@ def job_status(
     says so, whatever has become of its result.
     """
     match stored.end:
-        case GenerationResult() as result:
+        case JobResult() as result:
             return JobStatus(job_id, "succeeded", worker=stored.worker, result=result)
         case Cancelled():
             return JobStatus(job_id, "cancelled")

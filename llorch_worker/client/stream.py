@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, terminal_event
-from llorch_worker.contract import TERMINAL_EVENTS, Event, Restarted, Started, Tokens, decode_event
+from llorch_worker.contract import (
+    TERMINAL_EVENTS,
+    Event,
+    Restarted,
+    Started,
+    Tokens,
+    Vectors,
+    decode_event,
+)
 
 FROM_THE_START = "0"
 AWAITED_S = 5
@@ -55,6 +63,15 @@ class Seen:
         new = {"index": event.index + known, "ids": ids, "text": text, "logprobs": logprobs}
         return event.model_copy(update=new)
 
+    def new(self, event: Vectors) -> Vectors | None:
+        """The part of ``event`` that the reader has not seen, and has then: ``tokens`` counts
+        texts."""
+        known = min(max(0, self.tokens - event.index), event.count)
+        self.tokens = max(self.tokens, event.index + event.count)
+        if known == event.count:
+            return None
+        return event.rest(known) if known else event
+
 
 @dataclass
 class Position:
@@ -90,7 +107,9 @@ class Position:
         """What of this entry is new to the reader, who then has it."""
         event: Event | None = entry.event
         after = _number(entry.entry_id) > _number(self.entry_id)
-        if isinstance(event, Tokens):
+        if isinstance(event, Vectors):
+            event = self.choices.setdefault(0, Seen(event.index)).new(event)
+        elif isinstance(event, Tokens):
             # A reader that begins within the stream has no earlier tokens.
             event = self.choices.setdefault(event.choice, Seen(event.index)).rest(event)
         elif isinstance(event, TERMINAL_EVENTS):

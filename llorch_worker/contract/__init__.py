@@ -28,23 +28,47 @@ from llorch_worker.contract.events import (
     Restarted,
     Started,
     Tokens,
+    Vectors,
     decode_event,
     encode_event,
 )
+from llorch_worker.contract.job_request import JobRequest, Priority, request_digest
 from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
+from llorch_worker.contract.kinds import (
+    REQUESTS,
+    RESULTS,
+    TASK_NAME,
+    TEXT_TASKS,
+    check_task,
+    summarise,
+)
 from llorch_worker.contract.message import Message
 from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
-from llorch_worker.contract.request import GenerationRequest, Priority, request_digest, summarise
+from llorch_worker.contract.request import GenerationRequest
 from llorch_worker.contract.result import (
     Choice,
     FinishReason,
     GenerationResult,
+    JobResult,
     Timings,
     TokenLogprob,
     TokenLogprobs,
     Usage,
 )
 from llorch_worker.contract.shown import describe, printable, shown
+from llorch_worker.contract.texts_request import (
+    AnyTextsRequest,
+    EmbedRequest,
+    RerankRequest,
+    ScoreRequest,
+    TextsRequest,
+)
+from llorch_worker.contract.texts_result import (
+    EmbeddingResult,
+    RerankResult,
+    ScoreResult,
+    TextsResult,
+)
 from llorch_worker.contract.tools import (
     CallPart,
     Function,
@@ -55,12 +79,14 @@ from llorch_worker.contract.tools import (
     ToolChoice,
 )
 
-TASK_NAME = "llorch.generate"
-
 __all__ = [
     "ERROR_CLASSES",
+    "REQUESTS",
+    "RESULTS",
     "TASK_NAME",
     "TERMINAL_EVENTS",
+    "TEXT_TASKS",
+    "AnyTextsRequest",
     "AttemptsExhausted",
     "CallPart",
     "Cancelled",
@@ -68,6 +94,8 @@ __all__ = [
     "Choice",
     "ContextLengthExceeded",
     "DeadlineExceeded",
+    "EmbedRequest",
+    "EmbeddingResult",
     "ErrorDocument",
     "Event",
     "Failed",
@@ -82,6 +110,8 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "JobLost",
+    "JobRequest",
+    "JobResult",
     "Journal",
     "JournalledChoice",
     "LlorchError",
@@ -94,10 +124,16 @@ __all__ = [
     "OutOfMemory",
     "Priority",
     "QueueFull",
+    "RerankRequest",
+    "RerankResult",
     "ResponseFormat",
     "Restarted",
+    "ScoreRequest",
+    "ScoreResult",
     "Started",
     "StructuredOutputs",
+    "TextsRequest",
+    "TextsResult",
     "Timings",
     "TokenLogprob",
     "TokenLogprobs",
@@ -106,6 +142,8 @@ __all__ = [
     "ToolCall",
     "ToolChoice",
     "Usage",
+    "Vectors",
+    "check_task",
     "decode_event",
     "describe",
     "encode_event",

@@ -1,8 +1,9 @@
 """The events of a job's stream: ``started``, ``tokens``*, then one terminal event; ``restarted``
-before ``started`` if the job begins again."""
+before ``started`` if the job begins again. A job of texts has ``vectors``* in place of tokens."""
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
@@ -60,6 +61,35 @@ class Tokens(_Event):
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
+class Vectors(_Event):
+    """What some of a job's texts gave, in order: the vectors of a list, or the scores of pairs. The
+    last of a job are in its result alone."""
+
+    type: Literal["vectors"] = "vectors"
+    index: int
+    """The place of the first."""
+    total: int
+    """The texts or pairs of the job."""
+    width: int
+    """Numbers of each."""
+    values: str
+    """base64 of float32 ``[count, width]``, little-endian."""
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.data) // (4 * self.width)
+
+    @property
+    def data(self) -> bytes:
+        return b64decode(self.values)
+
+    def rest(self, known: int) -> Vectors:
+        """These without the first ``known``."""
+        left = b64encode(self.data[4 * self.width * known :]).decode()
+        return self.model_copy(update={"index": self.index + known, "values": left})
+
+
 class Finished(_Event):
     """The job succeeded. ``finish_reason`` is that of the first choice."""
 
@@ -83,7 +113,8 @@ class CancelledEvent(_Event):
 
 
 Event = Annotated[
-    Started | Restarted | Tokens | Finished | Failed | CancelledEvent, Field(discriminator="type")
+    Started | Restarted | Tokens | Vectors | Finished | Failed | CancelledEvent,
+    Field(discriminator="type"),
 ]
 
 TERMINAL_EVENTS = (Finished, Failed, CancelledEvent)

@@ -15,6 +15,7 @@ from llorch_worker.contract.events import (
     Restarted,
     Started,
     Tokens,
+    Vectors,
 )
 from llorch_worker.contract.result import TokenLogprobs
 
@@ -43,7 +44,7 @@ class JournalledChoice:
 class Journal:
     """The choices that have events, by number, and the first terminal event if there is one.
 
-    False if there is nothing to resume from: no token, no text, no terminal event.
+    False if there is nothing to resume from: no token, no text, no vector, no terminal event.
     """
 
     choices: Mapping[int, JournalledChoice] = field(default_factory=dict)
@@ -55,9 +56,16 @@ class Journal:
     prompt_tokens: int = 0
     restarted: bool = False
     """Whether tokens before these are void."""
+    vectors: tuple[Vectors, ...] = ()
+    """What a job's texts gave so far, each part after the one before."""
 
     def __bool__(self) -> bool:
-        return bool(self.choices) or self.terminal is not None
+        return bool(self.choices or self.vectors) or self.terminal is not None
+
+    @property
+    def computed(self) -> int:
+        """The number of texts that are in ``vectors``."""
+        return self.vectors[-1].index + self.vectors[-1].count if self.vectors else 0
 
     @property
     def most_tokens(self) -> int:
@@ -72,16 +80,21 @@ def read_journal(events: Iterable[Event]) -> Journal:
         InternalError: a choice's tokens have a gap or an overlap, or logprobs for some only.
     """
     drafts: dict[int, _Draft] = {}
+    vectors: list[Vectors] = []
     terminal = started = None
     restarted = False
     computed_by: dict[Started | None, None] = {}
     for event in events:
         if isinstance(event, Restarted):
             drafts, terminal, computed_by, restarted = {}, None, {}, True
+            vectors = []
         elif isinstance(event, Started):
             started = event
         elif isinstance(event, Tokens):
             drafts.setdefault(event.choice, _Draft(event.choice)).take(event)
+            computed_by[started] = None
+        elif isinstance(event, Vectors):
+            _follow(vectors, event)
             computed_by[started] = None
         elif isinstance(event, TERMINAL_EVENTS) and terminal is None:
             terminal = event
@@ -93,7 +106,17 @@ def read_journal(events: Iterable[Event]) -> Journal:
         tuple(dict.fromkeys(each.arithmetic for each in computed_by if each)),
         started.prompt_tokens if started else 0,
         restarted,
+        tuple(vectors),
     )
+
+
+def _follow(vectors: list[Vectors], event: Vectors) -> None:
+    computed = vectors[-1].index + vectors[-1].count if vectors else 0
+    if event.index != computed:
+        raise InternalError(
+            f"the journal has vectors from {event.index} on after those of {computed} texts"
+        )
+    vectors.append(event)
 
 
 @dataclass(slots=True)

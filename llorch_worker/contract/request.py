@@ -5,19 +5,13 @@ Names, ranges and defaults follow vLLM's ``SamplingParams``.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.job_request import JobRequest
 from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
 from llorch_worker.contract.output_format import (
     NOT_EMPTY,
@@ -32,28 +27,23 @@ from llorch_worker.contract.output_format import (
     StructuredOutputs,
     as_tuple,
 )
-from llorch_worker.contract.request_faults import fault_of
 from llorch_worker.contract.shown import describe
 from llorch_worker.contract.template_fields import TemplateKwargs, template_faults
 from llorch_worker.contract.token_ids import MAX_COUNT, LogitBias, PromptTokenIds, TokenId
 from llorch_worker.contract.tools import NamedToolChoice, ToolChoice, Tools
-from llorch_worker.contract.values import broken_rules, few_values, small_json
+from llorch_worker.contract.values import few_values
 
-LONGEST_DEADLINE_S = 7 * 24 * 3600
 MAX_MESSAGES = 1_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 MAX_LOGPROBS = 20
-MAX_METADATA_BYTES = 4_096
-MAX_METADATA_DEPTH = 32
 MAX_AFFINITY_KEY_CHARS = 200
 MAX_SEED = 2**63 - 1
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
-Priority = Literal["high", "normal", "low"]
 ConfigField = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"]
 CONFIG_FIELDS: tuple[ConfigField, ...] = get_args(ConfigField)
 """What a model's files may set for requests that do not."""
@@ -63,20 +53,14 @@ def _stop_as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(JobRequest):
     """What to generate, and how. Immutable.
 
     Raises:
         InvalidRequest: with one :class:`Fault` for each rule that a field breaks.
     """
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    task = "llorch.generate"
 
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
     prompt_token_ids: PromptTokenIds | None = None
@@ -85,13 +69,9 @@ class GenerationRequest(BaseModel):
         BeforeValidator(as_tuple),
     ] = None
 
-    tenant: str | None = Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
-    """On whose behalf. Tenants of one priority take turns."""
-
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Also score the prompt's own tokens, with this many alternatives each."""
 
-    model: str | None = Field(None, min_length=1, max_length=200)
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
     """None: 256, or with ``cut_max_tokens`` as many as the context holds beside the prompt."""
     cut_max_tokens: bool = False
@@ -155,33 +135,15 @@ class GenerationRequest(BaseModel):
     """What the text may say. It changes no token, and makes the text faster where it is right."""
     speculation: Literal["auto", "off"] = "auto"
     """``auto``: as the worker is set. The tokens are the same with and without."""
-    priority: Priority = "normal"
-    deadline_s: float | None = Field(None, gt=0, le=LONGEST_DEADLINE_S)
-    idempotency_key: str | None = Field(None, min_length=1, max_length=200)
     affinity_key: str | None = Field(None, min_length=1, max_length=MAX_AFFINITY_KEY_CHARS)
     """Jobs with the same key go to the same worker if that makes none wait; by default those whose
     prompts begin alike."""
-    metadata: dict[str, Any] | None = None
     generation_config: Annotated[tuple[ConfigField, ...], BeforeValidator(as_tuple)] = ()
     """Fields whose values the sender took from the model's files: see :mod:`.generation_config`.
     They change nothing, and the result says which they are."""
 
     def __init__(self, /, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            known = type(self).model_fields
-            faults = [fault_of(each, known) for each in broken_rules(error)]
-            raise InvalidRequest.from_faults(faults) from None
-
-    @field_validator("metadata")
-    @classmethod
-    def _metadata_is_small_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is None:
-            return None
-        return small_json(
-            value, "metadata", most_levels=MAX_METADATA_DEPTH, most_bytes=MAX_METADATA_BYTES
-        )
+        super().__init__(**fields)  # for type checkers: fields may be lists
 
     @model_validator(mode="before")
     @classmethod
@@ -320,67 +282,6 @@ class GenerationRequest(BaseModel):
         """The fields that the sender took from the model's files, with their values."""
         return {name: getattr(self, name) for name in self.generation_config}
 
-    def wire(self) -> dict[str, Any]:
-        """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True, by_alias=True)
-
-    def __repr__(self) -> str:
-        # Requests end up in logs by accident, but prompts must not.
-        return f"GenerationRequest({self.summary()})"
-
-    __str__ = __repr__
-
-    def summary(self) -> str:
-        """The request without the user's text, for logs and events."""
-        return summarise(self.wire())
-
-
-def request_digest(requests: Sequence[GenerationRequest]) -> str:
-    """A digest of what ``requests`` name, which repetitions under one idempotency key must share;
-    "" if they have no key.
-
-    Neither the order of fields matters nor whether a number is written as 1 or 1.0, and the key
-    itself is left out.
-    """
-    if all(request.idempotency_key is None for request in requests):
-        return ""
-    named = [
-        request.model_dump(
-            mode="json",
-            include=request.model_fields_set - {"idempotency_key"},
-            exclude_none=True,
-            by_alias=True,
-        )
-        for request in requests
-    ]
-    named = json.loads(json.dumps(named), parse_float=_number)
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]
-
 
 def _most_tokens(max_tokens: int | None, *, cut: bool) -> int | None:
     return DEFAULT_MAX_TOKENS if max_tokens is None and not cut else max_tokens
-
-
-def _number(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() else number
-
-
-_MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")
-"""Names of models, and nothing that could be a prompt."""
-
-
-def summarise(fields: Mapping[str, Any]) -> str:
-    """Request ``fields``, valid or not, in one line: numbers and the model's name as they are,
-    otherwise sizes."""
-    # The name of an unknown field comes from the user and may be private.
-    known = [name for name in fields if name in GenerationRequest.model_fields]
-    model = fields.get("model")
-    parts = []
-    if isinstance(model, str) and _MODEL.fullmatch(model):
-        # First, where Flower's list of tasks has room for it.
-        parts.append(f"model={model}")
-        known.remove("model")
-    parts += [f"{name}={describe(fields[name])}" for name in known]
-    unknown = len(fields) - len(known)
-    return ", ".join([*parts, f"unknown fields: {unknown}"] if unknown else parts)

@@ -71,36 +71,30 @@ class Choice(_Part):
     """Rules of a schema that no grammar holds and that the text breaks: place and keyword."""
 
 
-class GenerationResult(_Part):
-    """The result of ``llorch.generate``; a stock app's ``AsyncResult.get()`` reads it as a dict."""
+class JobResult(_Part):
+    """What the results of all tasks have in common. A stock app's ``AsyncResult.get()`` reads one
+    as a dict."""
 
     id: str
     model: str
     model_fingerprint: str = ""
-    """Of the weights, tokenizer and chat template that made the whole text."""
+    """Of the weights, tokenizer and chat template that made the whole of it."""
     arithmetic: tuple[str, ...] = ()
     """Dtypes and kernels that computed it, in order; several if a worker with others took over."""
-    choices: tuple[Choice, ...]
     usage: Usage
-    seed: int
     timings: Timings
     worker: str
     attempts: int = 1
     resumed: Literal[True] | None = None
-    """Whether the text goes on after tokens of an earlier attempt."""
+    """Whether it goes on after what an earlier attempt has made."""
     restarted: Literal[True] | None = None
-    """Whether a text of an earlier attempt is void, which its stream said."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """One entry for each token of the prompt; None for the first, which nothing precedes."""
+    """Whether what an earlier attempt made is void, which the stream said."""
     metadata: dict[str, Any] | None = None
-    generation_config: dict[str, int | float] | None = None
-    """What the request did not name, and the sender took from the model's files."""
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
-    def text(self) -> str:
-        """The text of the first choice."""
-        return self.choices[0].text
+    def ended(self) -> FinishReason:
+        """Why the job ended."""
+        return "stop"
 
     def __json__(self) -> dict[str, Any]:
         """Called by kombu's JSON serialiser for the result backend."""
@@ -111,10 +105,31 @@ class GenerationResult(_Part):
 
     def __repr__(self) -> str:
         # Celery writes repr(result) into its log and into the task-succeeded event. Neither may
-        # contain prompts or generated text.
+        # contain prompts or what was made of them.
         # Flower's list of tasks shows the first 40 characters.
         used = self.usage
-        ended = self.choices[0].finish_reason
-        return f"<{ended}, {used.prompt} prompt + {used.completion} new tokens>"
+        return f"<{self.ended}, {used.prompt} prompt + {used.completion} new tokens>"
 
     __str__ = __repr__
+
+
+class GenerationResult(JobResult):
+    """The result of ``llorch.generate``."""
+
+    choices: tuple[Choice, ...]
+    seed: int
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One entry for each token of the prompt; None for the first, which nothing precedes."""
+    generation_config: dict[str, int | float] | None = None
+    """What the request did not name, and the sender took from the model's files."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def ended(self) -> FinishReason:
+        """That of the first choice."""
+        return self.choices[0].finish_reason

@@ -114,6 +114,10 @@ class EngineCore:
                 generation.fail(error)
         self._generations.clear()
 
+    def check_integrity(self) -> None:
+        """Raises unless every KV block is free or held by the sequences that list it."""
+        self.scheduler.check_integrity()
+
     def step(self) -> StepPlan:
         """Applies deadlines, then computes one step and delivers its tokens.
 

@@ -1,178 +1,275 @@
-"""Vectors of texts from one encoder: many requests share each forward pass."""
+"""Vectors and scores of texts from one encoder: many jobs share each forward pass."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from math import prod
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
-from llorch_worker.contract import Fault, InternalError, InvalidRequest, ModelLoadFailed
-from llorch_worker.contract.errors import as_told
-from llorch_worker.engine.loading import part_of_load
-from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
-from llorch_worker.engine_options import KernelChoice
-from llorch_worker.model.encoder import Encoder, EncoderConfig, Pooling, Texts, resolve_encoder
-from llorch_worker.model.encoder.config import is_encoder
-from llorch_worker.model.encoder.pooling import normalized
+from llorch_worker.contract import (
+    AnyTextsRequest,
+    EmbedRequest,
+    Event,
+    Journal,
+    ModelLoadFailed,
+    check_task,
+)
+from llorch_worker.engine.device.queue import begin_thread, use_device
+from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.loading import part_of_load, resident_tensors
+from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
+from llorch_worker.engine.memory.placement import visible_cards
+from llorch_worker.engine.texts_core import TextsCore
+from llorch_worker.engine.texts_generation import TextsGeneration
+from llorch_worker.engine.thread import EngineThread, Outlet
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.intake.request_checks import check_model
+from llorch_worker.intake.texts import PreparedTexts, prepare_texts
+from llorch_worker.kernels.openmp import cpu_threads, end_own_threads
+from llorch_worker.model.encoder import Encoder, EncoderConfig, Pooling, Texts
+from llorch_worker.processes.board import Board
+from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint, select_linears
-
-STEP_TOKENS = 8192
-"""The most tokens of a forward pass. More gain nothing on a CPU, and take memory."""
-
-
-@dataclass(eq=False)
-class _Request:
-    """Texts whose vectors one caller waits for."""
-
-    texts: Sequence[Sequence[int]]
-    vectors: torch.Tensor
-    """float32 ``[texts, width]``, filled as steps end."""
-    future: Future[torch.Tensor] = field(default_factory=Future)
-    begun: int = 0
-    """Texts that a step has taken."""
-    ended: int = 0
-    """Texts that have their vectors."""
+from llorch_worker.text.control_tokens import AroundTurns
+from llorch_worker.weights import Checkpoint, fingerprint, open_checkpoint, select_linears
 
 
 class EmbeddingEngine:
-    """One encoder on one device. Any thread may call any method; its own thread alone computes."""
+    """One encoder on one device, shared by all jobs. Any thread may call any method; the engine's
+    own thread alone computes.
+
+    Its interface is that of :class:`.Engine`, for requests of texts.
+    """
 
     def __init__(
         self,
         encoder: Encoder,
         tokenizer: Tokenizer,
-        pooling: Pooling,
-        step_tokens: int = STEP_TOKENS,
+        plan: EncoderPlan,
+        *,
+        model_name: str,
+        fingerprint: str = "",
+        num_threads: int | None = None,
+        board: Board | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
+        """Made by :meth:`load`."""
+        options = plan.options
         self.config: EncoderConfig = encoder.config
         self.tokenizer = tokenizer
-        self.pooling = pooling
+        self.pooling = plan.pooling
+        self.model_name = model_name
         self._encoder = encoder
-        self._step_tokens = step_tokens
-        self._wake = threading.Condition()
-        self._requests: deque[_Request] = deque()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="embedding", daemon=True)
-        self._thread.start()
+        self._plan = plan
+        self.facts = ModelFacts(
+            model_name=model_name,
+            fingerprint=fingerprint,
+            arithmetic=f"{plan.device.type} {_name(plan.dtype)}",
+            max_context=self.config.longest_text,
+            max_sequences=options.sequences,
+            vocab_size=self.config.vocab_size,
+            device=str(plan.device),
+            card_uuids=visible_cards(plan.device),
+            tasks=plan.tasks,
+            width=1 if plan.pooling is None else self.config.hidden_size,
+            scores_pairs=plan.pooling is None,
+        )
+        self._weight_bytes = sum(
+            tensor.untyped_storage().nbytes() for _, tensor in resident_tensors(encoder)
+        )
+        self._board = board or Board(options.sequences)
+        self._core = TextsCore(
+            self._compute,
+            options.step_tokens,
+            low_waits_at_most_s=options.low_waits_at_most_s,
+            board=self._board,
+        )
+        self._thread = EngineThread(
+            self._core,
+            name=f"llorch-engine-{model_name}",
+            begin=partial(begin_thread, plan.device, num_threads),
+            board=self._board,
+            outlet=outlet,
+        )
 
     @classmethod
     def load(
         cls,
         path: str | Path,
+        options: EngineOptions | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        kernels: KernelChoice = "auto",
+        model_name: str | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        around: Callable[[], AroundTurns] | None = None,
+        board: Board | None = None,
+        outlet: Outlet | None = None,
         pooling: Pooling | None = None,
-        step_tokens: int = STEP_TOKENS,
+        checkpoint: Checkpoint | None = None,
+        **changed: Any,
     ) -> Self:
-        """An engine of a GGUF file, a folder or ``hf:...``.
+        """An engine of a GGUF file, a folder or ``hf:...``; see :meth:`.Engine.load`.
 
         ``pooling`` is for files that name no rule, and goes before one that they name.
+        ``checkpoint``: the file, if it is open.
 
         Raises:
             ModelLoadFailed: the file is damaged or no encoder, or nobody says how it is pooled.
         """
-        checkpoint = open_checkpoint(Path(path))
-        if not is_encoder(checkpoint):
-            raise ModelLoadFailed(
-                f"{checkpoint.path} is no encoder; vectors need a model of the family bert."
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        options = replace(options or EngineOptions(), **changed)
+        checkpoint = checkpoint or open_checkpoint(Path(path))
+        plan = plan_encoder(checkpoint, options, pooling)
+        if plan.misfit is not None:
+            raise ModelLoadFailed(plan.misfit)
+        device, dtype, weights_bytes = plan.device, plan.dtype, plan.weights_bytes
+        use_device(device)
+        tokenizer = load_tokenizer(checkpoint)
+        if progress is not None:
+            progress(0, weights_bytes)
+        with part_of_load("the weights", device, weights_bytes):
+            linears = select_linears(device, dtype, options.kernels)
+            encoder = Encoder.load(checkpoint, plan.config, linears, dtype=dtype, device=device)
+        end_own_threads()
+        if progress is not None:
+            progress(weights_bytes, weights_bytes)
+        if around is not None:
+            around()  # which its sender sends of any model
+        chosen = num_threads is None and device.type == "cpu"
+        return cls(
+            encoder,
+            tokenizer,
+            plan,
+            model_name=model_name or default_model_name(Path(path)),
+            fingerprint=fingerprint(checkpoint),
+            num_threads=cpu_threads(weights_bytes) if chosen else num_threads,
+            board=board,
+            outlet=outlet,
+        )
+
+    def _compute(self, texts: Texts) -> torch.Tensor:
+        if self.pooling is None:
+            return self._encoder.scores(texts)
+        return self._encoder.vectors(texts, self.pooling)
+
+    # The engine's interface --------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Computes a step of the longest texts."""
+        tokens = self.config.longest_text
+        count = max(1, self._plan.options.step_tokens // tokens)
+        self._thread.call(
+            lambda: self._compute(
+                Texts(torch.zeros(tokens * count, dtype=torch.int64), [tokens] * count)
             )
-        config = resolve_encoder(checkpoint)
-        pooling = pooling or config.pooling
-        if pooling is None:
-            raise ModelLoadFailed(
-                f"{checkpoint.path} does not say how vectors are made of its tokens; name a "
-                "pooling: mean, cls or last."
-            )
-        on = resolve_device(device)
-        check_kernels(kernels, on)
-        parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
-        kept = resolve_dtype(dtype, on, parameters=parameters, kernels=kernels)
-        with part_of_load("the weights", on, parameters * kept.itemsize):
-            linears = select_linears(on, kept, kernels)
-            encoder = Encoder.load(checkpoint, config, linears, dtype=kept, device=on)
-        return cls(encoder, load_tokenizer(checkpoint), pooling, step_tokens)
+        )
 
-    def encode(self, text: str, *, truncate: bool = False) -> list[int]:
-        """The ids of ``text``, with those that the model wants around it.
-
-        Raises InvalidRequest if they are too many and it may not ``truncate`` them.
-        """
-        ids = self.tokenizer.encode(text)
-        most = self.config.longest_text
-        if len(ids) <= most:
-            return ids
-        if not truncate:
-            raise _refused("input", f"a text must be at most {most} tokens", f"{len(ids)} tokens")
-        # As Hugging Face cuts: what stands behind the text stays.
-        behind = max(0, len(self.tokenizer.encode("")) - 1)
-        return [*ids[: most - behind], *ids[len(ids) - behind :]]
-
-    def submit(self, texts: Sequence[Sequence[int]]) -> Future[torch.Tensor]:
-        """The vectors of token ids, float32 ``[texts, width]``, neither cut nor normalised.
-
-        Raises:
-            InvalidRequest: a text has no or too many tokens, or ids that are none.
-            InternalError: the engine is closed.
-        """
-        self._check(texts)
-        vectors = torch.empty(len(texts), self.config.hidden_size)
-        request = _Request(texts, vectors)
-        # Nobody can cancel it now, which would fail all requests of its step.
-        request.future.set_running_or_notify_cancel()
-        with self._wake:
-            if self._closing:
-                raise InternalError("the engine is closed")
-            if texts:
-                self._requests.append(request)
-                self._wake.notify()
-            else:
-                request.future.set_result(vectors)
-        return request.future
-
-    def embed(
+    def submit(
         self,
-        texts: Iterable[str],
+        request: AnyTextsRequest | PreparedTexts,
         *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        truncate: bool = False,
-    ) -> torch.Tensor:
-        """The vectors of ``texts``: float32 ``[texts, dimensions]``.
-
-        ``dimensions``: the first of the model's, all if None; ``normalize``: whether each vector
-        has the length 1, as the model's files say if None; ``truncate``: cuts texts that are too
-        long.
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        retried_at: float | None = None,
+        journal: Journal | None = None,
+        suspect: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+        on_tokens: object = None,  # noqa: ARG002 - there are none
+        handle: int = 0,
+    ) -> TextsGeneration:
+        """See :meth:`.Engine.submit`. Texts that the journal has are not computed again.
 
         Raises:
-            InvalidRequest: a text is too long, ``texts`` is one text and no list, or the model has
-                no such ``dimensions``.
-            InternalError: the engine is closed or has failed.
+            ModelNotServed: the request names another model.
+            InvalidRequest: it breaks a rule of this model, or asks for what it does not do.
+            InternalError: the engine is closed or broken, or the journal is another request's.
         """
-        if isinstance(texts, str):  # else each of its characters would be a text
-            raise _refused("input", "must be a list of texts", "one text")
-        ids = [self.encode(text, truncate=truncate) for text in texts]
-        width = self.config.hidden_size
-        if dimensions is not None and not 1 <= dimensions <= width:
-            raise _refused("dimensions", f"must be 1 to {width}", str(dimensions))
-        vectors = self.submit(ids).result()[:, :dimensions]
-        return normalized(vectors) if self._normalizes(normalize) else vectors
+        if not isinstance(request, PreparedTexts):
+            check_model(request, self.model_name)
+            check_task(request, self.model_name, self.facts.tasks)
+            request = prepare_texts(request, self.tokenizer, self.facts.limits)
+        generation = TextsGeneration(
+            job_id or str(uuid.uuid4()),
+            request,
+            width=self.facts.width,
+            normalizes=self.pooling is not None and self.pooling.normalize,
+            journal=journal,
+            suspect=suspect,
+            handle=handle,
+            request_cancel=self._thread.cancel,
+            model_name=self.model_name,
+            fingerprint=self.facts.fingerprint,
+            arithmetic=self.facts.arithmetic,
+            earlier_arithmetic=journal.arithmetic if journal else (),
+            worker=worker,
+            attempt=attempt,
+            queued_at=queued_at,
+            retried_at=retried_at,
+            on_event=on_event,
+        )
+        self._thread.add(generation)
+        return generation
+
+    def embed(self, texts: Sequence[str], **fields: Any) -> torch.Tensor:
+        """The vectors of ``texts``: float32 ``[texts, dimensions]``. ``fields``: others of
+        :class:`.EmbedRequest`.
+
+        Raises what :meth:`submit` does.
+        """
+        generation = self.submit(EmbedRequest(input=texts, **fields))
+        generation.result()
+        return generation.values
+
+    def stats(self) -> EngineStats:
+        """The engine's figures, read without stopping it. It has no KV blocks."""
+        held = {"weights": self._weight_bytes}
+        core = self._core
+        return EngineStats(
+            model=self.model_name,
+            device=self.facts.device,
+            dtype=_name(self._plan.dtype),
+            bytes=held,
+            planned_bytes={**held, "workspace": self._plan.workspace_bytes},
+            measured_bytes=held,
+            max_context=self.facts.max_context,
+            max_sequences=self.facts.max_sequences,
+            running=core.running,
+            waiting=0,
+            tokens_per_s=core.tokens_per_s(),
+            prompt_tokens_total=core.tokens_total,
+            finished_total=core.finished_total,
+            steps_total=core.steps_total,
+        )
+
+    def step_figures(self) -> StepFigures:
+        return self._core.figures()
+
+    @property
+    def healthy(self) -> bool:
+        return self._thread.healthy
+
+    def stalled_for_s(self) -> float:
+        return self._board.stalled_for_s()
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        """Tensors of the model that are not on the engine's device."""
+        return tuple(
+            f"{name} on {tensor.device}"
+            for name, tensor in resident_tensors(self._encoder, "weights")
+            if tensor.device != self._plan.device
+        )
 
     def close(self) -> None:
-        """Ends the engine; whoever still waits gets an InternalError."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join()
+        """Cancels running jobs and ends the thread; a second call does nothing."""
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,70 +277,6 @@ class EmbeddingEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _normalizes(self, asked: bool | None) -> bool:
-        return self.pooling.normalize if asked is None else asked
 
-    def _check(self, texts: Sequence[Sequence[int]]) -> None:
-        most, ids = self.config.longest_text, self.config.vocab_size
-        for at, text in enumerate(texts):
-            if not 1 <= len(text) <= most:
-                raise _refused(f"input.{at}", f"must be 1 to {most} tokens", f"{len(text)} tokens")
-            if not 0 <= min(text) <= max(text) < ids:
-                raise _refused(f"input.{at}", f"token ids must be 0 to {ids - 1}", "others")
-
-    def _run(self) -> None:
-        while (taken := self._take()) is not None:
-            try:
-                self._compute(taken)
-            except Exception as error:  # noqa: BLE001 those who wait get it
-                told = as_told(error, "engine")
-                for request in {request for request, _ in taken}:
-                    self._fail(request, told)
-        for request in tuple(self._requests):
-            self._fail(request, InternalError("the engine is closed"))
-
-    def _take(self) -> list[tuple[_Request, int]] | None:
-        """The texts of the next step: a request and a place in it, each. None at the end."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._requests or self._closing)
-            return None if self._closing else list(self._next_texts())
-
-    def _next_texts(self) -> Iterator[tuple[_Request, int]]:
-        """One text of each request in turn, so that a short one never waits for a long one."""
-        tokens = 0
-        while self._requests:
-            request = self._requests[0]
-            tokens += len(request.texts[request.begun])
-            # The first always goes: a text may be longer than a step.
-            if tokens > self._step_tokens and tokens > len(request.texts[request.begun]):
-                return
-            yield request, request.begun
-            request.begun += 1
-            self._requests.popleft()
-            if request.begun < len(request.texts):
-                self._requests.append(request)
-
-    def _compute(self, taken: list[tuple[_Request, int]]) -> None:
-        # Neighbours of one length are computed together.
-        taken.sort(key=lambda each: len(each[0].texts[each[1]]))
-        texts = [request.texts[at] for request, at in taken]
-        ids = torch.tensor([token_id for text in texts for token_id in text])
-        with torch.inference_mode():
-            batch = Texts(ids, [len(text) for text in texts])
-            vectors = self._encoder.vectors(batch, self.pooling).cpu()
-        for vector, (request, at) in zip(vectors, taken, strict=True):
-            request.vectors[at] = vector
-            request.ended += 1
-            if request.ended == len(request.texts):
-                request.future.set_result(request.vectors)
-
-    def _fail(self, request: _Request, error: Exception) -> None:
-        with self._wake:
-            if request in self._requests:
-                self._requests.remove(request)
-        if not request.future.done():
-            request.future.set_exception(error)
-
-
-def _refused(name: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=name, rule=rule, got=got)])
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -52,7 +52,7 @@ from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
-from llorch_worker.weights import fingerprint
+from llorch_worker.weights import Checkpoint, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,7 @@ class Engine:
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
         board: Board | None = None,
         outlet: Outlet | None = None,
+        checkpoint: Checkpoint | None = None,
         **changed: Any,
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
@@ -188,6 +189,7 @@ class Engine:
                 :meth:`.LoadPlan.tokenizer`.
             around_model: wraps the model that the engine runs, to watch or time it.
             board, outlet: of an engine whose keeper is another process.
+            checkpoint: the file, if it is open.
 
         Raises:
             ModelLoadFailed: there is no such file or device, the file cannot be served, memory is
@@ -199,7 +201,7 @@ class Engine:
         place = resolve_device(options.device)
         choose_threads = num_threads is None and place.type == "cpu"
         use_device(place)
-        plan = plan_load(path, replace(options, device=str(place)))
+        plan = plan_load(path, replace(options, device=str(place)), checkpoint)
         if intake is not None:
             around = intake.around
         tokenizer = plan.tokenizer(around)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, Generic
 
 from llorch_worker.contract import (
     Cancelled,
@@ -22,18 +23,19 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.contract.kinds import Asked, Result
 from llorch_worker.engine.told import TokensTold
 
 logger = logging.getLogger(__name__)
 
 
-class GenerationHandle:
+class GenerationHandle(Generic[Asked, Result]):
     """The events and the one result of a request. Any thread may call the public methods."""
 
     def __init__(
         self,
         id: str,
-        request: GenerationRequest,
+        request: Asked,
         on_event: Callable[[Event], None] | None,
         on_tokens: Callable[[TokensTold], bool | None] | None = None,
     ) -> None:
@@ -88,7 +90,7 @@ class GenerationHandle:
         if not self.done:
             self._request_cancel()
 
-    def result(self, timeout: float | None = None) -> GenerationResult:
+    def result(self, timeout: float | None = None) -> Result:
         """Waits for the result and returns it.
 
         Raises:
@@ -106,7 +108,7 @@ class GenerationHandle:
     def _request_cancel(self) -> None:
         raise NotImplementedError
 
-    def _read_result(self) -> GenerationResult:
+    def _read_result(self) -> Result:
         """Called by the threads that wait for it."""
         raise NotImplementedError
 
@@ -131,14 +133,14 @@ class GenerationHandle:
                 self._changed.notify_all()
 
 
-class ComputedGeneration(GenerationHandle):
+class ComputedGeneration(GenerationHandle[Asked, Result]):
     """One that is computed for this process: what its events and its result say of the job, of the
     worker and of the time. Its engine's thread calls what :class:`.GenerationHandle` has not."""
 
     def __init__(
         self,
         id: str,
-        request: GenerationRequest,
+        request: Asked,
         *,
         model_name: str,
         fingerprint: str = "",
@@ -167,7 +169,7 @@ class ComputedGeneration(GenerationHandle):
         self._started_s: float | None = None
         self._first_token_s: float | None = None
         self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
-        self._result: GenerationResult | None = None
+        self._result: Result | None = None
 
     def fail(self, error: LlorchError) -> None:
         """Ends with ``error``."""
@@ -184,7 +186,7 @@ class ComputedGeneration(GenerationHandle):
     def _usage(self) -> Usage:
         raise NotImplementedError
 
-    def _read_result(self) -> GenerationResult:
+    def _read_result(self) -> Result:
         assert self._result is not None
         return self._result
 
@@ -210,21 +212,29 @@ class ComputedGeneration(GenerationHandle):
 
     def _finish_with(self, choices: tuple[Choice, ...], seed: int, now_s: float) -> None:
         usage, timings = self._usage(), self._timings(now_s)
-        self._result = GenerationResult(
-            id=self.id,
-            model=self._model_name,
-            model_fingerprint=self._fingerprint,
-            arithmetic=tuple(dict.fromkeys((*self._earlier_arithmetic, self._arithmetic))),
+        assert isinstance(self.request, GenerationRequest)
+        result: Any = GenerationResult(
             choices=choices,
-            usage=usage,
             seed=seed,
-            timings=timings,
-            worker=self._worker,
-            attempts=self._attempt,
-            metadata=self.request.metadata,
             generation_config=self.request.taken_config or None,
+            **self._of_job(usage, timings),
         )
+        self._result = result
         self._emit(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
+
+    def _of_job(self, usage: Usage, timings: Timings) -> dict[str, Any]:
+        """What the results of all tasks say."""
+        return {
+            "id": self.id,
+            "model": self._model_name,
+            "model_fingerprint": self._fingerprint,
+            "arithmetic": tuple(dict.fromkeys((*self._earlier_arithmetic, self._arithmetic))),
+            "usage": usage,
+            "timings": timings,
+            "worker": self._worker,
+            "attempts": self._attempt,
+            "metadata": self.request.metadata,
+        }
 
     def _timings(self, now_s: float) -> Timings:
         started = now_s if self._started_s is None else self._started_s

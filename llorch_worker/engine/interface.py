@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from llorch_worker.contract import (
+    TASK_NAME,
     Event,
     GenerationRequest,
     InternalError,
@@ -49,11 +50,24 @@ class ModelFacts:
     """Whether a job goes on after any journal of this model."""
     weakens: tuple[str, ...] = ()
     """Which promises a server does not keep, in a few words each."""
+    tasks: tuple[str, ...] = (TASK_NAME,)
+    """The tasks that it runs."""
+    width: int = 0
+    """Numbers of a vector; 0 if it makes none."""
+    scores_pairs: bool = False
+    """Whether a head scores pairs of texts."""
 
     @property
     def limits(self) -> Limits:
         """What an intake needs to know of the model."""
-        return Limits(self.vocab_size, self.max_context, self.pool_tokens, self.drafts)
+        return Limits(
+            self.vocab_size,
+            self.max_context,
+            self.pool_tokens,
+            self.drafts,
+            self.width,
+            self.scores_pairs,
+        )
 
 
 DeathLabel = Literal[EndLabel, "load", "server"]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import InternalError
-from llorch_worker.engine.core import EngineCore
-from llorch_worker.engine.generation import Generation
+from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Job = TypeVar("Job", bound="AnyJob")
+JobIn = TypeVar("JobIn", bound="AnyJob", contravariant=True)
 
 TIDY_AFTER_S = 10.0
 """An engine that has been idle for this long checks its KV blocks and returns the memory of its
@@ -41,7 +41,46 @@ class Outlet(Protocol):
         """The thread dies of ``error``. The running generations have not failed yet."""
 
 
-class EngineThread:
+class Core(Protocol[JobIn]):
+    """The steps of an engine. Its thread alone calls it."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def prefills_next(self) -> bool:
+        """Whether the next step may take long."""
+
+    def add(self, generation: JobIn, /) -> None: ...
+
+    def cancel(self, generation: JobIn, /) -> None: ...
+
+    def cancel_all(self, reason: str) -> None: ...
+
+    def fail_all(self, error: LlorchError) -> None:
+        """Ends all after a crash."""
+
+    def check_integrity(self) -> None:
+        """Raises if an invariant is broken, between two steps."""
+
+    def step(self) -> StepDone: ...
+
+
+class StepDone(Protocol):
+    """What a step computed."""
+
+    @property
+    def chunks(self) -> Sized:
+        """Empty if nothing could be scheduled."""
+
+
+class AnyJob(Protocol):
+    """What an engine's thread knows of a generation."""
+
+    def fail(self, error: LlorchError) -> None: ...
+
+
+class EngineThread(Generic[Job]):
     """Runs steps while there is work and sleeps on a condition while there is none.
 
     It empties the inbox before every step.
@@ -49,7 +88,7 @@ class EngineThread:
 
     def __init__(
         self,
-        core: EngineCore,
+        core: Core[Job],
         name: str,
         begin: Callable[[], None] | None = None,
         *,
@@ -62,10 +101,10 @@ class EngineThread:
         self._board = board
         self._outlet = outlet
         self._wake = threading.Condition()
-        self._arrivals: list[Generation] = []
-        self._cancels: list[Generation] = []
+        self._arrivals: list[Job] = []
+        self._cancels: list[Job] = []
         self._calls: list[tuple[Callable[[], None], Future[Any]]] = []
-        self._adding: list[Generation] = []
+        self._adding: list[Job] = []
         self._closing = False
         self._broken = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -75,14 +114,14 @@ class EngineThread:
     def healthy(self) -> bool:
         return not (self._broken or self._closing)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: Job) -> None:
         """Queues a generation. Raises ``InternalError`` when the engine is closed or broken."""
         with self._wake:
             self._require_open()
             self._arrivals.append(generation)
             self._wake.notify()
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: Job) -> None:
         """Cancels before the next step; safe from any thread, the engine's own included."""
         with self._wake:
             self._cancels.append(generation)
@@ -165,7 +204,7 @@ class EngineThread:
         if not self._wait_for_work(TIDY_AFTER_S):
             # A broken invariant ends the thread: no job may run on top of it.
             self._board.beat()
-            self._core.scheduler.check_integrity()
+            self._core.check_integrity()
             return_freed_memory()
             self._wait_for_work()
         with self._wake:

@@ -12,8 +12,8 @@ from llorch_worker.contract import (
     Cancelled,
     ErrorDocument,
     GenerationRequest,
-    GenerationResult,
 )
+from llorch_worker.contract.kinds import AnyResult
 from llorch_worker.openai_api.shape import CallbackUrl
 
 _EVENT_TYPES = {
@@ -57,7 +57,7 @@ class JobDocument(BaseModel):
     worker: str | None = None
     position: Position | None = None
     """Of a job that waits, if it is known."""
-    result: GenerationResult | None = None
+    result: AnyResult | None = None
     error: ErrorDocument | None = None
     urls: JobUrls
 

@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     Restarted,
     Started,
     Tokens,
+    Vectors,
 )
 from llorch_worker.openai_api.fingerprint import SEPARATOR
 
@@ -120,6 +121,8 @@ async def _events_of(number: int, job: AsyncJob) -> AsyncGenerator[tuple[int, Pr
                     if has_text:
                         raise ModelChanged(CHANGED)
                     continue
+                case Vectors():
+                    continue  # of a job that no route of texts follows
                 case Finished() if not started:
                     # The stream has expired, but not the result.
                     for event in _replayed(await job.result(patience_s=PATIENCE_S)):

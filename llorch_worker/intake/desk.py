@@ -31,12 +31,13 @@ from typing import Any, Final, NoReturn
 from pydantic import TypeAdapter
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.contract import REQUESTS, AnyTextsRequest, GenerationRequest, LlorchError
 from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, frame, header_of
 from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import Limits
+from llorch_worker.intake.texts import prepare_texts
 from llorch_worker.processes.frames import Frames, NoFrame
 from llorch_worker.processes.oom import oom_kills
 from llorch_worker.processes.stacks import stacks
@@ -440,8 +441,12 @@ class _Desk:
             question = _QUESTIONS.validate_json(body)
             phase[0] = Phase.ENCODES
             return json.dumps(answer(self._tokenizer, question)).encode()
-        request = GenerationRequest.model_validate_json(body)
+        request = REQUESTS[header["task"]].model_validate_json(body)
         limits = Limits(*header["limits"])
+        if not isinstance(request, GenerationRequest):
+            assert isinstance(request, AnyTextsRequest)
+            phase[0] = Phase.ENCODES
+            return json.dumps(prepare_texts(request, self._tokenizer, limits).document()).encode()
         if limits not in self._intakes:
             self._intakes[limits] = self._intake(limits)
         intake = self._intakes[limits]

@@ -32,12 +32,15 @@ _NO_PROMPT = (0,)
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a loaded model bounds. ``vocab_size``: the number of its logits; ``pool_tokens``: the
-    capacity of all KV blocks; ``drafts``: whether predictions are of use."""
+    capacity of all KV blocks; ``drafts``: whether predictions are of use; ``width``: of vectors;
+    ``scores_pairs``: whether a head scores pairs of texts."""
 
     vocab_size: int
     max_context: int
     pool_tokens: int
     drafts: bool = True
+    width: int = 0
+    scores_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

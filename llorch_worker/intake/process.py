@@ -22,10 +22,12 @@ from llorch_worker.contract import (
     GenerationRequest,
     InternalError,
     InvalidRequest,
+    JobRequest,
     OutOfMemory,
     describe,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
+from llorch_worker.contract.texts_request import TEXT_FIELDS
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.asking import Bounds, Phase, body_of, error_of, frame, header_of
 from llorch_worker.intake.constraints.grammar import asked_for
@@ -146,32 +148,36 @@ class IntakeProcess:
 
     def prepare_document(
         self,
-        request: GenerationRequest,
+        request: JobRequest,
         limits: Limits,
         generated: int = 0,
         *,
         within_s: float | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> bytes:
-        """:meth:`.PreparedRequest.document` as JSON, for an engine in another process. ``on_asked``
+        """:meth:`.PreparedRequest.document`, or :meth:`.PreparedTexts.document`, as JSON, for an
+        engine in another process. ``on_asked``
         gets what withdraws the request, which then raises Cancelled. After ``within_s``, the time
         to its deadline, it raises DeadlineExceeded; where memory is short, OutOfMemory."""
+        grammar = asked_for(request) if isinstance(request, GenerationRequest) else None
         header = {
             "ask": "prepare",
+            "task": request.task,
             "limits": astuple(limits),
             "generated": generated,
-            "has_grammar": asked_for(request) is not None,
+            "has_grammar": grammar is not None,
         }
         body = request.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         try:
             return self._ask(header, body, within_s, on_asked)
         except _ForkEnded as ended:
             broken = self._bounds.broken(ended.code, len(body))
-            if ended.phase == Phase.COMPILES and (asked := asked_for(request)) is not None:
-                field, source = asked
+            if ended.phase == Phase.COMPILES and grammar is not None:
+                field, source = grammar
                 rule = f"must compile: its compiler {broken}"
                 raise _refusal(field, rule, describe(source)) from None
-            field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
+            names = (*PROMPT_FIELDS, *TEXT_FIELDS)
+            field = next(name for name in names if getattr(request, name, None) is not None)
             raise _prompt_refusal(field, broken, getattr(request, field)) from None
 
     def answer(self, question: TokenQuestion) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from llorch_worker.contract import (
     Fault,
     GenerationRequest,
     InvalidRequest,
+    JobRequest,
     ModelNotServed,
     shown,
 )
@@ -21,7 +22,7 @@ MAX_PROMPT_LOGPROBS = 2**18
 context of 131,072 tokens with one alternative each, or 12,483 tokens with 20."""
 
 
-def check_model(request: GenerationRequest, served: str) -> None:
+def check_model(request: JobRequest, served: str) -> None:
     """Raises ``ModelNotServed`` if the request names another model than ``served``."""
     if request.model not in (None, served):
         sentence = f"this engine serves {served}, not {shown(request.model)}"

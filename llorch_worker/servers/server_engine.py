@@ -20,9 +20,11 @@ from llorch_worker.contract import (
     Cancelled,
     GenerationRequest,
     InternalError,
+    JobRequest,
     Journal,
     LlorchError,
     ModelLoadFailed,
+    check_task,
 )
 from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import (
@@ -188,13 +190,13 @@ class ServerEngine(Mortal):
 
     def continues(
         self,
-        request: GenerationRequest,
+        request: JobRequest,
         journal: Journal,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Whether a job can go on after the tokens of its journal; True also if it is not wanted
         any more. Raises EngineDied."""
-        if journal.terminal is not None:
+        if journal.terminal is not None or not isinstance(request, GenerationRequest):
             return True
         with self._lock:
             self._require_open()
@@ -226,6 +228,7 @@ class ServerEngine(Mortal):
         """See :meth:`.EngineInterface.submit`. Raises InvalidRequest for what the server does not
         do; what it refuses itself, the generation raises."""
         check_model(request, self.facts.model_name)
+        check_task(request, self.facts.model_name, self.facts.tasks)
         check(request, self._asking.served)
         generation = ServerGeneration(
             job_id or str(uuid.uuid4()),

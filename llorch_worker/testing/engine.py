@@ -25,6 +25,7 @@ from llorch_worker.contract import (
     Timings,
     Tokens,
     Usage,
+    check_task,
 )
 from llorch_worker.contract.result import FinishReason
 from llorch_worker.engine.interface import ModelFacts
@@ -62,6 +63,7 @@ class StubEngine:
             raise ModelNotServed(
                 f"this stub serves {self.model_name!r}, not {request.model!r}", retriable=False
             )
+        check_task(request, self.model_name, self.facts.tasks)
         least = 1 if request.prompt_token_ids is None else len(request.prompt_token_ids)
         new = request.least_tokens
         if least + new > MAX_CONTEXT:

@@ -24,7 +24,7 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_task
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.scripts import load
-from llorch_worker.contract import Event, GenerationRequest
+from llorch_worker.contract import TASK_NAME, Event, GenerationRequest
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
 from llorch_worker.testing.answers import Answers, Reply, Script
@@ -134,7 +134,8 @@ class Stub:
         self._app.conf.update(worker_config(settings))
         self._app.settings = settings
         self._app.residency = SimpleNamespace(job_runner=runner)
-        self._task = register(self._app)
+        register(self._app)
+        self._task = self._app.tasks[TASK_NAME]
         worker_thread.start()
         return self
 

@@ -89,6 +89,11 @@ class Tokenizer:
         ids = self._codec.encode(text, parse_special)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
+    @property
+    def around_text(self) -> tuple[list[int], list[int]]:
+        """What ``add_special_tokens`` puts before a text and behind it."""
+        return self._prefix_ids, self._suffix_ids
+
     def has_control(self, text: str) -> bool:
         """Whether ``text`` has the spelling of a control token."""
         return any(spelling in text for spelling in self._codec.special_ids)

@@ -9,7 +9,14 @@ from typing import Any
 
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.queues import priority_of
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract import (
+    REQUESTS,
+    TASK_NAME,
+    Fault,
+    InvalidRequest,
+    JobRequest,
+    describe,
+)
 from llorch_worker.contract.plain_objects import unmark_plain
 
 _JSON_FIELDS = frozenset(
@@ -25,6 +32,7 @@ class Delivery:
     claim: Claim
     """The claim that this delivery alone belongs to; the job may be claimed again meanwhile."""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    task: str = TASK_NAME
     args: Sequence[Any] = ()
     enqueued_at_s: float | None = None
     """Unix time at which the producer sent the job; None if the message does not say."""
@@ -33,7 +41,7 @@ class Delivery:
     tenant: object = None
     """The one in whose line the job waited; None if it waited with the jobs without a tenant."""
 
-    def request(self) -> GenerationRequest:
+    def request(self) -> JobRequest:
         """The validated request.
 
         Raises:
@@ -50,7 +58,7 @@ class Delivery:
                 field="args", rule="must be empty: fields go by name", got=describe(self.args)
             )
             raise InvalidRequest.from_faults([fault])
-        request = GenerationRequest(
+        request = REQUESTS[self.task](
             **{
                 name: unmark_plain(value) if name in _JSON_FIELDS else value
                 for name, value in self.fields.items()

@@ -28,15 +28,16 @@ from llorch_worker.contract import (
     ContextLengthExceeded,
     Event,
     Fault,
-    GenerationRequest,
-    GenerationResult,
     InternalError,
     InvalidRequest,
+    JobRequest,
+    JobResult,
     Journal,
     LlorchError,
     Timings,
     Tokens,
     Usage,
+    Vectors,
     describe,
 )
 from llorch_worker.contract.errors import as_told
@@ -99,7 +100,7 @@ class JobRunner:
         """Jobs that began to run here; of these, those that were claimed before, and those that
         already had tokens."""
 
-    def run(self, delivery: Delivery) -> GenerationResult:
+    def run(self, delivery: Delivery) -> JobResult:
         """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
         are written with the result, in one step.
 
@@ -113,7 +114,7 @@ class JobRunner:
         finally:
             self._active_jobs.leave(job)
 
-    def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
+    def _run(self, job: ActiveJob, delivery: Delivery) -> JobResult:
         claim = delivery.claim
         page = self._resumable(job, delivery, self._read_journal(claim))
         resumes = bool(page.journal)
@@ -214,7 +215,9 @@ class JobRunner:
             logger.warning("cannot ask whether job %s was cancelled: %s", claim.job_id, error)
             return False
 
-    def _submit(self, job: ActiveJob, delivery: Delivery, journal: Journal) -> GenerationHandle:
+    def _submit(
+        self, job: ActiveJob, delivery: Delivery, journal: Journal
+    ) -> GenerationHandle[JobRequest, JobResult]:
         claim = delivery.claim
         try:
             request = _request_of(delivery)
@@ -256,7 +259,7 @@ class JobRunner:
         except RedisError:
             return False
 
-    def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
+    def _check_idempotency(self, request: JobRequest, job_id: str) -> None:
         """Refuses a second job with the same key. Our client never sends one; others may."""
         if request.idempotency_key is None:
             return
@@ -279,7 +282,7 @@ class JobRunner:
         if isinstance(event, TERMINAL_EVENTS):
             self._publisher.expect_end(claim)
             return False
-        if self._suspects and isinstance(event, Tokens | TokensTold):
+        if self._suspects and isinstance(event, Tokens | TokensTold | Vectors):
             self._suspects.discard(claim.job_id)
         return self._publisher.append(claim, event)
 
@@ -335,14 +338,14 @@ class JobRunner:
             logger.warning("job %s is not blamed for its engine: %s", claim.job_id, error)
 
 
-def _with_past(result: GenerationResult, journal: Journal) -> GenerationResult:
+def _with_past(result: JobResult, journal: Journal) -> JobResult:
     """``result`` with what became of the tokens of earlier attempts."""
-    past = {"resumed": bool(journal.choices), "restarted": journal.restarted}
+    past = {"resumed": bool(journal.choices or journal.vectors), "restarted": journal.restarted}
     update = {name: True for name, has in past.items() if has}
     return result.model_copy(update=update) if update else result
 
 
-def _request_of(delivery: Delivery) -> GenerationRequest:
+def _request_of(delivery: Delivery) -> JobRequest:
     try:
         return delivery.request()
     except LlorchError:

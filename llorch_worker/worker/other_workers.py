@@ -13,7 +13,7 @@ from llorch_worker.broker import claims, registry
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.contract import GenerationRequest, Journal, Restarted
+from llorch_worker.contract import GenerationRequest, JobRequest, Journal, Restarted
 
 logger = get_logger(__name__)
 
@@ -28,10 +28,13 @@ class OtherWorkers:
         self._hostname = hostname
         self._max_context = max_context
 
-    def resume(self, claim: Claim, request: GenerationRequest, journal: Journal) -> bool:
+    def resume(self, claim: Claim, request: JobRequest, journal: Journal) -> bool:
         """Leaves a job of another model to the workers of its own; False if none lives that holds
         it."""
-        tokens = journal.prompt_tokens + request.least_tokens
+        # A model of vectors has seen that each text fits.
+        tokens = 0
+        if isinstance(request, GenerationRequest):
+            tokens = journal.prompt_tokens + request.least_tokens
         return self._leave_to_others(
             claim,
             lambda card: card.fingerprint == journal.fingerprint and card.max_context >= tokens,
@@ -46,7 +49,8 @@ class OtherWorkers:
         event = Restarted(worker=self._hostname, attempt=claim.attempt)
         claims.restart(self._redis, claim, entry, event)
         tokens = sum(len(choice.token_ids) for choice in journal.choices.values())
-        logger.warning("job %s begins again after %d tokens: %s", claim.job_id, tokens, why)
+        what = f"{journal.computed} texts" if journal.vectors else f"{tokens} tokens"
+        logger.warning("job %s begins again after %s: %s", claim.job_id, what, why)
 
     def hold(self, claim: Claim) -> bool:
         """Leaves a job that this worker's context does not hold to those with a larger one, which

@@ -17,7 +17,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.frames import forget_frames
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.repeater import Repeater
-from llorch_worker.contract import Event, Tokens
+from llorch_worker.contract import Event, Tokens, Vectors
 from llorch_worker.engine.told import TokensTold, joined
 from llorch_worker.settings import Settings
 
@@ -121,7 +121,7 @@ class Publisher(Repeater):
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
-            is_tokens = isinstance(event, Tokens | TokensTold)
+            is_tokens = isinstance(event, Tokens | TokensTold | Vectors)
             if is_tokens and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
             if self._due_at_s(outbox) < self._wakes_at_s:

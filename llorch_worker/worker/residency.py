@@ -252,6 +252,7 @@ class Residency:
             generation_config=(
                 dict(facts.generation_config) if self._settings.generation_config == "auto" else {}
             ),
+            tasks=facts.tasks,
             device=self._assignment.name,
             started_at=self._started_at,
             last_seen=time.time(),

@@ -18,7 +18,7 @@ from llorch_worker.engine.interface import EngineDied
 
 if TYPE_CHECKING:
     from llorch_worker.broker.ended_jobs import EndedJob
-    from llorch_worker.contract import GenerationRequest, Journal
+    from llorch_worker.contract import JobRequest, Journal
     from llorch_worker.engine.handle import GenerationHandle
     from llorch_worker.engine.interface import (
         Death,
@@ -146,12 +146,12 @@ class ResidentEngine:
     def healthy(self) -> bool:
         return self.absence is None and self._engine.healthy
 
-    def submit(self, *args: Any, **options: Any) -> GenerationHandle:
+    def submit(self, *args: Any, **options: Any) -> GenerationHandle[Any, Any]:
         """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
         return self._engine.submit(*args, **options)
 
     def continues(
-        self, request: GenerationRequest, journal: Journal, is_wanted: Callable[[], bool]
+        self, request: JobRequest, journal: Journal, is_wanted: Callable[[], bool]
     ) -> bool:
         """Whether a job can go on after the tokens of its journal, which are of this model; any
         answer once it is not wanted. Raises ``EngineDied``."""

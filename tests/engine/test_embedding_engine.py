@@ -1,111 +1,141 @@
-"""An engine of vectors: texts of many callers in one pass, each with its own result."""
+"""An engine of vectors: texts of many jobs in one pass, each with its own result."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers, processors
+from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
-from llorch_worker.contract import InternalError, InvalidRequest, ModelLoadFailed
+from llorch_worker.contract import (
+    Cancelled,
+    DeadlineExceeded,
+    EmbedRequest,
+    GenerationRequest,
+    InternalError,
+    InvalidRequest,
+    ModelLoadFailed,
+    RerankRequest,
+    ScoreRequest,
+    Vectors,
+)
+from llorch_worker.contract.journal import read_journal
+from llorch_worker.engine.any_engine import AnyEngine
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
 from llorch_worker.model.encoder import Pooling, Texts
-from tests.model.test_encoder import VOCABULARY, random_model, write_modules
+from tests.encoders import LONGEST, WIDTH, WORDS, text_of, write_cross_encoder, write_encoder
 from tests.waiting import wait_until
 
-WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]
-LONGEST = 64
+STEP_TOKENS = 100
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("encoder")
-    random_model().save_pretrained(made)
-    write_modules(made, {"pooling_mode_mean_tokens": True}, "Normalize")
-    vocabulary = {token: at for at, token in enumerate(["[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    words = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    words.decoder = tokenizers.decoders.WordPiece()
-    words.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
-    words.save(str(made / "tokenizer.json"))
-    return made
+    return write_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[EmbeddingEngine]:
-    with EmbeddingEngine.load(folder, device="cpu", dtype="float32", step_tokens=100) as engine:
+    load = EmbeddingEngine.load
+    with load(folder, device="cpu", dtype="float32", max_step_tokens=STEP_TOKENS) as engine:
         yield engine
 
 
-def text_of(number: int) -> str:
-    return " ".join(WORDS[(number * 31 + at) % len(WORDS)] for at in range(number % 37))
+def alone(engine: EmbeddingEngine, text: str) -> torch.Tensor:
+    assert engine.pooling is not None
+    ids = engine.tokenizer.encode(text)
+    vector = engine._encoder.vectors(Texts(torch.tensor(ids), [len(ids)]), engine.pooling)[0]
+    return torch.nn.functional.normalize(vector, dim=0)
 
 
-def alone(engine: EmbeddingEngine, ids: list[int]) -> torch.Tensor:
-    return engine._encoder.vectors(Texts(torch.tensor(ids), [len(ids)]), engine.pooling)[0]
+class Gate:
+    """Lets no step through before it is open, and notes the ids of those that it has let."""
+
+    def __init__(self, engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.opened = threading.Event(), threading.Event()
+        self.steps: list[list[int]] = []
+        self._compute = engine._encoder.vectors
+        monkeypatch.setattr(engine._encoder, "vectors", self._gated)
+
+    def _gated(self, texts: Texts, pooling: Pooling) -> torch.Tensor:
+        self.began.set()
+        self.opened.wait()
+        self.steps.append(texts.token_ids.tolist())
+        return self._compute(texts, pooling)
+
+
+@pytest.fixture
+def gate(engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(engine, monkeypatch)
+    yield made
+    made.opened.set()
 
 
 def test_a_text_has_the_vector_that_it_has_alone(engine: EmbeddingEngine) -> None:
-    texts = [engine.encode(text_of(number)) for number in range(60)]
-    got = engine.submit(texts).result()
-    expected = torch.stack([alone(engine, ids) for ids in texts])
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    texts = [text_of(number) for number in range(60)]
+    expected = torch.stack([alone(engine, text) for text in texts])
+    torch.testing.assert_close(engine.embed(texts), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_many_callers_get_their_own_vectors(engine: EmbeddingEngine) -> None:
     def ask(first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        texts = [engine.encode(text_of(number)) for number in range(first, first + 20)]
-        return engine.submit(texts).result(), torch.stack([alone(engine, ids) for ids in texts])
+        texts = [text_of(number) for number in range(first, first + 20)]
+        return engine.embed(texts), torch.stack([alone(engine, text) for text in texts])
 
     with ThreadPoolExecutor(8) as pool:
         for got, expected in pool.map(ask, range(0, 160, 20)):
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(
-    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, began = threading.Event(), threading.Event()
-    compute = engine._encoder.vectors
-
-    def slow(texts: Texts, pooling: Pooling) -> torch.Tensor:
-        began.set()
-        held.wait()
-        return compute(texts, pooling)
-
-    monkeypatch.setattr(engine._encoder, "vectors", slow)
-    long = engine.submit([[1] * 50] * 40)
-    began.wait()
-    short = engine.submit([[1, 2]])
+def test_a_short_job_does_not_wait_for_a_long_one(engine: EmbeddingEngine, gate: Gate) -> None:
     ends: list[str] = []
-    long.add_done_callback(lambda _: ends.append("long"))
-    short.add_done_callback(lambda _: ends.append("short"))
-    held.set()
+
+    def note(name: str) -> Callable[[Any], None]:
+        return lambda event: ends.append(name) if event.type == "finished" else None
+
+    long = engine.submit(EmbedRequest(input=[[5] * 50] * 40), on_event=note("long"))
+    gate.began.wait()
+    engine.submit(EmbedRequest(input=[[5, 6]]), on_event=note("short"))
+    gate.opened.set()
     long.result()
     assert ends == ["short", "long"]
 
 
-def test_no_step_takes_more_tokens_than_it_may(
-    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[int] = []
-    compute = engine._encoder.vectors
+def test_the_most_urgent_jobs_alone_are_in_a_step(engine: EmbeddingEngine, gate: Gate) -> None:
+    first = engine.submit(EmbedRequest(input=[[5]]))
+    gate.began.wait()
+    jobs = [
+        engine.submit(EmbedRequest(input=[[number]], priority=priority))
+        for number, priority in ((6, "low"), (7, "normal"), (8, "high"), (9, "normal"))
+    ]
+    gate.opened.set()
+    for job in (first, *jobs):
+        job.result()
+    assert gate.steps == [[5], [8], [7, 9], [6]]
 
-    def noted(texts: Texts, pooling: Pooling) -> torch.Tensor:
-        steps.append(len(texts.token_ids))
-        return compute(texts, pooling)
 
-    monkeypatch.setattr(engine._encoder, "vectors", noted)
-    engine.submit([[1] * (1 + number % LONGEST) for number in range(200)]).result()
-    assert max(steps) <= 100
-    assert sum(steps) == sum(1 + number % LONGEST for number in range(200))
+def test_a_suspect_is_alone_in_its_step(engine: EmbeddingEngine, gate: Gate) -> None:
+    engine.submit(EmbedRequest(input=[[5]]))
+    gate.began.wait()
+    jobs = [engine.submit(EmbedRequest(input=[[6]]), suspect=each) for each in (False, True)]
+    gate.opened.set()
+    for job in jobs:
+        job.result()
+    assert gate.steps == [[5], [6], [6]]
+
+
+def test_no_step_takes_more_tokens_than_it_may(engine: EmbeddingEngine, gate: Gate) -> None:
+    gate.opened.set()
+    engine.submit(EmbedRequest(input=[[1] * (1 + at % LONGEST) for at in range(200)])).result()
+    assert max(map(len, gate.steps)) <= STEP_TOKENS
+    assert sum(map(len, gate.steps)) == sum(1 + at % LONGEST for at in range(200))
 
 
 def test_a_failed_step_fails_those_in_it_and_no_other(
@@ -115,39 +145,88 @@ def test_a_failed_step_fails_those_in_it_and_no_other(
 
     def failing(texts: Texts, pooling: Pooling) -> torch.Tensor:
         if 7 in texts.token_ids:
-            raise RuntimeError("no memory")
+            raise RuntimeError("a defect")
         return compute(texts, pooling)
 
     monkeypatch.setattr(engine._encoder, "vectors", failing)
     with pytest.raises(InternalError, match="RuntimeError"):
-        engine.submit([[7] * 30] * 30).result()
-    assert engine.submit([[1, 2]]).result().shape == (1, 64)
+        engine.submit(EmbedRequest(input=[[7] * 30] * 30)).result()
+    assert engine.embed(["w1"]).shape == (1, WIDTH)
 
 
-def test_a_caller_that_gives_up_costs_no_other_one_its_vectors(
+def test_a_step_without_memory_is_computed_again_in_smaller_ones(
     engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vectors, all_came = engine._encoder.vectors, threading.Event()
+    compute = engine._encoder.vectors
 
-    def waiting(texts: Texts, pooling: Pooling) -> torch.Tensor:
-        all_came.wait()
-        return vectors(texts, pooling)
+    def small(texts: Texts, pooling: Pooling) -> torch.Tensor:
+        if len(texts.token_ids) > 30:
+            raise MemoryError
+        return compute(texts, pooling)
 
-    monkeypatch.setattr(engine._encoder, "vectors", waiting)
-    first, *others = (engine.submit([engine.encode("w1")]) for _ in range(3))
-    others[0].cancel()
-    all_came.set()
-    for kept in (first, others[1]):
-        assert kept.result(60).shape == (1, engine.config.hidden_size)
+    expected = engine.embed(["w1 w2 w3 w4 w5 w6 w7 w8"] * 30)
+    monkeypatch.setattr(engine._encoder, "vectors", small)
+    torch.testing.assert_close(engine.embed(["w1 w2 w3 w4 w5 w6 w7 w8"] * 30), expected)
 
 
-@pytest.mark.parametrize("texts", [[[]], [[1] * (LONGEST + 1)], [[VOCABULARY]], [[-1]]])
-def test_ids_that_are_none_are_refused_with_their_place(
-    engine: EmbeddingEngine, texts: Any
+def test_a_cancelled_job_computes_no_more_and_costs_no_other_its_vectors(
+    engine: EmbeddingEngine, gate: Gate
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        engine.submit([[1], *texts])
-    assert refused.value.faults[0].field == "input.1"
+    first = engine.submit(EmbedRequest(input=[[5]]))
+    gate.began.wait()
+    cancelled, other = (engine.submit(EmbedRequest(input=[[at]])) for at in (6, 7))
+    cancelled.cancel()
+    gate.opened.set()
+    for job in (first, other):
+        assert job.result()
+    with pytest.raises(Cancelled):
+        cancelled.result()
+    assert gate.steps == [[5], [7]]
+
+
+def test_a_job_fails_at_its_deadline(engine: EmbeddingEngine, gate: Gate) -> None:
+    engine.submit(EmbedRequest(input=[[5]]))
+    gate.began.wait()
+    late = engine.submit(EmbedRequest(input=[[6]], deadline_s=0.001), queued_at=1.0)
+    gate.opened.set()
+    with pytest.raises(DeadlineExceeded):
+        late.result()
+
+
+def test_a_list_tells_its_parts_and_goes_on_after_them(engine: EmbeddingEngine, gate: Gate) -> None:
+    gate.opened.set()
+    request = EmbedRequest(input=[text_of(number) for number in range(50)], dimensions=10)
+    whole = engine.submit(request)
+    result, events = whole.result(), list(whole.events())
+    parts = [event for event in events if isinstance(event, Vectors)]
+    assert [part.index for part in parts[1:]] == [part.index + part.count for part in parts[:-1]]
+    assert parts[-1].index + parts[-1].count < 50, "the result has the last ones"
+    told = np.frombuffer(b"".join(part.data for part in parts), "<f4").reshape(-1, 10)
+    assert np.array_equal(told, np.float32(result.vectors()[: len(told)]))
+    gate.steps.clear()
+    rest = engine.submit(request, journal=read_journal(events[:4]))
+    assert rest.result().embeddings == result.embeddings
+    done = sum(part.count for part in parts[:3])
+    left = [len(engine.tokenizer.encode(text_of(number))) for number in range(done, 50)]
+    assert sum(map(len, gate.steps)) == sum(left)
+
+
+def test_a_whole_journal_is_a_result_without_a_step(engine: EmbeddingEngine, gate: Gate) -> None:
+    gate.opened.set()
+    result = engine.submit(EmbedRequest(input=["w1", "w2"])).result()
+    gate.steps.clear()
+    values = np.float32(result.vectors()).tobytes()
+    whole = Vectors(index=0, total=2, width=WIDTH, values=b64encode(values).decode())
+    again = engine.submit(EmbedRequest(input=["w1", "w2"]), journal=read_journal([whole]))
+    assert again.result().embeddings == result.embeddings
+    assert not gate.steps
+
+
+def test_a_journal_of_another_request_is_refused(engine: EmbeddingEngine) -> None:
+    other = engine.submit(EmbedRequest(input=[text_of(number) for number in range(50)]))
+    other.result()
+    with pytest.raises(InternalError, match="another request"):
+        engine.submit(EmbedRequest(input=["w1"]), journal=read_journal(list(other.events())[:3]))
 
 
 def test_options_change_a_vector_as_they_say(engine: EmbeddingEngine) -> None:
@@ -157,52 +236,79 @@ def test_options_change_a_vector_as_they_say(engine: EmbeddingEngine) -> None:
     assert torch.equal(engine.embed(texts, dimensions=10, normalize=False), whole[:, :10])
     torch.testing.assert_close(cut, torch.nn.functional.normalize(whole[:, :10]))
     torch.testing.assert_close(engine.embed(texts).norm(dim=1), torch.ones(2))
-    with pytest.raises(InvalidRequest, match="dimensions"):
-        engine.embed(texts, dimensions=65)
+    told = engine.embed(texts, instruction="w9 ")
+    torch.testing.assert_close(told, engine.embed(["w9 w1 w2", "w9 w3"]))
 
 
-def test_one_text_is_no_list_of_its_characters(engine: EmbeddingEngine) -> None:
-    with pytest.raises(InvalidRequest, match="list of texts"):
-        engine.embed("apple")
+def test_numbers_are_the_same_in_both_forms(engine: EmbeddingEngine) -> None:
+    texts = ["w1 w2", "w3"]
+    encoded, listed = (
+        engine.submit(EmbedRequest(input=texts, encoding_format=each)).result()
+        for each in ("base64", "float")
+    )
+    assert isinstance(encoded.embeddings[0], str)
+    assert np.array_equal(np.float32(encoded.vectors()), np.float32(listed.vectors()))
+
+
+def test_texts_are_compared_by_the_cosine_of_their_vectors(engine: EmbeddingEngine) -> None:
+    query, *documents = (text_of(number) for number in range(3, 9))
+    vectors = engine.embed([query, *documents])
+    expected = vectors[1:] @ vectors[0]
+    scored = engine.submit(ScoreRequest(text_1=query, text_2=documents)).result()
+    torch.testing.assert_close(torch.tensor(scored.scores), expected)
+    ranked = engine.submit(RerankRequest(query=query, documents=documents, top_n=3)).result()
+    best = expected.argsort(descending=True)[:3].tolist()
+    assert [each.index for each in ranked.results] == best
+    pairs = engine.submit(ScoreRequest(text_1=documents, text_2=documents[::-1])).result()
+    torch.testing.assert_close(
+        torch.tensor(pairs.scores), (vectors[1:] * vectors[1:].flip(0)).sum(1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "rule"),
+    [
+        ({"input": ["w1", " ".join(WORDS[:200])]}, "input.1", "at most 64 tokens"),
+        ({"input": [[1], [1] * (LONGEST + 1)]}, "input.1", "at most 64 tokens"),
+        ({"input": [[1], [4000]]}, "input.1", "vocabulary"),
+        ({"input": "w1", "dimensions": WIDTH + 1}, "dimensions", "at most 64"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_with_its_place(
+    engine: EmbeddingEngine, fields: Any, field: str, rule: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        engine.submit(EmbedRequest(**fields))
+    (fault,) = refused.value.faults
+    assert fault.field == field
+    assert rule in fault.rule
+
+
+def test_a_request_for_text_is_told_what_the_model_does(engine: EmbeddingEngine) -> None:
+    request: Any = GenerationRequest(prompt="x")
+    with pytest.raises(InvalidRequest, match=r"makes vectors: send llorch\.embed, "):
+        engine.submit(request)
 
 
 def test_a_long_text_is_cut_only_if_it_may_be(engine: EmbeddingEngine) -> None:
     text = " ".join(WORDS[:200])
-    with pytest.raises(InvalidRequest, match="202 tokens"):
-        engine.embed([text])
-    ids = engine.encode(text, truncate=True)
-    assert len(ids) == LONGEST
-    assert (ids[0], ids[-1]) == (1, 2)
-    assert engine.embed([text], truncate=True).shape == (1, 64)
+    cut = engine.submit(EmbedRequest(input=text, truncate=True))
+    assert cut.prepared.token_ids[0] == [1, *range(3, 3 + LONGEST - 2), 2]
+    assert cut.result().usage.prompt == LONGEST
 
 
-def test_a_long_text_is_cut_where_no_ids_are_put_around_it(
-    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [*range(3, 3 + len(text))])
-    assert engine.encode("a" * 70, truncate=True) == [*range(3, 3 + LONGEST)]
-
-
-def test_no_texts_have_no_vectors(engine: EmbeddingEngine) -> None:
-    assert engine.embed([]).shape == (0, 64)
-
-
-def test_who_waits_for_an_engine_that_closes_is_told(
-    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = engine._encoder.vectors
-
-    def until_it_closes(texts: Texts, pooling: Pooling) -> torch.Tensor:
-        wait_until(lambda: engine._closing)
-        return compute(texts, pooling)
-
-    monkeypatch.setattr(engine._encoder, "vectors", until_it_closes)
-    waiting = engine.submit([[1] * 60] * 3)
-    engine.close()
-    with pytest.raises(InternalError, match="closed"):
+def test_who_waits_for_an_engine_that_closes_is_told(engine: EmbeddingEngine, gate: Gate) -> None:
+    waiting = engine.submit(EmbedRequest(input=[[1] * 60] * 3))
+    gate.began.wait()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    wait_until(lambda: not engine.healthy)
+    gate.opened.set()
+    closing.join()
+    with pytest.raises(Cancelled, match="closed"):
         waiting.result()
     with pytest.raises(InternalError, match="closed"):
-        engine.submit([[1]])
+        engine.embed(["w1"])
 
 
 def test_a_model_without_a_rule_is_refused_until_one_is_given(folder: Path, tmp_path: Path) -> None:
@@ -212,9 +318,64 @@ def test_a_model_without_a_rule_is_refused_until_one_is_given(folder: Path, tmp_
     with pytest.raises(ModelLoadFailed, match="name a pooling"):
         EmbeddingEngine.load(tmp_path, device="cpu")
     with EmbeddingEngine.load(tmp_path, device="cpu", pooling=Pooling("cls")) as engine:
-        assert engine.pooling.kind == "cls"
+        assert engine.pooling == Pooling("cls")
 
 
 def test_a_model_that_generates_is_no_encoder(trained_model: Path) -> None:
     with pytest.raises(ModelLoadFailed, match="no encoder"):
         EmbeddingEngine.load(trained_model / "hf", device="cpu")
+
+
+def test_a_file_says_which_engine_it_needs(folder: Path, trained_model: Path) -> None:
+    with AnyEngine.load(folder, device="cpu") as engine:
+        engine.warm_up()
+        assert isinstance(engine, EmbeddingEngine)
+        assert not engine.misplaced_tensors()
+    with AnyEngine.load(trained_model / "hf", device="cpu") as engine:
+        assert engine.facts.tasks == ("llorch.generate",)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddingEngine]:
+    """A cross-encoder."""
+    folder = write_cross_encoder(tmp_path_factory.mktemp("pairs"))
+    with EmbeddingEngine.load(folder, device="cpu", dtype="float32") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("words", [(3, 5), (50, 40), (10, 200), (200, 10), (100, 100)])
+def test_a_pair_is_encoded_and_scored_as_hugging_face_does(
+    pairs: EmbeddingEngine, tmp_path: Path, words: tuple[int, int]
+) -> None:
+    write_cross_encoder(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    first, second = (" ".join(WORDS[at : at + count]) for at, count in enumerate(words))
+    given = tokenizer(
+        first,
+        second,
+        truncation=True,
+        max_length=LONGEST,
+        return_tensors="pt",
+        return_token_type_ids=True,
+    )
+    with torch.inference_mode():
+        expected = model(
+            given["input_ids"], token_type_ids=given["token_type_ids"]
+        ).logits.sigmoid()
+    scored = pairs.submit(ScoreRequest(text_1=first, text_2=second, truncate=True))
+    assert [*scored.prepared.token_ids[0]] == given["input_ids"][0].tolist()
+    assert scored.result().scores == pytest.approx(expected[0].tolist(), abs=1e-6)
+
+
+def test_a_cross_encoder_ranks_and_makes_no_vectors(pairs: EmbeddingEngine) -> None:
+    documents = [text_of(number) for number in range(4, 10)]
+    scores = pairs.submit(ScoreRequest(text_1="w1 w2", text_2=documents)).result().scores
+    ranked = pairs.submit(RerankRequest(query="w1 w2", documents=documents)).result().results
+    assert [each.relevance_score for each in ranked] == sorted(scores, reverse=True)
+    assert [scores[each.index] for each in ranked] == [each.relevance_score for each in ranked]
+    with pytest.raises(InvalidRequest, match=r"scores pairs of texts: send llorch\.rerank or"):
+        pairs.submit(EmbedRequest(input="w1"))
+    with pytest.raises(InvalidRequest) as refused:
+        pairs.submit(RerankRequest(query="w1", documents=["w1", " ".join(WORDS[:80]), [5]]))
+    assert {each.field for each in refused.value.faults} == {"documents.1", "documents.2"}

@@ -365,7 +365,7 @@ def test_an_answer_that_comes_together_with_a_line_of_the_log_is_heard(
     fork.suspend()
     with ThreadPoolExecutor() as threads:
         # Limits that are none: a defect, of which the fork logs the place.
-        asked = {"ask": "prepare", "limits": [], "generated": 0}
+        asked = {"ask": "prepare", "task": "llorch.generate", "limits": [], "generated": 0}
         body = chat("Hi").model_dump_json(exclude_defaults=True).encode()
         answer = threads.submit(patient._ask, asked, body)
         wait_until(lambda: f"Fork {fork.pid}: " in patient.stacks())

@@ -168,16 +168,6 @@ def test_native_types_keep_a_vectors_direction(tmp_path: Path) -> None:
     assert cosine.min() >= 0.999
 
 
-def test_a_classifier_scores_pairs_as_transformers_does(tmp_path: Path) -> None:
-    model = random_model(BertForSequenceClassification, num_labels=2)
-    model.save_pretrained(tmp_path)
-    encoder, config = loaded(tmp_path)
-    assert config.labels == 2
-    texts = some_texts(types=True)
-    expected = torch.cat([each.logits for each in alone(model, texts)])
-    torch.testing.assert_close(encoder.scores(texts), expected, atol=1e-5, rtol=1e-5)
-
-
 def test_a_folder_without_modules_names_no_pooling(tmp_path: Path) -> None:
     random_model().save_pretrained(tmp_path)
     _, config = loaded(tmp_path)
@@ -234,3 +224,43 @@ def test_a_graph_that_is_not_done_is_refused_by_name(
     with pytest.raises(ModelLoadFailed) as refused:
         loaded(tmp_path)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "squashed"),
+    [
+        ({}, True),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, False),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+        ({"sentence_transformers": {"activation_fn": "x.activation.Sigmoid"}}, True),
+    ],
+)
+def test_a_cross_encoder_scores_as_its_files_say(
+    tmp_path: Path, said: dict[str, Any], squashed: bool
+) -> None:
+    model = random_model(BertForSequenceClassification, num_labels=1)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    encoder, _ = loaded(tmp_path)
+    texts = some_texts(types=True)
+    logits = torch.cat([each.logits for each in alone(model, texts)])
+    expected = logits.sigmoid() if squashed else logits
+    torch.testing.assert_close(encoder.scores(texts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said", "reason"),
+    [
+        (3, {}, "a head of 3 labels"),
+        (1, {"sentence_transformers": {"activation_fn": "a.b.Tanh"}}, "pass through Tanh"),
+    ],
+)
+def test_a_head_that_is_not_done_is_refused_by_name(
+    tmp_path: Path, labels: int, said: dict[str, Any], reason: str
+) -> None:
+    random_model(BertForSequenceClassification, num_labels=labels).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    with pytest.raises(ModelLoadFailed, match=reason):
+        resolve_encoder(open_checkpoint(tmp_path))

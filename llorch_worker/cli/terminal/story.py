@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.wrapping import WordWrap
@@ -12,9 +12,11 @@ from llorch_worker.contract import (
     Event,
     GenerationRequest,
     GenerationResult,
+    JobResult,
     Restarted,
     Started,
     Tokens,
+    Vectors,
 )
 from llorch_worker.contract.quantities import counted
 
@@ -26,7 +28,7 @@ QUIET_S = 5.0
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
-def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live: bool) -> None:
+def follow(screen: Screen, job: Job[Any], *, request: GenerationRequest | None, live: bool) -> None:
     """Print the job's text, token by token if ``live``, else once it has ended; then a summary.
 
     ``request`` is None except in the command that submitted the job.
@@ -56,16 +58,20 @@ def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live:
     show_outcome(screen, result)
 
 
-def show_outcome(screen: Screen, result: GenerationResult) -> None:
+def show_outcome(screen: Screen, result: JobResult) -> None:
     """The result as a JSON document, or one line about it after the text."""
     if screen.as_json:
         screen.document(result.model_dump(mode="json", exclude_none=True))
         return
-    screen.note(f"{result.model}: {outcome(result)}, seed {result.seed}")
+    seed = f", seed {result.seed}" if isinstance(result, GenerationResult) else ""
+    screen.note(f"{result.model}: {outcome(result)}{seed}")
 
 
-def outcome(result: GenerationResult) -> str:
-    """How many tokens there are, how fast they came, and why the texts ended."""
+def outcome(result: JobResult) -> str:
+    """How many tokens there are, how fast they came, and why the texts ended; of a job of texts,
+    how many there are."""
+    if not isinstance(result, GenerationResult):
+        return repr(result).strip("<>")
     timings, tokens = result.timings, result.usage.completion
     reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
     if result.attempts > 1:  # The times are of the last attempt, the tokens of all.
@@ -76,7 +82,7 @@ def outcome(result: GenerationResult) -> str:
     return f"{counted(tokens, 'token')}, {speed}, {first}, {reasons}"
 
 
-def _events(job: Job) -> Iterator[Event | None]:
+def _events(job: Job[Any]) -> Iterator[Event | None]:
     """What comes; None once in each silence of :data:`QUIET_S` after the job has begun."""
     from llorch_worker.client.stream import Position
 
@@ -120,6 +126,9 @@ class StoryPrinter:
 
     def show(self, event: Event) -> None:
         """Print the text that ``event`` adds."""
+        if isinstance(event, Vectors):
+            self.remark(f"{event.index + event.count} of {event.total} texts")
+            return
         if isinstance(event, Started):
             if self._begun:
                 self.remark(f"{event.worker} goes on with it")
@@ -138,8 +147,10 @@ class StoryPrinter:
             self._begin(0)
         self._add(event)
 
-    def show_result(self, result: GenerationResult) -> None:
-        """Print all texts of a job that has ended."""
+    def show_result(self, result: JobResult) -> None:
+        """Print all texts of a job that has ended; vectors and scores are for programs."""
+        if not isinstance(result, GenerationResult):
+            return
         self._choices = len(result.choices)
         for choice in result.choices:
             thought = choice.reasoning_content

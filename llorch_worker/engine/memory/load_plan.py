@@ -311,8 +311,10 @@ class LoadPlan:
         )
 
 
-def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
-    """The plan for a load with these options.
+def plan_load(
+    path: str | Path, options: EngineOptions, checkpoint: Checkpoint | None = None
+) -> LoadPlan:
+    """The plan for a load with these options. ``checkpoint``: the file, if it is open.
 
     Reads the model file's metadata and no weights. A model that does not fit is a plan with a
     ``misfit``, not an error.
@@ -321,7 +323,7 @@ def plan_load(path: str | Path, options: EngineOptions) -> LoadPlan:
         InvalidLoadOption: an option is out of its range.
         ModelLoadFailed: the file is missing, damaged or unsupported, or there is no such device.
     """
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = checkpoint or open_checkpoint(Path(path))
     for name in ("max_sequences", "max_step_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:

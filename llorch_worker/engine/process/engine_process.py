@@ -26,13 +26,14 @@ from llorch_worker.contract import (
     Failed,
     Fault,
     GenerationRequest,
-    GenerationResult,
     InternalError,
     InvalidRequest,
     Journal,
     LlorchError,
+    check_task,
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.contract.kinds import Asked
 from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.engine.interface import (
     Death,
@@ -81,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENGINE: Final = "llorch_worker.engine.engine:Engine"
+ENGINE: Final = "llorch_worker.engine.any_engine:AnyEngine"
 INTAKE_THREADS: Final = 4
 """How many requests the engine's process takes in at once."""
 ANSWER_S: Final = 0.5
@@ -131,7 +132,7 @@ class EngineProcess(Mortal):
         self._meanwhile = meanwhile
         self._last_beat = 0
         self._numbers = itertools.count(1)
-        self._generations: dict[int, RemoteGeneration] = {}
+        self._generations: dict[int, RemoteGeneration[Any]] = {}
         self._accepting: dict[int, _Accepting] = {}
         self._answers: dict[int, Future[Any]] = {}
 
@@ -246,7 +247,7 @@ class EngineProcess(Mortal):
 
     def submit(
         self,
-        request: GenerationRequest,
+        request: Asked,
         *,
         job_id: str | None = None,
         worker: str = "local",
@@ -258,7 +259,7 @@ class EngineProcess(Mortal):
         on_event: Callable[[Event], None] | None = None,
         on_tokens: Callable[[TokensTold], None] | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
-    ) -> RemoteGeneration:
+    ) -> RemoteGeneration[Asked]:
         """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_tokens`` gets new tokens in
         place of ``on_event``, without what it takes to make an event of each. ``on_asked``: see
         :meth:`.IntakeProcess.prepare_document`."""
@@ -267,6 +268,7 @@ class EngineProcess(Mortal):
         prepared = None
         if self._intake is not None:
             check_model(request, self.facts.model_name)
+            check_task(request, self.facts.model_name, self.facts.tasks)
             generated = 0 if journal is None else journal.most_tokens
             limits = self.facts.limits
             within_s = None
@@ -310,7 +312,7 @@ class EngineProcess(Mortal):
             # On this thread, which knows the job's trace.
             _log_defect(f"job {job_id}", error)
             raise
-        if fitting != request.max_tokens:
+        if isinstance(request, GenerationRequest) and fitting != request.max_tokens:
             generation.request = request.model_copy(update={"max_tokens": fitting})
         return generation
 
@@ -484,7 +486,7 @@ class EngineProcess(Mortal):
         generation.end(end)
         self._forget_if_done(handle, generation)
 
-    def _forget_if_done(self, handle: int, generation: RemoteGeneration) -> None:
+    def _forget_if_done(self, handle: int, generation: RemoteGeneration[Any]) -> None:
         # The last event and the result cross in messages of their own, in any order.
         if generation.done:
             del self._generations[handle]
@@ -524,7 +526,7 @@ class _Accepting(Future[int | None]):
         self.since_s = time.monotonic()
 
 
-class RemoteGeneration(GenerationHandle):
+class RemoteGeneration(GenerationHandle[Asked, Any]):
     """A generation of an engine in another process."""
 
     def __init__(
@@ -532,7 +534,7 @@ class RemoteGeneration(GenerationHandle):
         engine: EngineProcess,
         handle: int,
         id: str,
-        request: GenerationRequest,
+        request: Asked,
         on_event: Callable[[Event], None] | None,
         on_tokens: Callable[[TokensTold], None] | None,
     ) -> None:
@@ -574,7 +576,7 @@ class RemoteGeneration(GenerationHandle):
     def _request_cancel(self) -> None:
         self._engine._cancel(self._handle)
 
-    def _read_result(self) -> GenerationResult:
+    def _read_result(self) -> Any:
         return result_of(self._document, self.request)
 
 

@@ -13,9 +13,12 @@ import msgspec
 from pydantic import TypeAdapter
 
 from llorch_worker.contract import (
+    REQUESTS,
+    RESULTS,
     Event,
     GenerationRequest,
-    GenerationResult,
+    JobRequest,
+    JobResult,
     Journal,
     LlorchError,
     Timings,
@@ -28,6 +31,7 @@ from llorch_worker.engine.interface import EngineStats, ModelFacts
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.constraints.grammar import asked_for
 from llorch_worker.intake.prepared import PreparedRequest
+from llorch_worker.intake.texts import PreparedTexts
 from llorch_worker.processes.child import EndLabel
 
 _JOURNAL = TypeAdapter(Journal)
@@ -116,9 +120,10 @@ class Around(_Message):
 class Submit(_Message):
     handle: int
     """What this connection calls the generation."""
+    task: str
     request: bytes
     is_prepared: bool
-    """Whether that is the document of a :class:`.PreparedRequest`."""
+    """Whether that is the document of a :class:`.PreparedRequest` or :class:`.PreparedTexts`."""
     job_id: str
     worker: str
     attempt: int
@@ -134,7 +139,7 @@ class Submit(_Message):
     def of(
         cls,
         handle: int,
-        request: GenerationRequest,
+        request: JobRequest,
         prepared: bytes | None,
         journal: Journal | None,
         **others: Any,
@@ -144,10 +149,12 @@ class Submit(_Message):
         document = prepared or json.dumps(request.wire() | {"metadata": None}).encode()
         read = None if journal is None else _JOURNAL.dump_json(journal)
         is_prepared = prepared is not None
-        is_quick = is_prepared and len(document) <= QUICK_BYTES
-        is_quick = is_quick and asked_for(request) is None and not journal
+        is_quick = is_prepared and len(document) <= QUICK_BYTES and not journal
+        if isinstance(request, GenerationRequest):
+            is_quick = is_quick and asked_for(request) is None
         return cls(
             handle,
+            task=request.task,
             request=document,
             is_prepared=is_prepared,
             journal=read,
@@ -165,11 +172,12 @@ class Submit(_Message):
         names = ("job_id", "worker", "attempt", "queued_at", "retried_at", "suspect")
         journal = None if self.journal is None else _JOURNAL.validate_json(self.journal)
         document = json.loads(self.request)
+        prepared = PreparedRequest if self.task == GenerationRequest.task else PreparedTexts
         return {
             "request": (
-                PreparedRequest.from_document(document)
+                prepared.from_document(document)
                 if self.is_prepared
-                else GenerationRequest(**document)
+                else REQUESTS[self.task](**document)
             ),
             "journal": journal,
             **{name: getattr(self, name) for name in names},
@@ -181,7 +189,8 @@ class _Fitting(msgspec.Struct):
 
 
 class _Prepared(msgspec.Struct):
-    request: _Fitting
+    request: _Fitting = msgspec.field(default_factory=_Fitting)
+    """None of a :class:`.PreparedTexts`."""
 
 
 _read_prepared = msgspec.json.Decoder(_Prepared).decode
@@ -314,12 +323,12 @@ decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_to_keeper = msgspec.msgpack.Decoder(ToKeeper).decode
 
 
-def result_document(result: GenerationResult) -> bytes:
+def result_document(result: JobResult) -> bytes:
     """``result`` without the metadata, which the keeper has."""
     return result.model_dump_json(exclude={"metadata", "text"}, exclude_none=True).encode()
 
 
-def result_of(document: bytes, request: GenerationRequest) -> GenerationResult:
+def result_of(document: bytes, request: JobRequest) -> JobResult:
     """The result of ``request``."""
-    result = GenerationResult.model_validate_json(document)
+    result = RESULTS[request.task].model_validate_json(document)
     return result.model_copy(update={"metadata": request.metadata})

@@ -21,7 +21,9 @@ from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Event,
+    GenerationRequest,
     InternalError,
+    JobRequest,
     LlorchError,
     ModelLoadFailed,
     Started,
@@ -231,7 +233,7 @@ class Server:
             self._send(Refused(handle, ErrorMessage.of(error)))
         else:
             if not asked.is_quick:
-                self._send(Accepted(handle, generation.request.max_tokens))
+                self._send(Accepted(handle, _fitting(generation.request)))
             self._generations[handle].set_result(generation)
         self._board.taken_in(handle)
 
@@ -275,6 +277,10 @@ class Server:
 
     def _send(self, message: ToKeeper) -> None:
         self._frames.send(encode(message))
+
+
+def _fitting(request: JobRequest) -> int | None:
+    return request.max_tokens if isinstance(request, GenerationRequest) else None
 
 
 def _warm_up(engine: Any) -> None:

@@ -44,6 +44,8 @@ class EncoderConfig:
     """None if the files name no rule."""
     labels: int = 0
     """Rows of a classifier's head; 0 for none."""
+    squashes: bool = True
+    """Whether a score is between 0 and 1: the head's number through a sigmoid."""
 
     @property
     def head_dim(self) -> int:
@@ -116,6 +118,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
         longest_text=min(positions, _longest(checkpoint, positions)),
         pooling=pooling_of(checkpoint),
         labels=_labels(checkpoint),
+        squashes=_squashes(read, metadata),
     )
 
 
@@ -130,7 +133,23 @@ def _longest(checkpoint: Checkpoint, positions: int) -> int:
 
 def _labels(checkpoint: Checkpoint) -> int:
     classifier = checkpoint.tensors.get("classifier.weight")
-    return 0 if classifier is None else classifier.shape[0]
+    labels = 0 if classifier is None else classifier.shape[0]
+    if labels > 1:
+        raise ModelLoadFailed(
+            f"{checkpoint.path} has a head of {labels} labels; one label scores a pair of texts."
+        )
+    return labels
+
+
+def _squashes(read: Reader, metadata: Mapping[str, Any]) -> bool:
+    """What sentence-transformers does with a head's number; newer files have it in an object."""
+    said = metadata.get("sentence_transformers") or {}
+    name = said.get("activation_fn") if isinstance(said, Mapping) else None
+    name = name or metadata.get("sbert_ce_default_activation_function") or "Sigmoid"
+    kind = str(name).rpartition(".")[2]
+    if kind not in ("Sigmoid", "Identity"):
+        raise read.refused(f"its scores pass through {kind}", "Sigmoid and Identity are done")
+    return kind == "Sigmoid"
 
 
 def _rows(checkpoint: Checkpoint, name: str) -> int:

@@ -169,12 +169,14 @@ class Encoder:
         return pooling.vectors(self.hidden(texts), texts.lengths)
 
     def scores(self, texts: Texts) -> torch.Tensor:
-        """The head's logits: float32 ``[texts, labels]``. Raises ValueError without a head."""
+        """The head's number of each, as the model's files say: float32 ``[texts, labels]``. Raises
+        ValueError without a head."""
         if self._head is None:
             raise ValueError("the model has no head that scores")
         first = Pooling("cls").vectors(self.hidden(texts), texts.lengths)
         first = first.to(self._tokens.dtype)
-        return self._head.classifier(torch.tanh(self._head.pooler(first))).float()
+        logits = self._head.classifier(torch.tanh(self._head.pooler(first))).float()
+        return logits.sigmoid() if self.config.squashes else logits
 
 
 def _attend(

@@ -18,7 +18,15 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import normal_queue_of
-from llorch_worker.contract import TASK_NAME, GenerationResult, LlorchError, Timings
+from llorch_worker.contract import (
+    REQUESTS,
+    TASK_NAME,
+    EmbedRequest,
+    GenerationResult,
+    JobResult,
+    LlorchError,
+    Timings,
+)
 from llorch_worker.telemetry.traces.faults import guarded, refusal
 from llorch_worker.telemetry.traces.publishing import SCOPE, carried, message_attributes
 
@@ -127,14 +135,19 @@ class AttemptSpans:
             context.detach(attempt.token)
         with guarded():
             if attempt.span.is_recording():
-                if task.name == TASK_NAME:
-                    self._record(attempt, state, retval, kwargs)
+                if task.name in REQUESTS:
+                    self._record(attempt, task.name, state, retval, kwargs)
                 elif state == states.FAILURE:
                     _fail(attempt.span, type(retval).__name__)
             attempt.span.end()
 
     def _record(
-        self, attempt: _Attempt, state: str | None, end: Any, fields: Mapping[str, Any]
+        self,
+        attempt: _Attempt,
+        task: str,
+        state: str | None,
+        end: Any,
+        fields: Mapping[str, Any],
     ) -> None:
         claim, queued_ns = attempt.claim, _queued_ns(attempt)
         # A worker that died has not recorded the wait.
@@ -143,12 +156,12 @@ class AttemptSpans:
             self._add_part("queue", attempt.queue_parent, queued_ns, first_ns)
         attributes: dict[str, Any] = {
             "gen_ai.provider.name": "llorch",
-            "gen_ai.operation.name": "chat" if "messages" in fields else "text_completion",
+            "gen_ai.operation.name": _operation(task, fields),
         }
         if state is not None and not HELD_CLAIMS.has_ended(claim):
             # It was handed back, or another worker has taken it over.
             attributes["llorch.outcome"] = "continues elsewhere"
-        elif isinstance(end, GenerationResult):
+        elif isinstance(end, JobResult):
             attributes |= _of_request(fields) | _of_result(end)
             self._engine_parts(attempt.span, queued_ns, end.timings)
         elif state == states.IGNORED:
@@ -179,8 +192,17 @@ def _of_request(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_result(result: GenerationResult) -> dict[str, Any]:
-    reasons = [choice.finish_reason for choice in result.choices]
+def _operation(task: str, fields: Mapping[str, Any]) -> str:
+    """As OpenTelemetry names it; it has none for scores."""
+    if task == TASK_NAME:
+        return "chat" if "messages" in fields else "text_completion"
+    return "embeddings" if task == EmbedRequest.task else task.rpartition(".")[2]
+
+
+def _of_result(result: JobResult) -> dict[str, Any]:
+    reasons = [result.ended]
+    if isinstance(result, GenerationResult):
+        reasons = [choice.finish_reason for choice in result.choices]
     return {
         "gen_ai.request.model": result.model,
         "gen_ai.response.finish_reasons": reasons,

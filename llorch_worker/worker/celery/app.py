@@ -22,6 +22,7 @@ from llorch_worker.broker.producer import OwnBroker
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE, explain
 from llorch_worker.contract.errors import BrokerRefused, InvalidUrl
+from llorch_worker.engine.process.engine_process import ENGINE
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.logs.setup import CeleryLogs
 from llorch_worker.telemetry.logs.streams import print_documents
@@ -54,7 +55,7 @@ class LlorchApp(OwnBroker):
     """Set by the worker's bootstep."""
     assignment: Assignment | None = None
     """The device of this process; the bootstep assigns one if it is not set."""
-    engine_class: str = "llorch_worker.engine.engine:Engine"
+    engine_class: str = ENGINE
     """``module:Class`` of the engine, which only its own process imports."""
     on_load_progress: Callable[[int, int], None] | None = None
     """Called with the bytes loaded and the bytes in total."""

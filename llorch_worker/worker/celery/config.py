@@ -15,7 +15,7 @@ from llorch_worker.broker.producer import (
 )
 from llorch_worker.broker.queues import normal_queue, queues, route
 from llorch_worker.broker.url import is_sentinel
-from llorch_worker.contract import TASK_NAME
+from llorch_worker.contract import REQUESTS
 from llorch_worker.devices import default_sequences
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
@@ -70,7 +70,7 @@ def route_job(
     **_: Any,
 ) -> dict[str, Any] | None:
     """Celery's router: the queue of a job's model and priority, unless the sender names one."""
-    if name != TASK_NAME or any(map(options.get, ("queue", "exchange", "routing_key"))):
+    if name not in REQUESTS or any(map(options.get, ("queue", "exchange", "routing_key"))):
         return None
     # An invalid model or priority is sent anyway; the worker's error names it.
     model, priority = map((fields or {}).get, ("model", "priority"))

@@ -23,7 +23,7 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
 from llorch_worker.broker.settling import Settler
-from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
+from llorch_worker.contract import REQUESTS, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource
 from llorch_worker.worker.celery.message_faults import fault_of, id_of
@@ -182,10 +182,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         other workers can take them. The token itself is taken by Celery, when the job arrives."""
         if self.app.residency is not None and not self.app.residency.is_ready:
             return Startable(0)  # the residency says when to claim again
-        bucket = None if self.disable_rate_limits else self.task_buckets[TASK_NAME]
-        if bucket is None:
+        found = [] if self.disable_rate_limits else map(self.task_buckets.get, REQUESTS)
+        if not (buckets := [bucket for bucket in found if bucket is not None]):
             return Startable(MOST_JOBS_A_CLAIM)
-        wait_s = bucket.expected_time()
+        # Which task the next job is of, its claim tells.
+        wait_s = max(bucket.expected_time() for bucket in buckets)
         return Startable(0, wait_s) if wait_s else Startable(1)
 
     def on_send_event_buffered(self) -> None:

@@ -17,7 +17,7 @@ from celery.app.utils import Settings as CelerySettings
 from llorch_worker.broker.producer import celery_url
 from llorch_worker.broker.queues import queues
 from llorch_worker.broker.url import RedisUrl, safe_url
-from llorch_worker.contract import TASK_NAME, shown
+from llorch_worker.contract import REQUESTS, shown
 from llorch_worker.contract.errors import InvalidUrl
 from llorch_worker.worker.celery.pool import EnginePool
 
@@ -140,13 +140,13 @@ def refused_setting(app: Any) -> str | None:
         for source, given in _given(app.conf, name):
             if not _same(name, given, own, redis_url):
                 return _refusal(name, given, source, redis_url)
-    task = app.tasks[TASK_NAME]
-    for attribute, own in _TASK_ATTRIBUTES.items():
-        given = getattr(task, attribute, own)  # older versions of Celery lack some
-        if given != own:
-            name = f"task_{attribute}"
-            sources = (source for source, _ in _given(app.conf, name))
-            return _refusal(name, given, next(sources, "in an annotation"), redis_url)
+    for task in map(app.tasks.get, REQUESTS):
+        for attribute, own in _TASK_ATTRIBUTES.items():
+            given = getattr(task, attribute, own)  # older versions of Celery lack some
+            if given != own:
+                name = f"task_{attribute}"
+                sources = (source for source, _ in _given(app.conf, name))
+                return _refusal(name, given, next(sources, "in an annotation"), redis_url)
     app.conf.update(app.own_config)
     return None
 

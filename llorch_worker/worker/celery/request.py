@@ -42,7 +42,9 @@ class JobRequest(Request):  # type: ignore[misc]
         self._body, self._content_type, self._content_encoding = [args, kwargs, known], None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
-            summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
+            summarise(self._kwargs, self.name)
+            if isinstance(self._kwargs, Mapping)
+            else describe(self._kwargs)
         )
         # Store the result even if the producer wants none: the stream's last event is stored with
         # it, and a cancel or a second delivery looks for it.

@@ -1,4 +1,5 @@
-"""``llorch.generate``: hands a job to the resident engine and returns its result."""
+"""``llorch.generate`` and the tasks of texts: hands a job to the resident engine and returns its
+result."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from celery.exceptions import Reject
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, TENANT, enqueue_time_s
 from llorch_worker.contract import (
-    TASK_NAME,
+    REQUESTS,
     Cancelled,
     Fault,
-    GenerationResult,
     InternalError,
     InvalidRequest,
+    JobResult,
     LlorchError,
     describe,
     summarise,
@@ -36,7 +37,7 @@ class JobTask(Task):  # type: ignore[misc]
     Request = JobRequest
 
 
-class GenerateTask(JobTask):
+class RequestTask(JobTask):
     """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
@@ -57,12 +58,12 @@ class GenerateTask(JobTask):
         own = {ENQUEUED_AT: time.time(), **carried()}
         options["headers"] = own | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
-        options["kwargsrepr"] = summarise(fields)
+        options["kwargsrepr"] = summarise(fields, self.name)
         return super().apply_async(args, fields, **options)
 
 
-def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResult:
-    """Runs one job to its end; ``fields`` are those of the contract's GenerationRequest.
+def run(task: RequestTask, /, *args: Any, **fields: Any) -> JobResult:
+    """Runs one job to its end; ``fields`` are those of the contract's request for this task.
 
     It accepts any arguments, so that the error for a wrong one gives its name and the broken rule.
 
@@ -88,7 +89,13 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     try:
         return residency.job_runner.run(
             Delivery(
-                claim, fields, args, enqueued_at_s, request.timelimit or (), request.get(TENANT)
+                claim,
+                fields,
+                task.name,
+                args,
+                enqueued_at_s,
+                request.timelimit or (),
+                request.get(TENANT),
             )
         )
     except Cancelled:
@@ -99,16 +106,17 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         raise Reject("the job continues here or elsewhere", requeue=True) from None
 
 
-def register(app: Celery) -> Task:
-    """Adds the task to ``app``."""
-    return app.task(
-        generate,
-        name=TASK_NAME,
-        shared=False,  # with other apps of this process
-        bind=True,
-        base=GenerateTask,
-        # A refusal is an answer, not a defect: Celery logs it in one line, without a traceback.
-        throws=(LlorchError,),
-        # The worker validates the arguments and names the rule they break.
-        typing=False,
-    )
+def register(app: Celery) -> None:
+    """Adds the tasks to ``app``."""
+    for name in REQUESTS:
+        app.task(
+            run,
+            name=name,
+            shared=False,  # with other apps of this process
+            bind=True,
+            base=RequestTask,
+            # A refusal is an answer, not a defect: Celery logs it in one line, without a traceback.
+            throws=(LlorchError,),
+            # The worker validates the arguments and names the rule they break.
+            typing=False,
+        )
