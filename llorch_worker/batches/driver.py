@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from uuid import UUID, uuid5
 
 from llorch_worker.batches.lines import End, Line, NotRun
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.contract import (
     Cancelled,
-    GenerationRequest,
-    GenerationResult,
+    JobRequest,
+    JobResult,
     LlorchError,
     ModelNotServed,
     QueueFull,
@@ -30,11 +30,11 @@ WINDOWS_AHEAD = 4
 """Ends are returned in order; behind a slow line, so many windows of jobs may run ahead."""
 MOST_BYTES_AHEAD = 64 * 2**20
 
-Adapt = Callable[[GenerationRequest, str], Awaitable[GenerationRequest]]
+Adapt = Callable[[JobRequest, str], Awaitable[JobRequest]]
 """Changes a request before it is sent as the job with this id, or refuses it for now."""
 
 
-async def _unchanged(request: GenerationRequest, _: str) -> GenerationRequest:
+async def _unchanged(request: JobRequest, _: str) -> JobRequest:
     return request
 
 
@@ -128,12 +128,11 @@ class Driver:
         errors = [end for end in ends if isinstance(end, LlorchError)]
         if errors:
             return errors[0]
-        results: Sequence[GenerationResult] = [e for e in ends if isinstance(e, GenerationResult)]
-        return results
+        return [end for end in ends if isinstance(end, JobResult)]
 
     async def _job_end(
-        self, request: GenerationRequest, job_id: str, digest: str, *, known: bool
-    ) -> GenerationResult | LlorchError:
+        self, request: JobRequest, job_id: str, digest: str, *, known: bool
+    ) -> JobResult | LlorchError:
         if "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": "low"})
         async with self._places:
@@ -144,7 +143,7 @@ class Driver:
                             break
                         adapted = await self._adapt(request, job_id)
                         known = True
-                        job = await self._client.submit(
+                        job: AsyncJob[JobResult] = await self._client.submit(
                             adapted, job_id=job_id, owner=self._owner, digest=digest
                         )
                     self._served.add(request.model)
@@ -179,10 +178,10 @@ class Driver:
     async def _pause(self) -> None:
         await asyncio.wait((self._stopped,), timeout=RETRY_S)
 
-    async def _called_off(self, job_id: str) -> GenerationResult | LlorchError:
+    async def _called_off(self, job_id: str) -> JobResult | LlorchError:
         """The end of a job that may have been sent, after a cancel."""
         reason = self._stopped.result()
-        job: AsyncJob = self._client.job(job_id)
+        job: AsyncJob[JobResult] = self._client.job(job_id)
         while True:
             try:
                 if (await job.status()).state == "unknown":

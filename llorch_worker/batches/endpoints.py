@@ -12,8 +12,8 @@ from llorch_worker.batches.lines import Call, Endpoint
 from llorch_worker.contract import (
     Fault,
     GenerationRequest,
-    GenerationResult,
     InvalidRequest,
+    JobRequest,
     describe,
 )
 from llorch_worker.openai_api.body import Body
@@ -23,6 +23,7 @@ from llorch_worker.openai_api.responses import new_record, response_of
 from llorch_worker.openai_api.responses_items import ItemReference
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import WholeBody, read_as
+from llorch_worker.openai_api.texts import EmbeddingsBody, RerankBody, ScoreBody, TextsBody
 
 AnyBody = TypeVar("AnyBody", bound=WholeBody)
 
@@ -35,8 +36,20 @@ class _Completion:
         self._body = body
         self.requests: Sequence[GenerationRequest] = body.to_requests()
 
-    def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    def body(self, results: Sequence[Any]) -> dict[str, Any]:
         return dict(self._body.answer(results, int(time.time())))
+
+
+class _Texts:
+    """A body of embeddings, rerank or score."""
+
+    def __init__(self, body: TextsBody) -> None:
+        self._body = body
+        self.requests: Sequence[JobRequest] = body.to_requests()
+
+    def body(self, results: Sequence[Any]) -> dict[str, Any]:
+        answer = self._body.answer(results, int(time.time()))
+        return answer.model_dump(mode="json", exclude_none=True)
 
 
 class _Response:
@@ -57,7 +70,7 @@ class _Response:
             raise InvalidRequest.from_faults([fault])
         self.requests: Sequence[GenerationRequest] = (body.to_generation(self._items),)
 
-    def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    def body(self, results: Sequence[Any]) -> dict[str, Any]:
         record = new_record(
             self._body,
             self._items,
@@ -92,4 +105,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": _endpoint(ChatRequest, _Completion),
     "/v1/completions": _endpoint(CompletionRequest, _Completion),
     "/v1/responses": _endpoint(ResponseRequest, _Response),
+    "/v1/embeddings": _endpoint(EmbeddingsBody, _Texts),
+    "/v1/rerank": _endpoint(RerankBody, _Texts),
+    "/v1/score": _endpoint(ScoreBody, _Texts),
 }

@@ -12,18 +12,22 @@ from pydantic import Field
 from llorch_worker.batches.raw_lines import MOST_LINE_BYTES, RawLine
 from llorch_worker.contract import (
     DeadlineExceeded,
+    EmbedRequest,
     Fault,
     GenerationRequest,
-    GenerationResult,
     InvalidRequest,
+    JobRequest,
+    JobResult,
     LlorchError,
+    RerankRequest,
+    ScoreRequest,
     describe,
 )
 from llorch_worker.contract.values import UnreadableJson, read_json
 from llorch_worker.openai_api.errors import body_of, status_of
 from llorch_worker.openai_api.shape import Shape, read_as
 
-End = Sequence[GenerationResult] | LlorchError
+End = Sequence[JobResult] | LlorchError
 """How a line ended: the results of its requests, or why there are none."""
 
 
@@ -31,9 +35,9 @@ class Call(Protocol):
     """The body of a line, understood."""
 
     @property
-    def requests(self) -> Sequence[GenerationRequest]: ...
+    def requests(self) -> Sequence[JobRequest]: ...
 
-    def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    def body(self, results: Sequence[Any]) -> dict[str, Any]:
         """What the endpoint answers."""
 
 
@@ -57,7 +61,7 @@ class BatchCancelled(NotRun):
 class Line(ABC):
     """One line of a batch. Its ``requests`` are an error if it cannot be understood."""
 
-    requests: Sequence[GenerationRequest] | LlorchError
+    requests: Sequence[JobRequest] | LlorchError
 
     def __init__(self, raw: RawLine) -> None:
         self.number = raw.number
@@ -150,7 +154,7 @@ class BareLine(Line):
         try:
             if isinstance(fields, InvalidRequest):
                 raise fields
-            self.requests = (GenerationRequest(**fields),)
+            self.requests = (bare_request(fields),)
         except InvalidRequest as error:
             self.requests = error
 
@@ -159,6 +163,14 @@ class BareLine(Line):
         if isinstance(end, LlorchError):
             return {**head, "error": end.document().model_dump(mode="json")}
         return {**head, "result": end[0].model_dump(mode="json", exclude_none=True)}
+
+
+def bare_request(fields: Mapping[str, Any]) -> JobRequest:
+    """The request with these fields: for vectors if it has ``input``, for a ranking with
+    ``documents`` and for scores with ``text_1``. Raises ``InvalidRequest``."""
+    named = {"input": EmbedRequest, "documents": RerankRequest, "text_1": ScoreRequest}
+    kind = next((kind for name, kind in named.items() if name in fields), GenerationRequest)
+    return kind(**fields)
 
 
 def fields_of(raw: RawLine) -> dict[str, Any] | InvalidRequest:
@@ -191,8 +203,7 @@ def is_failure(document: dict[str, Any]) -> bool:
 def _refuse_nothing(end: End) -> End:
     """``DeadlineExceeded`` if no job has a token because of its deadline."""
     if isinstance(end, LlorchError) or not all(
-        result.choices[0].finish_reason == "deadline" and not result.usage.completion
-        for result in end
+        result.ended == "deadline" and not result.usage.completion for result in end
     ):
         return end
     return DeadlineExceeded("the deadline passed before the first token")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
 from celery.utils import uuid
@@ -23,11 +23,13 @@ from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import (
     GenerationRequest,
     IdempotencyKeyReused,
+    JobRequest,
     LlorchError,
     request_digest,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.generation_config import with_generation_config
+from llorch_worker.contract.kinds import Asked
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.access_log import note_job
 from llorch_worker.gateway.batches.record import BatchRecord
@@ -100,9 +102,7 @@ class Gateway:
             on_end=self.webhooks.due,
         )
 
-    async def _of_batch(
-        self, owner: str, request: GenerationRequest, job_id: str
-    ) -> GenerationRequest:
+    async def _of_batch(self, owner: str, request: Asked, job_id: str) -> Asked:
         """A line of a batch. Those in flight are bounded by the batch's window instead."""
         request = self._bounded(await self.with_generation_config(request))
         caller = None if self._keys is None else self._keys.named(owner)
@@ -111,18 +111,18 @@ class Gateway:
                 request = await self._limits.admit(request, caller, job_id, counts=False)
         return owned(request, owner)
 
-    async def with_generation_config(self, request: GenerationRequest) -> GenerationRequest:
+    async def with_generation_config(self, request: Asked) -> Asked:
         """As :meth:`Client.submit` would send it, which then changes it no more.
 
         Raises ``LlorchError`` if the model is unknown.
         """
-        if self.settings.generation_config == "none":
+        if self.settings.generation_config == "none" or not isinstance(request, GenerationRequest):
             return request
         card = await self.client.model_card(request.model)
-        return with_generation_config(request, card.generation_config)
+        return cast("Asked", with_generation_config(request, card.generation_config))
 
-    def _bounded(self, request: GenerationRequest) -> GenerationRequest:
-        if not request.cut_max_tokens:
+    def _bounded(self, request: Asked) -> Asked:
+        if not isinstance(request, GenerationRequest) or not request.cut_max_tokens:
             return request
         wanted, most = request.max_tokens, self.own.max_tokens
         if wanted is None:
@@ -177,7 +177,7 @@ class Gateway:
 
     async def submit(
         self,
-        request: GenerationRequest,
+        request: JobRequest,
         caller: Caller,
         *,
         waits: bool = True,
@@ -185,7 +185,7 @@ class Gateway:
         private: bool = False,
         stream: bool = False,
         digest: str | None = None,
-    ) -> AsyncJob:
+    ) -> AsyncJob[Any]:
         """Enqueues a job of ``caller``, or finds the first with the same idempotency key.
 
         ``waits``: a client waits for the answer, so a live worker must serve the model;
@@ -223,7 +223,7 @@ class Gateway:
             if enqueued is None or enqueued.id != job_id:
                 await self._leave(caller, job_id, self._limits.withdraw)
 
-    async def _earlier(self, request: GenerationRequest, digest: str) -> AsyncJob | None:
+    async def _earlier(self, request: JobRequest, digest: str) -> AsyncJob[Any] | None:
         """The job with this request's idempotency key: its answer is due whatever else holds.
 
         Raises ``IdempotencyKeyReused``.
@@ -315,7 +315,7 @@ class Gateway:
         return bool(self._served) if model is None else model in self._served
 
 
-def owned(request: GenerationRequest, owner: str) -> GenerationRequest:
+def owned(request: Asked, owner: str) -> Asked:
     """``request`` in the owner's line of jobs, and with an idempotency key that no other caller can
     use to read its answer."""
     if not owner:

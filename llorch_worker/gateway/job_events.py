@@ -15,9 +15,9 @@ from llorch_worker.contract import (
     DeadlineExceeded,
     Failed,
     Finished,
-    GenerationRequest,
     GenerationResult,
     InternalError,
+    JobRequest,
     ModelChanged,
     Restarted,
     Started,
@@ -41,7 +41,7 @@ class OwnClock:
     """Limits the wait for jobs of these ``requests``, which are sent now, to their deadlines by
     this process' clock. Their workers, or others, end them sooner if they can."""
 
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, requests: Sequence[JobRequest]) -> None:
         all_s = [request.deadline_s for request in requests if request.deadline_s is not None]
         ends = bool(all_s) and len(all_s) == len(requests)
         now_s = asyncio.get_running_loop().time()

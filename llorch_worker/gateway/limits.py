@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async, text
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, JobRequest, TextsRequest
+from llorch_worker.contract.kinds import Asked
 from llorch_worker.gateway.errors import RateLimited, TooManyJobs
 from llorch_worker.gateway.keys import Caller, Rate
 
@@ -33,8 +34,8 @@ class Limits:
         self._redis: Any = client
 
     async def admit(
-        self, request: GenerationRequest, caller: Caller, job_id: str, *, counts: bool = True
-    ) -> GenerationRequest:
+        self, request: Asked, caller: Caller, job_id: str, *, counts: bool = True
+    ) -> Asked:
         """The request, with the lowest priority if it is beyond a soft limit. A job counts once,
         however often it is admitted; among those in flight only if it ``counts``.
 
@@ -76,7 +77,7 @@ class Limits:
             await run_script_async(self._redis, "gateway/withdraw", [job_id], places)
 
     async def _ask(
-        self, request: GenerationRequest, caller: Caller, job_id: str, most: int
+        self, request: JobRequest, caller: Caller, job_id: str, most: int
     ) -> tuple[str, int]:
         of_tokens = [rate.limit for rate in caller.rates if rate.kind == "tokens"]
         # Else a job that may use more than the limit would never run.
@@ -120,8 +121,14 @@ def _share(figures: tuple[int, int, Rate]) -> float:
     return left / rate.limit
 
 
-def _guess(request: GenerationRequest) -> int:
+def _guess(request: JobRequest) -> int:
     """About how many tokens the job will use at most."""
+    if isinstance(request, TextsRequest):
+        return sum(
+            len(each) if isinstance(each, tuple) else len(each) // CHARACTERS_A_TOKEN
+            for each in request.all_texts
+        )
+    assert isinstance(request, GenerationRequest)
     texts = [request.prompt or "", *(str(each.content or "") for each in request.messages or ())]
     prompt = len(request.prompt_token_ids or ()) + sum(map(len, texts)) // CHARACTERS_A_TOKEN
     # Without a maximum, an answer could take the whole context, but hardly one does.

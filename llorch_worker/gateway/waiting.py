@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from fastapi import Request
 
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import JobRequest
 from llorch_worker.gateway.event_source import EventSource, begun_event_source
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
@@ -30,11 +30,11 @@ class Waiting:
         self._caller = caller
         self._comes_back = comes_back
         self._private = private
-        self.jobs: list[AsyncJob] = []
+        self.jobs: list[AsyncJob[Any]] = []
         self.broken = False
         """Whether a stream ends before its jobs, with an error as its last event."""
 
-    async def submit(self, generation: GenerationRequest, **options: Any) -> AsyncJob:
+    async def submit(self, generation: JobRequest, **options: Any) -> AsyncJob[Any]:
         """See :meth:`Gateway.submit`. If this job is refused, the earlier ones end too, and so do
         all if the client hangs up meanwhile."""
         sending = asyncio.ensure_future(
@@ -49,7 +49,7 @@ class Waiting:
             raise
         return self.jobs[-1]
 
-    async def _end(self, sending: asyncio.Future[AsyncJob]) -> None:
+    async def _end(self, sending: asyncio.Future[AsyncJob[Any]]) -> None:
         """Cancels all jobs, when that which is on its way has arrived or is refused."""
         with suppress(Exception):  # who waits for it raises it
             self.jobs.append(await sending)
