@@ -221,16 +221,24 @@ def model_file(settings: Settings) -> Iterator[Check]:
     """Does the model's metadata load, and does the model fit? A missing device skips the latter."""
     if extras.missing_modules("worker"):
         return
-    from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
+    from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
     from llorch_worker.intake.process import IntakeProcess
+    from llorch_worker.model.encoder.config import is_encoder
+    from llorch_worker.weights import open_checkpoint
     from llorch_worker.weights.contents import stored_numbers
 
     device_fault = _device_fault(settings.device)
     options = settings.engine_options
     if device_fault:
         options = replace(options, device="cpu")
+    plan: LoadPlan | EncoderPlan
     try:
-        plan = plan_load(settings.model, options)
+        checkpoint = open_checkpoint(settings.model)
+        if is_encoder(checkpoint):
+            plan = plan_encoder(checkpoint, options)
+        else:
+            plan = plan_load(settings.model, options, checkpoint)
         with IntakeProcess(plan.checkpoint.path) as intake:
             intake.around()
     except LlorchError as error:
@@ -242,11 +250,12 @@ def model_file(settings: Settings) -> Iterator[Check]:
         yield Check("model", "fail", error.message, remedy)
         return
     parameters = human_count(stored_numbers(plan.checkpoint))
-    finding = f"{settings.served_name}: {parameters} parameters, context {plan.config.max_context}"
+    finding = f"{settings.served_name}: {parameters} parameters, context {plan.longest_context}"
     yield Check("model", "ok", finding)
     if device_fault:
         return
-    yield _kernels(plan, wanted=settings.kernels)
+    if isinstance(plan, LoadPlan):
+        yield _kernels(plan, wanted=settings.kernels)
     needs = f"needs {human_bytes(plan.total_bytes)} on {plan.device} as {plan.kept_as}"
     finding = f"{needs}; {human_bytes(plan.free_bytes)} free"
     if plan.misfit is None:

@@ -68,7 +68,7 @@ def _document(settings: Settings, plan: EncoderPlan) -> dict[str, Any]:
         "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
         "memory": {
             "device": str(plan.device),
-            "dtype": str(plan.dtype).removeprefix("torch."),
+            "dtype": plan.kept_as,
             "max_sequences": plan.options.sequences,
             "weights_bytes": plan.weights_bytes,
             "workspace_bytes": plan.workspace_bytes,

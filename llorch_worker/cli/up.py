@@ -24,7 +24,7 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract import printable
+from llorch_worker.contract import TASK_NAME, printable
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.installing import install_command
 from llorch_worker.settings import Settings
@@ -271,6 +271,12 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
     )
     several, name = len(plan.models) > 1, _shown(plan.settings.served_name)
     choice, partner = (f"--model {name} ", f" {name}") if several else ("", "")
+    first = f'llorch chat{partner}\nllorch submit {choice}--stream "Once upon a time"'
+    if stack.gateway_url and not any(TASK_NAME in card.tasks for card in cards):
+        first = (
+            f"curl {stack.gateway_url}/v1/embeddings -H 'Content-Type: application/json' "
+            """-d '{"input": "Once upon a time"}'"""
+        )
     own = "  (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
     if stack.flower_url and plan.flower_login:
@@ -293,8 +299,7 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
 Try it in another terminal (llorch up --help shows how Celery and HTTP send jobs):
 
 [cyan]export LLORCH_REDIS_URL={url}
-llorch chat{partner}
-llorch submit {choice}--stream "Once upon a time"[/]
+{_shown(first)}[/]
 
   [bold]Redis[/]    {url}{own}
   [bold]gateway[/]  {gateway}

@@ -239,7 +239,8 @@ def chat_format(
     ``</s>``; other models refuse chats."""
     if not templates.named:
         if eos is None or codec.special_ids.get("</s>") != eos:
-            logger.info("the model has no chat template: it refuses chats")
+            if "[CLS]" not in codec.special_ids:  # an encoder answers nobody
+                logger.info("the model has no chat template: it refuses chats")
             return NoChat()
         logger.info("the model has no chat template: chats get Llama-2's [INST] format")
         return Llama2Chat(codec, bos, eos)

@@ -48,6 +48,16 @@ class EncoderPlan:
         scores = (RerankRequest.task, ScoreRequest.task)
         return scores if self.pooling is None else (EmbedRequest.task, *scores)
 
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of a text."""
+        return self.config.longest_text
+
+    @property
+    def kept_as(self) -> str:
+        """The type in memory."""
+        return str(self.dtype).removeprefix("torch.")
+
     @cached_property
     def weights_bytes(self) -> int:
         """At most: matrices of a quantised file may stay in fewer bits."""

@@ -158,6 +158,11 @@ class LoadPlan:
         return CACHE_SHARE[self.device.type]
 
     @property
+    def longest_context(self) -> int:
+        """The model's own, in tokens."""
+        return self.config.max_context
+
+    @property
     def full_contexts(self) -> float:
         """How many contexts of full length the KV blocks hold at once."""
         return round(self.num_blocks / self.shape.context_blocks, 2)
