@@ -264,3 +264,14 @@ def test_a_head_that_is_not_done_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(config | said))
     with pytest.raises(ModelLoadFailed, match=reason):
         resolve_encoder(open_checkpoint(tmp_path))
+
+
+def test_a_prompt_before_each_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    said = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(said))
+    with pytest.raises(ModelLoadFailed, match="puts the prompt 'query' before each text"):
+        resolve_encoder(open_checkpoint(tmp_path))
+    file.write_text(json.dumps(said | {"default_prompt_name": None}))
+    assert resolve_encoder(open_checkpoint(tmp_path))

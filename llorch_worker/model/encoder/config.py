@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.encoder.pooling import Pooling, pooling_of
 from llorch_worker.model.reader import Reader
+from llorch_worker.model_files.bounds import repr_cut
 from llorch_worker.model_files.side_file import exists, read_object
 from llorch_worker.weights import Checkpoint
 
@@ -104,6 +105,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
     )
     read.refuse_unless("is_decoder", (False,), "an encoder's tokens see each other")
     read.refuse_unless("hidden_act", tuple(_ACTIVATIONS), "the family has no other activation")
+    _refuse_prompts(checkpoint)
     positions = read.integer("max_position_embeddings")
     return EncoderConfig(
         vocab_size=read.integer("vocab_size"),
@@ -120,6 +122,17 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
         labels=_labels(checkpoint),
         squashes=_squashes(read, metadata),
     )
+
+
+def _refuse_prompts(checkpoint: Checkpoint) -> None:
+    """Raises ModelLoadFailed if sentence-transformers would put a text before each by itself."""
+    file = checkpoint.path / "config_sentence_transformers.json"
+    said: Mapping[str, Any] = read_object(file) if exists(file) else {}
+    if (name := said.get("default_prompt_name")) is not None:
+        raise ModelLoadFailed(
+            f"{file} puts the prompt {repr_cut(name)} before each text; take default_prompt_name "
+            "out, and send what the texts are for as a request's instruction."
+        )
 
 
 def _longest(checkpoint: Checkpoint, positions: int) -> int:
