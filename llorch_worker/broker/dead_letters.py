@@ -126,7 +126,7 @@ def version(client: Redis) -> str:
     """A text that differs whenever the list of letters has changed. The console asks for it with
     each reading of the fleet."""
     # A new letter changes the head, and one that goes the length.
-    return f"{client.llen(keys.DEAD)} {client.lindex(keys.DEAD, 0)}"
+    return f"{client.llen(keys.DEAD)} {client.lindex(keys.DEAD, 0)!r}"
 
 
 def find(client: Redis, letter_id: str) -> DeadLetter | None:
