@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -53,39 +54,42 @@ CHAT = '{"messages": [{"role": "user", "content": "Hi"}], '
 TOOL = '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ['
 
 
+# Made by the test alone: all of them are 30 MB, and every process would make them.
 @pytest.mark.parametrize(
-    ("body", "rule"),
+    ("make_body", "rule"),
     [
-        (filled(CHAT + '"metadata": [', "[]", "]}", LARGE), "objects and lists"),
-        (filled(CHAT + TOOL, "1", "]}}}]}", LARGE), "at most 1100000 values"),
+        (lambda: filled(CHAT + '"metadata": [', "[]", "]}", LARGE), "objects and lists"),
+        (lambda: filled(CHAT + TOOL, "1", "]}}}]}", LARGE), "at most 1100000 values"),
         (
-            filled(CHAT + '"chat_template_kwargs": {"a": [', "1", "]}}", LARGE),
+            lambda: filled(CHAT + '"chat_template_kwargs": {"a": [', "1", "]}}", LARGE),
             "at most 1100000 values",
         ),
         (
-            filled(CHAT + TOOL, "1", "]}}}]}", LARGE // 4),
+            lambda: filled(CHAT + TOOL, "1", "]}}}]}", LARGE // 4),
             "parameters: must be at most 262144 bytes as JSON",
         ),
+        (lambda: names(600_000), "at most 100000 names and texts"),
+        (lambda: names(1_001), "at most 1000 fields"),
         (
-            json.dumps({f"f{n}": 1 for n in range(600_000)}).encode(),
-            "at most 100000 names and texts",
-        ),
-        (json.dumps({f"f{n}": 1 for n in range(1_001)}).encode(), "at most 1000 fields"),
-        (
-            filled(CHAT + '"stop_token_ids": [', '"a"', "]}", LARGE // 64),
+            lambda: filled(CHAT + '"stop_token_ids": [', '"a"', "]}", LARGE // 64),
             " rules; only up to 1000 are listed",
         ),
         (
-            filled('{"messages": [', "{}", "]}", LARGE // 64),
+            lambda: filled('{"messages": [', "{}", "]}", LARGE // 64),
             "messages: must have at most 1000",
         ),
     ],
 )
 def test_a_body_that_holds_too_much_is_refused_with_its_bound(
-    http: httpx.Client, body: bytes, rule: str
+    http: httpx.Client, make_body: Callable[[], bytes], rule: str
 ) -> None:
     headers = {"Content-Type": "application/json"}
-    assert rule in refusal(http.post("/v1/chat/completions", content=body, headers=headers))
+    answer = http.post("/v1/chat/completions", content=make_body(), headers=headers)
+    assert rule in refusal(answer)
+
+
+def names(count: int) -> bytes:
+    return json.dumps({f"f{n}": 1 for n in range(count)}).encode()
 
 
 def test_a_message_of_a_socket_is_counted_too(gateway: GatewayProcess) -> None:
