@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
@@ -61,20 +62,22 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # As in the processes that tests start: see there.
 sys.path.insert(0, str(REPOSITORY / "tests" / "without_packages"))
 LONGEST = (
-    "cli/test_up.py",
     "cli/test_demo.py",
+    "gateway/test_console.py",
     "test_smollm2.py",
-    "kernels/test_compile_for_cards.py",
-    "kernels/emulated/test_emulated_kernels.py",
-    "worker/test_refusing_redis.py",
     "engine/test_speculation.py",
+    "kernels/test_compile_for_cards.py",
+    "kernels/test_attention.py",
     "engine/test_tools.py",
+    "kernels/emulated/test_emulated_kernels.py",
+    "cli/test_up.py",
+    "worker/test_refusing_redis.py",
     "gateway/test_tokens.py",
+    "cli/test_bad_input.py",
+    "engine/process/test_engine_process.py",
     "gateway/test_batch_faults.py",
     "gateway/test_webhooks.py",
-    "gateway/test_console.py",
     "faults/test_preempted.py",
-    "kernels/test_attention.py",
     "worker/test_deadlines.py",
     "cli/test_cards.py",
     "faults/test_engine_death.py",
@@ -86,7 +89,6 @@ LONGEST = (
     "kernels/test_sample.py",
     "gateway/test_completions.py",
     "gateway/test_metrics.py",
-    "engine/process/test_engine_process.py",
     "faults/test_partition.py",
     "gateway/test_documentation.py",
     "gateway/test_keys.py",
@@ -114,8 +116,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """What is frozen is not collected at the end either, which Triton would tell."""
+@atexit.register
+def _let_all_be_collected() -> None:
+    """What is frozen is not collected at the end either, which Triton would tell. Pytest's own
+    collections, which come before, leave it out."""
     if "triton" in sys.modules:
         gc.unfreeze()
 
@@ -254,6 +258,23 @@ def write_gguf() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[object]:
+    """Forks engines and intakes from a process that has their libraries."""
+    from tests.zygote import forking_engines
+
+    with forking_engines() as popen:
+        yield popen
+
+
+@pytest.fixture
+def forks(zygote: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engines and intakes that the test itself starts are forks."""
+    from llorch_worker.processes import spawn
+
+    monkeypatch.setattr(spawn, "subprocess", zygote)
 
 
 @pytest.fixture(scope="module")

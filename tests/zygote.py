@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import gc
 import io
 import json
 import os
@@ -26,7 +27,9 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -64,6 +67,25 @@ def let_started_processes_fork() -> None:
 
 def _like_subprocess(popen: object) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+
+
+@contextmanager
+def forking_engines() -> Iterator[SimpleNamespace]:
+    """What :func:`.spawn` of this process, which may have threads, may have for ``subprocess``: it
+    forks from a program that has none, and prints where this process prints now."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+        pass_fds=[theirs.fileno()],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+    try:
+        yield _like_subprocess(_Zygote(ours).spawned)
+    finally:
+        ours.close()
+        program.wait()
 
 
 class _Zygote:
@@ -266,3 +288,19 @@ def _close_all_but(kept: list[int]) -> None:
                 os.close(int(name))
             except OSError:  # that of the listing itself
                 continue
+
+
+if __name__ == "__main__":
+    for _module in (
+        "llguidance.numpy",
+        "llorch_worker.engine.engine",
+        "llorch_worker.engine.process.server",
+        "llorch_worker.intake.desk",
+        "llorch_worker.intake.serving",
+        "llorch_worker.text.loading",
+        "tests.engine.process.faulty_engine",
+    ):
+        import_module(_module)
+    gc.collect()
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -54,8 +54,11 @@ def path(trained_model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Iterator[EngineProcess]:
-    """Shared by the tests that leave it as it was."""
-    with EngineProcess.load(path, **SIZES) as engine:
+    """Shared by the tests that leave it as it was. The thread that loaded it has ended, which kills
+    no engine."""
+    with ThreadPoolExecutor(1) as loading:
+        engine = loading.submit(partial(EngineProcess.load, path, **SIZES)).result()
+    with engine:
         engine.warm_up()
         yield engine
 
@@ -68,12 +71,9 @@ def beside(path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def faulty(path: Path) -> Iterator[EngineProcess]:
-    """One that a test may end. The thread that loaded it has ended, which kills no engine."""
-    load = partial(EngineProcess.load, path, engine_class=FAULTY, **SIZES)
-    with ThreadPoolExecutor(1) as loading:
-        engine = loading.submit(load).result()
-    with engine:
+def faulty(path: Path, forks: None) -> Iterator[EngineProcess]:
+    """One that a test may end."""
+    with EngineProcess.load(path, engine_class=FAULTY, **SIZES) as engine:
         yield engine
 
 
@@ -185,6 +185,7 @@ def tokens_of(step: Step, handle: int = 1) -> int:
     return sum(len(each.ids) for each in told if each.handle == handle)
 
 
+@pytest.mark.usefixtures("forks")
 def test_tokens_wait_for_each_other_except_the_first_and_those_of_a_second_attempt(
     path: Path, steps: list[Step]
 ) -> None:
@@ -198,6 +199,7 @@ def test_tokens_wait_for_each_other_except_the_first_and_those_of_a_second_attem
         assert [tokens_of(step, handle=2) for step in steps] == [1] * 20
 
 
+@pytest.mark.usefixtures("forks")
 def test_no_token_waits_for_a_step_that_computes_a_prompt(path: Path, steps: list[Step]) -> None:
     long = GenerationRequest(prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True)
     with EngineProcess.load(path, told_every_s=3600.0, drafter="off", **SIZES) as engine:
@@ -209,6 +211,7 @@ def test_no_token_waits_for_a_step_that_computes_a_prompt(path: Path, steps: lis
     assert tokens_of(began) <= 1
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_quick_request_that_the_engine_refuses_fails_without_an_answer_to_wait_for(
     path: Path, beside: Engine
 ) -> None:
@@ -307,6 +310,7 @@ def test_it_holds_nothing_of_the_keepers_and_passes_nothing_on(path: Path, tmp_p
             )
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_model_that_cannot_be_loaded_is_refused_as_in_this_process(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadFailed) as ours:
         Engine.load(tmp_path / "none.gguf")
@@ -316,6 +320,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_as_in_this_process(tmp_path: P
     assert type(theirs.value) is type(ours.value)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_death_while_loading_is_explained_whatever_was_unread(path: Path) -> None:
     dying = "tests.engine.process.faulty_engine:DyingEngine"
     with IntakeProcess(path) as intake, pytest.raises(EngineDied, match="signal SIGKILL"):
@@ -446,6 +451,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_close_cancels_what_runs(path: Path) -> None:
     deaths: list[Death] = []
     engine = EngineProcess.load(path, **SIZES)
