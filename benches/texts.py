@@ -101,7 +101,7 @@ def _all(process: psutil.Process) -> list[psutil.Process]:
 def _cpu_s(process: psutil.Process) -> float:
     """What a process and all that it has started have computed; the forks that ended included."""
     times = [each.cpu_times() for each in _all(process)]
-    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+    return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 
 async def _through(url: str, lists: list[list[str]]) -> float:

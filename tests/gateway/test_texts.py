@@ -153,3 +153,13 @@ def test_a_job_s_document_has_its_vectors(http: httpx.Client, api: openai.OpenAI
     answer = http.post("/v1/score", json={"model": "vectors", "text_1": "w1", "text_2": "w1"})
     document = http.get(f"/v1/jobs/{answer.json()['id']}").json()
     assert document["result"]["scores"] == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score"])
+def test_the_examples_of_the_documentation_work(http: httpx.Client, path: str) -> None:
+    document = http.get("/openapi.json").json()
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = body["schema"]["$ref"].rpartition("/")[2]
+    for example in document["components"]["schemas"][name]["examples"]:
+        answer = http.post(path, json=example)
+        assert answer.status_code == 200, answer.text
