@@ -131,7 +131,10 @@ def test_a_claim_does_not_ring_for_a_suspect_that_may_not_run_here(store: redis.
     assert first[0].suspect
     store.delete(BELL)
     taken = look(store, held=first)
-    assert (taken.claims, taken.look_again_s) == ([], 0.01)
+    assert not taken.claims
+    # A quarter of the time that the suspect has run.
+    assert taken.look_again_s is not None
+    assert 0.01 <= taken.look_again_s <= 0.2
     assert rings(store) == 0
     watch.look(store, "toy", rings_anyway=True)
     assert rings(store) == 1, "another worker may take it"

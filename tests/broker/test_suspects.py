@@ -144,11 +144,12 @@ def test_a_worker_asks_for_the_next_suspect_the_less_often_the_longer_one_runs(
     found = look(store, limit=2)
     (first,) = found.claims
     assert found.look_again_s == 0.01
-    for ran_s, look_again_s in ((0.2, 0.05), (60, 0.2)):
+    for ran_s, least_s in ((0.2, 0.05), (60, 0.2)):
         write_record(store, "a", fence=first.fence - round(ran_s * 1e6))
         found = look(store, held=[first])
         assert found.claims == []
-        assert found.look_again_s == pytest.approx(look_again_s, abs=0.02)
+        assert found.look_again_s is not None
+        assert least_s <= found.look_again_s <= 0.2
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 3])
