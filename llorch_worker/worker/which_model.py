@@ -1,0 +1,240 @@
+"""The rule by which the workers of several models decide what each keeps resident.
+
+Pure: it knows neither Redis nor a clock. Every worker looks at the same notes of all and finds the
+one change that helps the fleet most now. It makes this change only if the change is its own, so two
+workers never move for one job's sake. docs/SCALING.md says the rule in words.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Reason = Literal["wait", "idle", "backlog", "first"]
+"""Why a model is loaded. ``wait``: its oldest job has waited for so long as one may; ``idle``: the
+worker had nothing left to do; ``backlog``: it has far more to do; ``first``: the worker had none.
+"""
+
+WORTH: Final = {"high": 4.0, "normal": 1.0, "low": 0.25}
+"""How much a second of work of a priority counts."""
+FAR_MORE: Final = 2.0
+"""A change for a backlog pays at least so many times what it costs. A smaller factor changes more
+often, for gains that the next jobs may undo."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What waits for one model."""
+
+    work_s: Mapping[str, float]
+    """By priority: how long one engine takes for these jobs, from their expected tokens and the
+    measured rate."""
+    unserved_s: float = 0.0
+    """How long the oldest has waited without a worker that keeps the model: since it came, or since
+    the last such worker changed."""
+    slack_s: float = math.inf
+    """The least time to a deadline of these jobs, less what such a job takes."""
+
+    @property
+    def worth_s(self) -> float:
+        """The work, weighted by priority."""
+        return sum(WORTH[priority] * work_s for priority, work_s in self.work_s.items())
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A worker, as its note tells of it."""
+
+    name: str
+    resident: str | None
+    """The model that it keeps or is about to load."""
+    load_s: Mapping[str, float]
+    """The models that it can load now, and how long each takes there."""
+    kept_s: float = math.inf
+    """How long it has kept its model; while it loads, how long that still takes, below 0."""
+    left_s: float = 0.0
+    """How long its running jobs still take."""
+    lost_s: float = 0.0
+    """How long its prefix cache took to compute, which a change throws away."""
+    pinned: bool = False
+    """Whether it keeps its model in any case."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    max_wait_s: float
+    min_resident_s: float
+    look_s: float = 1.0
+    """How often each worker looks."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A worker's next model."""
+
+    worker: str
+    model: str
+    reason: Reason
+    patience_s: float = field(default=0.0, compare=False)
+    """How long the worker's running jobs may still take before they are handed back."""
+
+
+def next_change(
+    workers: Sequence[Keeper], waiting: Mapping[str, Waiting], terms: Terms
+) -> Change | None:
+    """The change that helps the fleet most now; None if none is worth what it costs."""
+    fleet = _Fleet(workers, waiting, terms)
+    return fleet.for_wait() or fleet.for_backlog()
+
+
+def turn_s(models: int, workers: int, load_s: float, terms: Terms) -> float:
+    """How long a model waits for its turn if all of these always have jobs: for the others that
+    share a worker with it. If this is more than ``max_wait_s``, no rule can hold that."""
+    sharing = math.ceil(models / max(1, workers))
+    return (sharing - 1) * (load_s + terms.min_resident_s)
+
+
+class _Fleet:
+    def __init__(
+        self, workers: Sequence[Keeper], waiting: Mapping[str, Waiting], terms: Terms
+    ) -> None:
+        self._waiting = {name: each for name, each in waiting.items() if each.worth_s > 0}
+        self._terms = terms
+        self._keepers = Counter(worker.resident for worker in workers)
+        self._turning = [worker for worker in workers if not worker.pinned]
+        self._load_s: dict[str, float] = {}
+        for worker in self._turning:
+            for name, load_s in worker.load_s.items():
+                self._load_s[name] = min(load_s, self._load_s.get(name, math.inf))
+        self._free_s = {worker.name: self._free_within_s(worker) for worker in self._turning}
+        unkept = [name for name in self._load_s if not self._keepers[name]]
+        self._begin_s = {name: self._begin_within_s(name) for name in unkept}
+        """By model without a worker: when the load of one must begin."""
+
+    def for_wait(self) -> Change | None:
+        """For the model without a worker whose jobs have waited longest, if one look later some
+        would wait too long."""
+        wanted = sorted(self._waiting.keys() & self._begin_s, key=self._order)
+        later_s = {name: max(free_s, self._terms.look_s) for name, free_s in self._free_s.items()}
+        kept = {each.name: each.resident for each in self._turning}
+        if not wanted or self._in_time(later_s, self._begin_s, kept):
+            return None
+        model = wanted[0]
+        free = [worker for worker in self._free() if model in worker.load_s]
+        return self._change(min(free, key=self._loss), model, "wait", 0.0) if free else None
+
+    def for_backlog(self) -> Change | None:
+        """For the model with most to do, if a worker has nothing left, or far less."""
+        changes = [
+            (gain_s, self._loss(worker), name, worker)
+            for worker in self._free()
+            for name in self._waiting
+            if name != worker.resident
+            and name in worker.load_s
+            and (gain_s := self._gain_s(worker, name)) > 0
+        ]
+        for _, _, name, worker in sorted(changes, key=lambda each: (-each[0], *each[1:3])):
+            if self._leaves_time(worker, name):
+                reason: Reason = "backlog" if self._stays_s(worker) else "idle"
+                return self._change(worker, name, reason, self._begin_within_s(name))
+        return None
+
+    def _gain_s(self, worker: Keeper, name: str) -> float:
+        """Positive if ``worker`` should load the model."""
+        keepers = self._keepers[name]
+        worth_s = self._waiting[name].worth_s
+        cost_s = worker.load_s[name] + worker.lost_s
+        stays_s = self._stays_s(worker)
+        if not stays_s and not keepers:
+            return worth_s
+        # Those that keep it would be done before its load had paid.
+        return worth_s / (keepers + (stays_s > 0)) - FAR_MORE * (stays_s + cost_s)
+
+    def _leaves_time(self, worker: Keeper, name: str) -> bool:
+        """Whether all others still come in time if the worker loads the model: also those without
+        jobs, of which one may come the next moment. Where that cannot be, those with jobs."""
+        begin_s = {other: within_s for other, within_s in self._begin_s.items() if other != name}
+        if worker.resident in self._load_s and self._keepers[worker.resident] == 1:
+            begin_s[worker.resident] = self._begin_within_s(worker.resident, leaves=True)
+        busy_s = worker.load_s[name] + self._terms.min_resident_s
+        kept = {each.name: each.resident for each in self._turning} | {worker.name: name}
+        free_s = self._free_s | {worker.name: busy_s}
+        if self._in_time(free_s, begin_s, kept):
+            return True
+        longest_s = max(self._load_s.values())
+        turn = turn_s(len(self._load_s), len(self._turning), longest_s, self._terms)
+        if turn <= self._terms.max_wait_s:
+            return False
+        with_jobs = {other: begin_s[other] for other in begin_s.keys() & self._waiting}
+        return self._in_time(free_s, with_jobs, {})
+
+    def _in_time(
+        self,
+        free_s: Mapping[str, float],
+        begin_s: Mapping[str, float],
+        kept: Mapping[str, str | None],
+    ) -> bool:
+        """Whether the workers, free after so long, can load all these models in time, one after the
+        other, the most urgent first. A model whose last worker changes then, of those that ``kept``
+        names, has to come back in time, too."""
+        free_s, kept = dict(free_s), dict(kept)
+        due = [(within_s, name) for name, within_s in begin_s.items()]
+        heapq.heapify(due)
+        came_back: set[str] = set()
+        while due:
+            within_s, name = heapq.heappop(due)
+            worker = min(free_s, key=lambda each: (free_s[each], each))
+            at_s = free_s[worker]
+            if at_s > within_s:
+                return False
+            left = kept.get(worker)
+            kept[worker] = name
+            free_s[worker] = at_s + self._load_s[name] + self._terms.min_resident_s
+            if left in self._load_s and left not in kept.values() and left not in came_back:
+                came_back.add(left)
+                heapq.heappush(due, (at_s + self._terms.max_wait_s, left))
+        return True
+
+    def _free(self) -> list[Keeper]:
+        return [worker for worker in self._turning if self._free_s[worker.name] <= 0]
+
+    def _free_within_s(self, worker: Keeper) -> float:
+        """When the worker may change."""
+        if worker.resident is None:
+            return 0.0
+        # A load is not given up.
+        least_s = self._terms.min_resident_s
+        return max(0.0, least_s - worker.kept_s)
+
+    def _stays_s(self, worker: Keeper) -> float:
+        """How long the worker has to do if it keeps its model."""
+        if worker.resident is None:
+            return 0.0
+        waiting = self._waiting.get(worker.resident)
+        share_s = 0.0 if waiting is None else waiting.worth_s / self._keepers[worker.resident]
+        return share_s + worker.left_s
+
+    def _loss(self, worker: Keeper) -> tuple[float, float, str]:
+        """Who changes first: the worker with least to do, then the one that kept its model
+        longest."""
+        return self._stays_s(worker) + worker.lost_s, -worker.kept_s, worker.name
+
+    def _order(self, name: str) -> tuple[float, str]:
+        return self._begin_s[name], name
+
+    def _begin_within_s(self, name: str, *, leaves: bool = False) -> float:
+        """When a worker must begin to load the model; ``leaves``: if its last one changes now."""
+        waiting = self._waiting.get(name, Waiting({}))
+        within_s = self._terms.max_wait_s - (0.0 if leaves else waiting.unserved_s)
+        by_deadline_s = waiting.slack_s - self._load_s.get(name, 0.0)
+        # One that is missed in any case hurries nobody.
+        return min(within_s, by_deadline_s) if by_deadline_s >= 0 else within_s
+
+    def _change(self, worker: Keeper, name: str, reason: Reason, patience_s: float) -> Change:
+        if worker.resident is None:
+            reason = "first"
+        return Change(worker.name, name, reason, max(0.0, patience_s))
