@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -100,10 +101,26 @@ class Settings(BaseSettings):
     model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
     """A .gguf file, a Hugging Face folder, ``hf:OWNER/NAME:QUANT`` of the hub, or ``demo``, a small
     model to try."""
+    models_folder: Path | None = None
+    """A folder of .gguf files and Hugging Face folders: the worker serves each."""
+    models: str = Field("", validate_default=True)
+    """Several models for one worker in place of ``model``, between commas. It keeps one loaded, and
+    changes as the jobs that wait ask for."""
     model_name: Annotated[
         str | None, _form("[A-Za-z0-9._-]{1,200}", "must be 1 to 200 of A-Za-z0-9._-")
     ] = None
     """The name that jobs ask for; by default the name of the file or folder."""
+    resident: int = Field(1, ge=1, validate_default=True)
+    """How many of its models a worker keeps loaded: 1."""
+    pin: str = ""
+    """A model by name that the worker keeps loaded."""
+    max_wait_s: float = Field(60.0, gt=0)
+    """How long jobs wait at most until a worker begins to load their model."""
+    min_resident_s: float = Field(10.0, ge=0)
+    """How long a worker keeps a model at least."""
+    idle_unload_s: float | None = Field(None, gt=0)
+    """After so long without jobs the engine ends; the next job has it loaded again. By default it
+    stays."""
     engine_url: Annotated[
         str | None,
         _form(
@@ -226,9 +243,56 @@ class Settings(BaseSettings):
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each tenant used are kept; 0 counts nothing."""
 
+    @field_validator("models")
+    @classmethod
+    def _has_a_name_for_each(cls, models: str, info: ValidationInfo) -> str:
+        folder = info.data.get("models_folder")
+        if folder is not None and not _several("", folder):
+            raise PydanticCustomError(
+                "models", f"is empty, and LLORCH_MODELS_FOLDER {folder} holds no model"
+            )
+        names = Counter(map(default_model_name, _several(models, folder)))
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise PydanticCustomError(
+                "models", f"names two models that would both be served as {twice[0]}"
+            )
+        return models
+
+    @field_validator("model_name")
+    @classmethod
+    def _names_one_model(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and len(_names(info)) > 1:
+            raise PydanticCustomError("model_name", "names one model: leave it out with several")
+        return name
+
+    @field_validator("resident")
+    @classmethod
+    def _keeps_what_it_has(cls, resident: int, info: ValidationInfo) -> int:
+        names = _names(info)
+        if resident > max(1, len(names)):
+            raise PydanticCustomError(
+                "resident", f"must be at most {max(1, len(names))}, as many as there are models"
+            )
+        if resident > 1:
+            raise PydanticCustomError(
+                "resident", "must be 1: start another worker for a second model at a time"
+            )
+        return resident
+
+    @field_validator("pin")
+    @classmethod
+    def _pins_its_own(cls, pin: str, info: ValidationInfo) -> str:
+        names = _names(info)
+        if pin and pin not in names:
+            served = ", ".join(names) or "one model alone, which it keeps"
+            raise PydanticCustomError("pin", f"must be a model of this worker, which has {served}")
+        return pin
+
     @field_validator("engine_url")
     @classmethod
     def _serves_a_named_model(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is not None and _names(info):
+            raise PydanticCustomError("engine_url", "serves one model: name it with LLORCH_MODEL")
         if url is not None and info.data.get("model") in (None, demo_model()):
             raise PydanticCustomError(
                 "engine_url", "needs --model (LLORCH_MODEL) too: the model as the server calls it"
@@ -248,9 +312,21 @@ class Settings(BaseSettings):
         return word
 
     @property
+    def of_each_model(self) -> tuple[Settings, ...]:
+        """Settings of a worker of each of its models alone; these themselves if it has one."""
+        alone = {"models": "", "models_folder": None, "pin": ""}
+        paths = _several(self.models, self.models_folder)
+        return tuple(self.model_copy(update={"model": path} | alone) for path in paths) or (self,)
+
+    @property
     def served_name(self) -> str:
-        """The model's name as jobs and queues use it."""
+        """The name of ``model`` as jobs and queues use it."""
         return self.model_name or default_model_name(self.model)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of a worker's models."""
+        return tuple(each.served_name for each in self.of_each_model)
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -266,6 +342,24 @@ class Settings(BaseSettings):
             for name, value in self.model_dump(exclude={"engine_key"}).items()
             if value is not None
         }
+
+
+def _several(models: str, folder: Path | str | None) -> list[Path]:
+    """The model files of ``models`` and of the folder."""
+    found = [model_path(name.strip()) for name in models.split(",") if name.strip()]
+    if folder:
+        found += sorted(
+            each
+            for each in Path(folder).glob("*")
+            if each.suffix == ".gguf" or (each / "config.json").is_file()
+        )
+    return [Path(each) for each in found]
+
+
+def _names(info: ValidationInfo) -> list[str]:
+    """Of several models; none if the worker has one."""
+    paths = _several(info.data.get("models", ""), info.data.get("models_folder"))
+    return list(map(default_model_name, paths))
 
 
 def default_model_name(path: Path) -> str:

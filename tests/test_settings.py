@@ -113,3 +113,41 @@ def test_the_draft_model_and_the_former_name_of_its_setting_are_said_to_be_remov
 
 def test_the_model_in_the_package_stays_small() -> None:
     assert 0 < STORY_MODEL.stat().st_size <= 4 * 2**20
+
+
+def test_several_models_are_each_served_under_the_name_of_their_file(tmp_path: Path) -> None:
+    settings = Settings(models="a.gguf, models/b.gguf", pin="b", dtype="float32")
+    assert Settings(model="x.gguf", models="a.gguf").served_name == "x", "of llorch generate"
+    assert settings.served_names == ("a", "b")
+    assert [each.dtype for each in settings.of_each_model] == ["float32", "float32"]
+    (tmp_path / "c.gguf").touch()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "config.json").touch()
+    (tmp_path / "notes.txt").touch()
+    assert Settings(models_folder=tmp_path).served_names == ("c", "d")
+    assert Settings(models="a.gguf", models_folder=tmp_path).served_names == ("a", "c", "d")
+    assert Settings(model="a.gguf", model_name="x").served_names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"resident": 3}, "must be at most 2, as many as there are models"),
+        ({"resident": 2}, "must be 1: start another worker for a second model at a time"),
+        ({"pin": "c"}, "must be a model of this worker, which has a, b"),
+        ({"models": "", "pin": "c"}, "which has one model alone, which it keeps"),
+        ({"models": "", "resident": 2}, "must be at most 1"),
+        ({"model_name": "x"}, "names one model: leave it out with several"),
+        ({"models": "a.gguf,other/a.gguf"}, "names two models that would both be served as a"),
+        (
+            {"models": "", "models_folder": "/nowhere"},
+            "LLORCH_MODELS_FOLDER /nowhere holds no model",
+        ),
+        ({"engine_url": "http://h/v1"}, "serves one model: name it with LLORCH_MODEL"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_a_sentence(
+    given: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        Settings(**({"models": "a.gguf,b.gguf"} | given))

@@ -4,8 +4,8 @@ in a process of its own, as any engine.
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
 :func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
 lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``, and 300 s once the file exists that
-``TOY_LOADS_SLOWLY_FROM`` names. ``TOY_GENERATION_CONFIG`` is what the model's
-files say about sampling, as JSON. While the file that
+``TOY_LOADS_SLOWLY_FROM`` names. The models that the file ``TOY_REFUSES`` names do not load.
+``TOY_GENERATION_CONFIG`` is what the model's files say about sampling, as JSON. While the file that
 ``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
 Some prompts cause faults:
@@ -95,6 +95,9 @@ class ToyEngine:
     ) -> ToyEngine:
         options = replace(options, **changed)
         _fail_as_asked()
+        refuses = Path(os.environ.get("TOY_REFUSES", "/nowhere/at/all"))
+        if refuses.exists() and model_name in refuses.read_text().split():
+            raise ModelLoadFailed(f"{model_name} is damaged")
         load_s = float(os.environ.get("TOY_LOAD_S", "0"))
         if Path(os.environ.get("TOY_LOADS_SLOWLY_FROM", "/nowhere/at/all")).exists():
             load_s = 300.0

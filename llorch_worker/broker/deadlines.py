@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from redis import Redis
 
@@ -15,6 +16,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.cancellation import end_waiting
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.leases import due
+from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.repeater import Repeater
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import DeadlineExceeded
@@ -45,6 +47,24 @@ def note_deadline(client: Redis, job_id: str, at_ms: float) -> None:
     """Notes when a claimed job must have ended. Of a stock producer's nobody knew, and Redis may
     have lost that of any other."""
     client.zadd(keys.DEADLINES, {job_id: at_ms})
+
+
+def next_deadlines(client: Redis, now_ms: int) -> dict[str, float]:
+    """By model, after how many seconds the next deadline of its waiting jobs passes, as far as it
+    is among the next :data:`MOST_AT_ONCE`. Raises ``RedisError``."""
+    first: Any = client.zrange(keys.DEADLINES, 0, MOST_AT_ONCE - 1, withscores=True)
+    due_ms: dict[str, float] = dict(first)
+    found: dict[str, float] = {}
+    if due_ms:
+        with client.pipeline(transaction=False) as pipe:
+            for job_id in due_ms:
+                pipe.hmget(keys.job(job_id), "state", "list", "line")
+            records = pipe.execute()
+        for at_ms, (state, list_key, line) in zip(due_ms.values(), records, strict=True):
+            if state not in ("claimed", "scheduled", "ended") and (list_key or line):
+                # They are in order.
+                found.setdefault(model_of(list_key or line), max(0.0, (at_ms - now_ms) / 1e3))
+    return found
 
 
 @contextmanager

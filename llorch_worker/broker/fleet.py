@@ -15,7 +15,7 @@ from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
-from llorch_worker.broker.waiting import unserved, waiting
+from llorch_worker.broker.waiting import Waiting, unserved, waiting
 from llorch_worker.contract import Priority
 from llorch_worker.contract.quantities import counted
 
@@ -45,8 +45,9 @@ class ModelLoad:
     scheduled: int
     """Jobs that wait for their ETA; they are in no queue yet."""
     workers: int
+    """Those that have loaded it, and those that do so once its jobs wait."""
     slots: int
-    """Sequences that the workers can run at once."""
+    """Sequences that those which have loaded it can run at once."""
     running: int
     """Sequences that they run, as of their last announcements."""
     abandoned: int
@@ -145,12 +146,10 @@ def _load(
     serving = [worker for worker in workers if worker.model == card.name]
     return ModelLoad(
         card=card,
-        queues={
-            each: Queue(jobs=found.jobs[each], oldest_s=found.oldest_s[each]) for each in PRIORITIES
-        },
+        queues=_queues(found),
         suspects=found.suspects,
         scheduled=found.scheduled,
-        workers=len(serving),
+        workers=sum(card.name in worker.served for worker in workers),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
         abandoned=abandoned,
@@ -160,3 +159,14 @@ def _load(
         fingerprints=Counter(worker.fingerprint for worker in serving),
         wrong_keys=found.wrong_keys,
     )
+
+
+def waiting_jobs(client: Redis, model: str) -> dict[Priority, Queue]:
+    """What waits for any worker of the model. Raises ``RedisError``."""
+    return _queues(waiting(client, model))
+
+
+def _queues(found: Waiting) -> dict[Priority, Queue]:
+    return {
+        each: Queue(jobs=found.jobs[each], oldest_s=found.oldest_s[each]) for each in PRIORITIES
+    }

@@ -15,6 +15,9 @@ from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract.errors import BrokerUnavailable
 
 PING_TIMEOUT_S = 1.0
+TELL_TIMEOUT_S = 10.0
+LOAD_COMMAND, UNLOAD_COMMAND = "llorch_load", "llorch_unload"
+"""Control commands of our workers."""
 
 
 class FleetClient:
@@ -59,6 +62,20 @@ class FleetClient:
                 destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
             )
         return {hostname for reply in replies for hostname in reply}
+
+    def tell(self, hostname: str, command: str, **arguments: object) -> str | None:
+        """Sends a worker this command; the reason why it does not obey, or None."""
+        with broker_errors(self._url), closing(producer_app(self._url)) as app:
+            replies = app.control.broadcast(
+                command,
+                arguments=arguments,
+                destination=[hostname],
+                reply=True,
+                timeout=TELL_TIMEOUT_S,
+                limit=1,
+            )
+        answers = [reply[hostname] for reply in replies if hostname in reply]
+        return answers[0].get("error") if answers else "it does not answer"
 
     def jobs(self, limit: int) -> Listing:
         """Jobs that run or wait, those that run first, then those whose turn comes first."""

@@ -32,6 +32,11 @@ load = Key("load:{}")
 """By normal queue. Sorted set: place -> how many jobs that worker runs, if it has room."""
 watch = Key("watch:{}")
 """By model. The lease of the worker that watches its lists for producers that do not ring."""
+RESIDENTS = f"{PREFIX}residents"
+"""Hash of the workers with several models: worker -> JSON of its note; ``left <model>`` -> when the
+last worker that had the model loaded changed. See residents.py."""
+RESIDENTS_FENCE = f"{PREFIX}residents:fence"
+"""How often such workers have decided to change."""
 SWEPT = f"{PREFIX}swept"
 """The lease of the worker that looked for jobs of dead workers, so that no other does for a while.
 """

@@ -95,6 +95,8 @@ class WorkerCard(_Card):
     model: str
     fingerprint: str = ""
     """Of what decides the model's text: see :func:`llorch_worker.weights.fingerprint`."""
+    models: tuple[str, ...] = ()
+    """All that it loads as jobs ask for them, ``model`` among them; empty if it has that alone."""
     max_context: Count
     max_sequences: Count
     queue_limit: Count = 0
@@ -126,6 +128,11 @@ class WorkerCard(_Card):
             {name: engine[name] for name in _COMPUTED_WITH & engine.keys()}, strict=True
         )
         return engine
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The models that it has loaded, or loads once their jobs wait."""
+        return self.models or (self.model,)
 
     @property
     def metrics_address(self) -> str | None:
@@ -228,6 +235,17 @@ def announce(
         [keys.live(card.model), keys.worker(place), keys.contexts(card.model)],
     )
     return None if replaced is None else stored.read(WorkerCard, replaced)
+
+
+def announce_model(client: redis.Redis, card: ModelCard) -> None:
+    """Notes that jobs of a model may be sent, although no worker may have it loaded now."""
+    known = client.hget(keys.MODELS, card.name)
+    before = None if known is None else stored.read(ModelCard, str(known))
+    created = int(time.time()) if before is None else before.created
+    # The time of its first announcement comes last: see ``lua/announce.lua``.
+    client.hset(
+        keys.MODELS, card.name, card.model_copy(update={"created": created}).model_dump_json()
+    )
 
 
 def withdraw(client: redis.Redis, model: str, hostname: str) -> None:

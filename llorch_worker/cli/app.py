@@ -18,6 +18,7 @@ from llorch_worker.cli import (
     gateway,
     generate,
     inspect,
+    load,
     models,
     purge,
     status,
@@ -32,7 +33,14 @@ from llorch_worker.cli.terminal.command_line import command_line
 
 _COMMANDS = {
     "Start here": (demo.demo, up.up, chat.chat, doctor.doctor),
-    "Serve": (worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
+    "Serve": (
+        worker.worker,
+        gateway.gateway,
+        gateway.gateway_key,
+        exporter.exporter,
+        load.load,
+        load.unload,
+    ),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel, purge.purge),
     "Inspect": (status.status, top.top, usage.usage, inspect.inspect),
 }

@@ -54,7 +54,7 @@ def workers_table(workers: Sequence[WorkerCard], *, narrow: bool = False) -> Tab
     for worker in workers:
         made.add_row(
             _name(worker.hostname, cut=narrow),
-            _name(worker.model, cut=narrow),
+            _name(_model(worker), cut=narrow),
             _running(worker.running, worker.max_sequences, worker.waiting),
             f"{worker.tokens_per_s:,.0f}",
             _percent(worker.kv_used),
@@ -64,6 +64,12 @@ def workers_table(workers: Sequence[WorkerCard], *, narrow: bool = False) -> Tab
             style="red" if worker.silent or worker.away else None,
         )
     return made
+
+
+def _model(worker: WorkerCard) -> str:
+    """The loaded one, and of how many."""
+    several = len(worker.models)
+    return f"{worker.model} (of {several})" if several > 1 else worker.model
 
 
 def _drafted(workers: Sequence[WorkerCard]) -> list[str]:

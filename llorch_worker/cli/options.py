@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
@@ -29,6 +30,8 @@ WORKER_SETTINGS = (
     "drafter",
 )
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
+
+_SEVERAL = ("models", "models_folder")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 IntervalOption = Annotated[
@@ -72,6 +75,26 @@ def settings_of_each_model(*names: str) -> Callable[[Command], Command]:
         return [settings_from(**{**dict.fromkeys(names), **given, "model": m}) for m in models]
 
     return with_options("models", options, gather)
+
+
+def settings_of_one_worker(*names: str) -> Callable[[Command], Command]:
+    """As :func:`settings_options`, but ``--model`` may be repeated: the worker serves them all."""
+    options = {name: Annotated[_setting_type(name) | None, _setting_option(name)] for name in names}
+    options["model"] = Annotated[list[str] | None, _setting_option("model")]
+
+    def gather(given: dict[str, Any]) -> Settings:
+        models = given.pop("model", [])
+        if len(models) > 1 or (models and _has_several(given)):
+            given |= {"models": ",".join(models)}
+        elif models:
+            given |= {"model": models[0]}
+        return settings_from(**{**dict.fromkeys(names), **given})
+
+    return with_options("settings", options, gather)
+
+
+def _has_several(given: Mapping[str, Any]) -> bool:
+    return any(os.environ.get(f"LLORCH_{name.upper()}") or name in given for name in _SEVERAL)
 
 
 def _setting_type(name: str) -> Any:

@@ -165,6 +165,10 @@ def up(
 
 
 def _require_servable(models: Sequence[Settings]) -> None:
+    if len(models[0].of_each_model) > 1:
+        raise usage_error(
+            "LLORCH_MODELS and LLORCH_MODELS_FOLDER are for llorch worker: unset them"
+        )
     if len(models) > 1 and models[0].model_name is not None:
         raise usage_error("--name (LLORCH_MODEL_NAME) names one model: leave it out with several")
     for name, count in Counter(each.served_name for each in models).items():

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from llorch_worker.cli.options import WORKER_SETTINGS, JsonOption, settings_options
+from llorch_worker.cli.options import WORKER_SETTINGS, JsonOption, settings_of_one_worker
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.settings import Settings
 
 
-@settings_options("device", *WORKER_SETTINGS)
+@settings_of_one_worker("device", *WORKER_SETTINGS, "models_folder", "resident", "pin")
 def worker(settings: Settings, as_json: JsonOption = False) -> None:
     """Run one worker here: one process, one device, one resident model.
+
+    With several --model it keeps one of them loaded, and changes as the jobs that wait ask for.
 
     A GPU has at most one worker, which is named after it: gpu0@host. SIGTERM or Ctrl-C drains: the
     worker finishes its running jobs and takes no new ones. With --json, it prints its name and
@@ -41,11 +43,17 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     screen = Screen(as_json=as_json)
     card = None if assignment is None or assignment.card is None else assignment.card.name
     hostname = worker_hostname(settings, os.getpid(), card)
-    model = settings.served_name
+    model = settings.served_names[0]
 
     def announce(**_: Any) -> None:
         screen.document(
-            {"hostname": hostname, "model": model, "queue": normal_queue(model)}, indent=None
+            {
+                "hostname": hostname,
+                "model": model,
+                "queue": normal_queue(model),
+                "models": settings.served_names,
+            },
+            indent=None,
         )
 
     if as_json:

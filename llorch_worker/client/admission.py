@@ -108,4 +108,4 @@ class Admission:
 
     def _served(self) -> set[str]:
         """The models of the live workers."""
-        return {card.model for card in self._workers}
+        return {model for card in self._workers for model in card.served}

@@ -54,7 +54,12 @@ EXTRA_OF_MODULE: Final = {
 }
 """Top-level module -> the extra that installs it."""
 
-_OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis", "engine_url": "--engine"}
+_OPTIONS: Final = {
+    "model_name": "--name",
+    "redis_url": "--redis",
+    "engine_url": "--engine",
+    "models_folder": "--models-dir",
+}
 """Options that are not named after their setting."""
 
 

@@ -303,7 +303,9 @@ class Gateway:
     async def require_worker(self, model: str | None) -> None:
         """Raises ``NoWorker`` if the model is known but no live worker serves it."""
         if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or not self._serves(model):
-            self._served = frozenset(card.model for card in await self.client.workers())
+            self._served = frozenset(
+                model for card in await self.client.workers() for model in card.served
+            )
             self._served_at_s = time.monotonic()
         if not self._serves(model):
             known = {card.name for card in await self.client.models()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import redis
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.repeater import Repeater
 
 logger = get_logger(__name__)
@@ -22,10 +22,18 @@ class Announcer(Repeater):
     """A thread that writes the worker's entry in the registry and removes it at the end."""
 
     def __init__(
-        self, client: redis.Redis, model: str, hostname: str, make_card: Callable[[], WorkerCard]
+        self,
+        client: redis.Redis,
+        hostname: str,
+        make_card: Callable[[], WorkerCard],
+        make_models: Callable[[], Iterable[ModelCard]] = tuple,
     ) -> None:
+        """``make_models``: the other models that the worker serves, but has not loaded."""
         self._redis = client
-        self._model, self._hostname = model, hostname
+        self._hostname = hostname
+        self._make_models = make_models
+        self._model: str | None = None
+        """The one that it is announced with."""
         self._make_card = make_card
         self._announced = self._warned = self._leaving = False
         self._numbers = count()
@@ -45,7 +53,8 @@ class Announcer(Repeater):
     def close(self) -> None:
         super().close()
         try:
-            registry.withdraw(self._redis, self._model, self._hostname)
+            if self._model is not None:
+                registry.withdraw(self._redis, self._model, self._hostname)
             ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             logger.warning(
@@ -55,6 +64,12 @@ class Announcer(Repeater):
     def _announce(self) -> None:
         card = self._make_card()
         whole = next(self._numbers) % registry.WHOLE_EVERY == 0
+        if self._model not in (None, card.model):
+            registry.withdraw(self._redis, self._model, self._hostname)
+            self._announced = False
+        self._model = card.model
+        for model in self._make_models() if whole else ():
+            registry.announce_model(self._redis, model)
         replaced = registry.announce(self._redis, card, whole=whole, leaving=self._leaving)
         ENDED_JOBS.publish(self._redis)
         # The first entry found may be that of a dead worker; later ones must be this worker's.

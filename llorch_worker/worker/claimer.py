@@ -79,7 +79,7 @@ class Claimer(Repeater):
     def __init__(
         self,
         url: str,
-        model: str,
+        model: Callable[[], str],
         terms: ClaimTerms,
         worker: str,
         *,
@@ -88,9 +88,10 @@ class Claimer(Repeater):
         serves: Callable[[], dict[str, Any]],
         on_arrival: Callable[[], object],
     ) -> None:
-        """``place``: this worker's name in the registry, if jobs may be placed with it, see
-        ``placement.py``; ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need
-        of it; ``on_arrival`` is called on this thread."""
+        """``model``: whose jobs it claims now; call :meth:`look_again` after a change. ``place``:
+        this worker's name in the registry, if jobs may be placed with it, see ``placement.py``;
+        ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need of it;
+        ``on_arrival`` is called on this thread."""
         self.queues: tuple[str, ...] = ()
         """Those that Celery consumes now; call :meth:`look_again` after a change."""
         self.prefetch_count = 0
@@ -112,6 +113,8 @@ class Claimer(Repeater):
         self._lacks_room = False
         self._idle = ("", 0)
         """What Redis knows of it since it last looked."""
+        self._waited_for = ""
+        """The model for whose jobs it last waited."""
         self._noted_place = ""
         """Where jobs may be placed with it now."""
         self._unanswered: ClaimRequest | None = None
@@ -194,7 +197,9 @@ class Claimer(Repeater):
         held = HELD_CLAIMS.all()
         free = self.prefetch_count - len(held)
         is_full = bool(self.prefetch_count) and free <= 0
-        consumed = tuple(sorted(self.queues, key=queues.is_high, reverse=True))
+        model = self._model()
+        own = (name for name in self.queues if queues.model_of(name) == model)
+        consumed = tuple(sorted(own, key=queues.is_high, reverse=True))
         most = free if self.prefetch_count else MOST_JOBS_A_CLAIM
         if is_full:
             consumed = tuple(filter(queues.is_high, consumed))
@@ -205,7 +210,7 @@ class Claimer(Repeater):
         if may_start.again_s is not None:
             self._look_at(may_start.again_s)
         # Not if this worker takes no jobs that wait for any worker.
-        takes_any = not is_full and queues.normal_queue(self._model) in consumed
+        takes_any = not is_full and queues.normal_queue(model) in consumed
         place = self._place() if takes_any else ""
         return Room(max(0, min(most, may_start.most)), consumed, is_full, place)
 
@@ -215,7 +220,7 @@ class Claimer(Repeater):
             self._doorbell.leave()
         self._look_at_s = float("inf")
         request = ClaimRequest(
-            models=(self._model,),
+            models=(self._model(),),
             queues=room.queues,
             limit=room.most,
             worker=self._worker,
@@ -225,7 +230,9 @@ class Claimer(Repeater):
             **self._serves(),
         )
         if self._unanswered is not None:
-            request = replace(request, call=self._unanswered.call, sent_before=True)
+            before = self._unanswered
+            # Of the same model: the worker may have changed since.
+            request = replace(request, call=before.call, models=before.models, sent_before=True)
         self._unanswered, self._noted_place = request, room.place
         self._idle = ("", 0)
         taken = claims.claim(self._redis, request, self._terms)
@@ -265,7 +272,7 @@ class Claimer(Repeater):
                 return False
             watch.look(
                 self._redis,
-                self._model,
+                self._waited_for,
                 weights=self._terms.tenant_weights,
                 rings_anyway=True,
                 on_repeated=self.note_repeated,
@@ -273,6 +280,7 @@ class Claimer(Repeater):
         if bells:
             wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
             self._doorbell.wait(bells, wait_s)
+            self._waited_for = queues.model_of(room.queues[0])
             self._silent_at_s = time.monotonic() + wait_s + REPLY_TIMEOUT_S
         return True
 
@@ -307,5 +315,5 @@ class Claimer(Repeater):
         if room.place and self._idle != idle:
             self._noted_place, self._idle = room.place, idle
             placement.note_idle(self._redis, *idle)
-        filled = keys.waiting(self._model), *queues.inbox(room.queues)
+        filled = keys.waiting(self._model()), *queues.inbox(room.queues)
         return bool(room.queues and self._redis.exists(*filled))

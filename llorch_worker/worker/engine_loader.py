@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from llorch_worker.contract import InvalidRequest, ModelLoadFailed
+from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, ModelLoadFailed
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.process.engine_process import ENGINE, EngineProcess
+from llorch_worker.engine.process.surveying import Surveyed, survey
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.model_files.hub import local_path
@@ -30,6 +32,8 @@ PROGRESS_INTERVAL_S: Final = 5.0
 SILENT_WATCHDOGS: Final = 5
 """Times of a watchdog: a server may let a sequence wait for others that it has preempted it for."""
 MIB: Final = 2**20
+MOST_CONTEXT: Final = 10**6
+"""Of a model that says nothing before it is loaded."""
 
 
 class EngineLoader:
@@ -51,10 +55,21 @@ class EngineLoader:
         self._engine_class = engine_class
         self._max_sequences = max_sequences
         self._report = report
+        self.surveyed: Surveyed | None = None
+        """What the model's file says; None until :func:`survey_all`."""
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
         self._address: Address | None = None
         self._first = True
+
+    @property
+    def model(self) -> Path:
+        return self._settings.model
+
+    @property
+    def is_of_ours(self) -> bool:
+        """Whether the engine is ours; another class, for tests, has no files."""
+        return self._engine_class == ENGINE
 
     def intake(self) -> IntakeProcess:
         """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
@@ -70,7 +85,21 @@ class EngineLoader:
             raise InvalidRequest(
                 f"a worker of the server {self._settings.engine_url} counts no tokens"
             )
-        return self.intake().answer(question)
+        intake = self.intake()
+        try:
+            return intake.answer(question)
+        except InternalError:
+            if intake is self._intake:
+                raise
+            return self.intake().answer(question)  # the worker has changed its model meanwhile
+
+    def rest(self) -> None:
+        """Ends the intake of a model that is not loaded any more. A question about its tokens
+        starts another."""
+        with self._starting:
+            intake, self._intake = self._intake, None
+        if intake is not None:
+            intake.close()
 
     def intake_stacks(self) -> str:
         """See :meth:`.IntakeProcess.stacks`; "" if there is no intake."""
@@ -78,8 +107,7 @@ class EngineLoader:
 
     def close(self) -> None:
         """Ends the intake."""
-        if self._intake is not None:
-            self._intake.close()
+        self.rest()
 
     def load(
         self, listener: Callable[[int, int], None] | None = None
@@ -102,7 +130,7 @@ class EngineLoader:
             progress=self._progress(listener),
             engine_class=self._engine_class,
             # Another class, for tests, takes requests as they are.
-            intake=self.intake() if self._engine_class == ENGINE else None,
+            intake=self.intake() if self.is_of_ours else None,
             told_every_s=settings.flush_interval_ms / 1e3,
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
@@ -180,6 +208,37 @@ class EngineLoader:
                 self._report(f"loaded {percent}% of {total_bytes // MIB} MiB")
 
         return progress
+
+
+def survey_all(loaders: Mapping[str, EngineLoader], settings: Settings) -> None:
+    """Finds out what the models of a worker with several are, and whether each can be loaded alone.
+    Raises ModelLoadFailed for one that cannot."""
+    of_ours = [loader for loader in loaders.values() if loader.is_of_ours]
+    found = survey([loader.model for loader in of_ours], settings.engine_options)
+    for loader, surveyed in zip(of_ours, found, strict=True):
+        loader.surveyed = surveyed
+    for name, loader in loaders.items():
+        loader.surveyed = loader.surveyed or Surveyed(settings.max_context or MOST_CONTEXT)
+        if loader.surveyed.refusal is not None:
+            raise ModelLoadFailed(f"{name}: {loader.surveyed.refusal}")
+
+
+def load_first(
+    loaders: Sequence[EngineLoader], listener: Callable[[int, int], None] | None
+) -> tuple[EngineProcess | ServerEngine, float]:
+    """The engine of the first model that loads, and how long it took. Raises what the first raised
+    if none does."""
+    failed: LlorchError | None = None
+    for loader in loaders:
+        began_s = time.monotonic()
+        try:
+            return loader.load(listener), time.monotonic() - began_s
+        except LlorchError as error:
+            failed = failed or error
+            if loader is not loaders[-1]:
+                logger.error("%s does not load: %s", loader.model, error.message)
+    assert failed is not None
+    raise failed
 
 
 def _without_effect(settings: Settings) -> list[str]:

@@ -21,6 +21,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.deadlines import note_deadline
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
+from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
@@ -90,8 +91,6 @@ class JobRunner:
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
         self._max_attempts = max_attempts
-        facts = engine.facts
-        self._others = OtherWorkers(client, facts.model_name, hostname, facts.max_context)
         self._suspects: set[str] = set()
         """Those that run here and have no token yet."""
         self._blamed: deque[tuple[Death, tuple[str, ...]]] = deque(maxlen=MOST_DEATHS)
@@ -192,12 +191,17 @@ class JobRunner:
 
     # Into the engine -------------------------------------------------------------------------
 
+    @property
+    def _others(self) -> OtherWorkers:
+        facts = self._engine.facts
+        return OtherWorkers(self._redis, facts.model_name, self._hostname, facts.max_context)
+
     def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
         if job.handed_back:
             raise HandedBack
         if job.stopped or self._was_cancelled(claim):
             raise Cancelled("the job was cancelled before it ran")
-        if not self._engine.healthy:
+        if not self._engine.healthy or model_of(claim.list_key) != self._engine.facts.model_name:
             raise HandedBack
 
     def _was_cancelled(self, claim: Claim) -> bool:

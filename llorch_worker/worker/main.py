@@ -51,4 +51,4 @@ def run_worker(
 def worker_hostname(settings: Settings, pid: int, card: str | None = None) -> str:
     """The node name of the worker in process ``pid`` of this machine. A worker on a card is named
     after it, because it is the only one there."""
-    return f"{card or f'{settings.served_name}-{pid}'}@{socket.gethostname()}"
+    return f"{card or f'{settings.served_names[0]}-{pid}'}@{socket.gethostname()}"

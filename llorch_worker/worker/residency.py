@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -16,18 +16,19 @@ from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.repeater import Repeater
-from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.card.assignment import Assignment
+from llorch_worker.worker.engine_loader import EngineLoader
 from llorch_worker.worker.inbox_watcher import InboxWatcher
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
+from llorch_worker.worker.model_changer import ModelChanger
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import violation
 from llorch_worker.worker.resident_engine import ResidentEngine
@@ -50,28 +51,30 @@ class Residency:
     def __init__(
         self,
         engine: AnyEngine,
-        load: Callable[[], AnyEngine],
+        loaders: Mapping[str, EngineLoader],
         settings: Settings,
         hostname: str,
         active_jobs: ActiveJobs,
         assignment: Assignment,
         *,
-        answer: Callable[[TokenQuestion], dict[str, Any]],
         on_lost_card: Callable[[], None],
         claim_again: Callable[[], None] = lambda: None,
         on_repeated: Callable[[str], object] = lambda _: None,
+        hand_back: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
     ) -> None:
-        """``load`` loads and warms up another engine, after the death of ``engine``. ``answer``:
-        see :class:`.TokenDesk`.
+        """``loaders``: of each model that it serves. ``hand_back`` returns all running jobs to
+        their queues.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, from any thread:
         :attr:`is_ready` has changed. ``on_repeated``: see :class:`.InboxWatcher`. ``load_s``: how
         long loading and warming up the model took.
         """
+        model = engine.facts.model_name
+        self._loaders = loaders
         self._engine = ResidentEngine(
             engine,
-            load,
+            loaders[model].load,
             watchdog_s=settings.watchdog_s,
             on_death=lambda death: self.job_runner.judge(death),
             on_change=self._engine_changed,
@@ -88,8 +91,9 @@ class Residency:
         self._publisher = Publisher(
             self._redis, settings, on_lost=active_jobs.lose, on_cancelled=active_jobs.cancel
         )
-        model_name = engine.facts.model_name
-        self._watcher = InboxWatcher(self._redis, model_name, settings, on_repeated)
+        self._watchers = {
+            name: InboxWatcher(self._redis, name, settings, on_repeated) for name in loaders
+        }
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )
@@ -104,7 +108,19 @@ class Residency:
             key_ttl_s=settings.result_ttl_s,
             max_attempts=settings.max_attempts,
         )
-        self._announcer = Announcer(self._redis, model_name, hostname, self._worker_card)
+        self._announcer = Announcer(self._redis, hostname, self._worker_card, self._other_models)
+        self._changer = None
+        if len(loaders) > 1 or settings.idle_unload_s is not None:
+            self._changer = ModelChanger(
+                self._redis,
+                settings,
+                hostname,
+                self._engine,
+                loaders,
+                load_s=load_s,
+                hand_back=hand_back,
+                on_change=self._engine_changed,
+            )
         self._check = Repeater(
             "residency", "check the model's place", self._check_place, settings.residency_check_s
         )
@@ -113,15 +129,18 @@ class Residency:
             self._publisher,
             CancelListener(self._redis, active_jobs),
             self._announcer,
-            self._watcher,
-            TokenDesk(self._redis, model_name, answer),
+            *self._watchers.values(),
+            *(TokenDesk(self._redis, name, loader.answer) for name, loader in loaders.items()),
             self._check,
+            *([] if self._changer is None else [self._changer]),
         ]
         self._metrics = self._serve_metrics()
 
     def start(self) -> None:
         ENDED_JOBS.observe(self._job_window.add)
         ENDED_JOBS.observe(self._engine.note_end)
+        if self._changer is not None:
+            ENDED_JOBS.observe(self._changer.note_end)
         self._engine.start()
         for thread in self._threads:
             thread.start()
@@ -137,25 +156,50 @@ class Residency:
         self._redis.close()
 
     def refuse_jobs(self) -> None:
-        """Announces that no more jobs are to be handed over to this worker."""
+        """Announces that no more jobs are to be handed over to this worker, which keeps its model
+        until it ends."""
+        if self._changer is not None:
+            self._changer.closing.set()
         self._announcer.leave()
 
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
         because torch calls the only card that it sees cuda:0."""
         engine = self._engine
-        return dataclasses.asdict(engine.stats()) | {
-            "device": self._assignment.name,
-            "deaths": engine.deaths.total(),
-            "last_death": engine.last_death,
-            "away": engine.away,
-            "weakens": engine.facts.weakens,
-        }
+        several = {} if self._changer is None else self._changer.figures()
+        return (
+            several
+            | dataclasses.asdict(engine.stats())
+            | {
+                "device": self._assignment.name,
+                "deaths": engine.deaths.total(),
+                "last_death": engine.last_death,
+                "away": engine.away,
+                "weakens": engine.facts.weakens,
+            }
+        )
+
+    @property
+    def model(self) -> str:
+        """The model that it has loaded, or had before a load."""
+        return self._engine.facts.model_name
+
+    def ask_for(self, model: object, *, loads: bool) -> str | None:
+        """Has a model loaded, or what is loaded ended, soon. The reason if that cannot be."""
+        if self._changer is None:
+            return "it keeps its one model; LLORCH_IDLE_UNLOAD_S has it end"
+        if model not in self._loaders:
+            return f"it has no model of that name; it has {', '.join(self._loaders)}"
+        if not loads and model != self.model:
+            return f"it has {self.model} loaded"
+        self._changer.ask(str(model) if loads else None)
+        return None
 
     @property
     def is_ready(self) -> bool:
         """Whether there is an engine that takes jobs."""
-        return self._engine.healthy
+        changing = self._changer is not None and self._changer.changing
+        return self._engine.healthy and not changing
 
     @property
     def may_be_chosen(self) -> bool:
@@ -163,7 +207,7 @@ class Residency:
         settings = self._settings
         if not (settings.placement and settings.prefix_caching and self.is_ready):
             return False
-        return not self._watcher.alone
+        return not self._watchers[self.model].alone
 
     def status(self) -> str:
         """The worker in one line."""
@@ -213,7 +257,7 @@ class Residency:
         from llorch_worker.telemetry.metrics.http_server import serve
         from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 
-        metrics = WorkerMetrics(self._engine.facts.model_name, self._worker_figures)
+        metrics = WorkerMetrics(tuple(self._loaders), self._worker_figures)
         server = serve(metrics.registry, self._settings.metrics_host, first_port)
         if server is not None:
             ENDED_JOBS.observe(metrics.job_ended)
@@ -230,12 +274,29 @@ class Residency:
             fenced_writes=HELD_CLAIMS.fenced_writes,
             lease_age_s=self._leases.age_s(),
             load_s=self._load_s,
+            loads={} if self._changer is None else self._changer.loads,
         )
 
     def serves(self) -> dict[str, Any]:
         """What jobs may need of this worker, as fields of :class:`.ClaimRequest`."""
         facts = self._engine.facts
         return {"fingerprint": facts.fingerprint, "max_context": facts.max_context}
+
+    def _other_models(self) -> list[ModelCard]:
+        """Those that it has not loaded now, as far as their files say what they are."""
+        config = self._settings.generation_config == "auto"
+        return [
+            ModelCard(
+                name=name,
+                max_context=loader.surveyed.max_context,
+                queue_limit=self._settings.queue_limit,
+                generation_config=loader.surveyed.generation_config if config else {},
+                tasks=tuple(loader.surveyed.tasks),
+                last_seen=time.time(),
+            )
+            for name, loader in self._loaders.items()
+            if name != self.model and loader.surveyed is not None
+        ]
 
     def _worker_card(self) -> WorkerCard:
         engine = self._engine
@@ -244,6 +305,7 @@ class Residency:
             hostname=self._hostname,
             pid=os.getpid(),
             model=facts.model_name,
+            models=tuple(self._loaders) if len(self._loaders) > 1 else (),
             fingerprint=facts.fingerprint,
             tenant_weights=self._settings.tenant_weights,
             max_context=facts.max_context,

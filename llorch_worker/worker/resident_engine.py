@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,15 +15,14 @@ from celery.utils.log import get_logger
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.repeater import Repeater
-from llorch_worker.contract import LlorchError
-from llorch_worker.engine.interface import EngineDied
+from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.engine.interface import Death, EngineDied
 
 if TYPE_CHECKING:
     from llorch_worker.broker.ended_jobs import EndedJob
     from llorch_worker.contract import JobRequest, Journal
     from llorch_worker.engine.handle import GenerationHandle
     from llorch_worker.engine.interface import (
-        Death,
         EngineStats,
         ModelFacts,
         StepFigures,
@@ -51,14 +52,19 @@ class Absence:
     since: float
     """Unix time."""
     starts_at: float | None = None
-    """Unix time of the next start; None while the engine loads."""
+    """Unix time of the next start; None while the engine loads, infinite if nobody has asked for
+    one."""
 
+    planned: bool = False
+    """Whether no engine was lost."""
     of_server: bool = False
     """Whether a server is away, which is looked for all the time."""
 
     def __str__(self) -> str:
         if self.of_server:
             return f"{self.reason}; it is looked for every second"
+        if self.planned:
+            return self.reason
         wait_s = round(max(0.0, (self.starts_at or 0.0) - time.time()))
         return f"{self.reason}; it starts again " + (f"in {wait_s} s" if wait_s else "now")
 
@@ -126,6 +132,29 @@ class ResidentEngine:
             with self._changed:  # a death that is being noted counts itself
                 self._died_in_a_row = 0
 
+    def change(self, load: Callable[[], AnyEngine], why: str) -> bool:
+        """Ends the engine, whose jobs have left, and has another one loaded, now and after each
+        death. False if one is being loaded now."""
+        # First: both may not fit.
+        if not self.rest(why):
+            return False
+        with self._changed:
+            self._load = load
+            self.absence = Absence(why, time.time(), time.time(), planned=True)
+            self._changed.notify_all()
+        return True
+
+    def rest(self, why: str) -> bool:
+        """Ends the engine, whose jobs have left, until :meth:`change`. False if one is being loaded
+        now."""
+        with self._changed:
+            if self.absence is not None and self.absence.starts_at is None:
+                return False
+            self.absence = Absence(why, time.time(), math.inf, planned=True)
+            self._died_in_a_row = 0
+        self._engine.close()
+        return True
+
     # The engine's interface --------------------------------------------------------------------
 
     @property
@@ -148,14 +177,26 @@ class ResidentEngine:
 
     def submit(self, *args: Any, **options: Any) -> GenerationHandle[Any, Any]:
         """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
-        return self._engine.submit(*args, **options)
+        with self._unless_it_changes():
+            return self._engine.submit(*args, **options)
 
     def continues(
         self, request: JobRequest, journal: Journal, is_wanted: Callable[[], bool]
     ) -> bool:
         """Whether a job can go on after the tokens of its journal, which are of this model; any
         answer once it is not wanted. Raises ``EngineDied``."""
-        return self._engine.continues(request, journal, is_wanted)
+        with self._unless_it_changes():
+            return self._engine.continues(request, journal, is_wanted)
+
+    @contextmanager
+    def _unless_it_changes(self) -> Iterator[None]:
+        """Raises ``EngineDied``, which blames no job, for one that comes while the engine ends."""
+        try:
+            yield
+        except InternalError:
+            if self.absence is None:
+                raise
+            raise EngineDied(Death("exit", self.absence.reason, (), 0)) from None
 
     def stats(self) -> EngineStats:
         """While it is away those of the last engine, at rest."""
@@ -206,7 +247,7 @@ class ResidentEngine:
         pause_s = 0.0 if of_server else PAUSES_S[min(self._died_in_a_row, len(PAUSES_S)) - 1]
         now = time.time()
         since = now if self.absence is None else self.absence.since
-        self.absence = Absence(reason, since, now + pause_s, of_server)
+        self.absence = Absence(reason, since, now + pause_s, of_server=of_server)
 
     def _replace(self) -> None:
         while not self._closing.is_set():
@@ -218,14 +259,17 @@ class ResidentEngine:
             self._start_another()
 
     def _start_another(self) -> None:
-        absence = self.absence
-        assert absence is not None
-        if self._closing.wait(max(0.0, (absence.starts_at or 0.0) - time.time())):
-            return
-        self.absence = replace(absence, starts_at=None)
+        with self._changed:
+            while (wait_s := self._starts_in_s()) > 0 and not self._closing.is_set():
+                # A change may come meanwhile.
+                self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
+            absence = self.absence
+            if absence is None or self._closing.is_set():
+                return
+            self.absence, load = replace(absence, starts_at=None), self._load
         began_s = time.monotonic()
         try:
-            engine = self._load()
+            engine = load()
         except Exception as error:
             reason = _reason_of(error)
             with self._changed:
@@ -244,7 +288,8 @@ class ResidentEngine:
         self._served_since_s = time.monotonic()
         self.absence = None
         loaded_s = self._served_since_s - began_s
-        logger.info(
+        # Whoever planned it says so.
+        (logger.debug if absence.planned else logger.info)(
             "the %s serves again after %.1f s%s",
             "server" if absence.of_server else "engine",
             time.time() - absence.since,
@@ -253,6 +298,9 @@ class ResidentEngine:
         # If it is dead already, this is called at once.
         engine.on_death(self._note_death)
         self._tell_change()
+
+    def _starts_in_s(self) -> float:
+        return 0.0 if self.absence is None else (self.absence.starts_at or 0.0) - time.time()
 
     def _tell_change(self) -> None:
         try:

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Reason = Literal["wait", "idle", "backlog", "first"]
+Reason = Literal["wait", "idle", "backlog", "first", "asked"]
 """Why a model is loaded. ``wait``: its oldest job has waited for so long as one may; ``idle``: the
 worker had nothing left to do; ``backlog``: it has far more to do; ``first``: the worker had none.
+``asked``: a person wanted it, and no rule.
 """
 
 WORTH: Final = {"high": 4.0, "normal": 1.0, "low": 0.25}

@@ -46,11 +46,11 @@ def test_two_workers_of_one_name_warn_once_each(
     with connect(redis_server.url) as client:
         # Of one that died without a word, and is no second one.
         registry.announce(client, card(0.0))
-        with closing(Announcer(client, "m", "w@h", lambda: made(1.0))) as first:
+        with closing(Announcer(client, "w@h", lambda: made(1.0))) as first:
             first.start()
             wait_until(lambda: turns[1.0] > 3)
             assert warnings() == []
-            with closing(Announcer(client, "m", "w@h", lambda: made(2.0))) as second:
+            with closing(Announcer(client, "w@h", lambda: made(2.0))) as second:
                 second.start()
                 wait_until(lambda: len(warnings()) == 2)
                 so_far = dict(turns)

@@ -49,7 +49,7 @@ def start(server: RedisServer, store: redis.Redis) -> Iterator[Start]:
 
     def begin(url: str = server.url, prefetch_count: int = 0, **options: Any) -> Claimer:
         claimer = Claimer(
-            url, "toy", replace(TERMS, lease_ms=60_000), "w@h",
+            url, lambda: "toy", replace(TERMS, lease_ms=60_000), "w@h",
             **{
                 "startable": lambda: Startable(MOST_JOBS_A_CLAIM),
                 "place": lambda: "",

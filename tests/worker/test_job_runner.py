@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -14,11 +13,11 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled, Tokens, encode_event
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine.interface import Death, EngineDied
-from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.delivery import Delivery
+from llorch_worker.worker.engine_loader import EngineLoader
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
@@ -47,23 +46,22 @@ def delivery(redis_server: RedisServer) -> Iterator[Delivery]:
 @pytest.fixture
 def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Residency]:
     """A toy engine with all that surrounds it but Celery."""
-    settings = Settings(redis_url=redis_server.url)
-    load = partial(
-        EngineProcess.load,
-        STORY_MODEL,
-        model_name="toy",
+    settings = Settings(redis_url=redis_server.url, model=STORY_MODEL, model_name="toy")
+    place = Assignment("toy")
+    loader = EngineLoader(
+        settings,
+        place,
         engine_class="tests.toy_engine:ToyEngine",
-        device="toy",
         max_sequences=2,
+        report=lambda _: None,
     )
     residency = Residency(
-        load(),
-        load,
+        loader.load(),
+        {"toy": loader},
         settings,
         "w@test",
         active_jobs,
-        Assignment("toy"),
-        answer=lambda _: {},
+        place,
         on_lost_card=lambda: None,
     )
     residency.start()

@@ -82,7 +82,7 @@ class Partners:
     def served(self) -> list[str]:
         """The models that a worker serves now; none without a Redis."""
         try:
-            return sorted({card.model for card in self._connected().workers()})
+            return sorted({model for card in self._connected().workers() for model in card.served})
         except BrokerUnavailable:
             return []
 
@@ -102,7 +102,7 @@ class Partners:
             model = names[0]
             self._screen.note(f"{', '.join(names)} are served; /model NAME chooses another.")
         card = client.model_card(model)
-        workers = [each for each in client.workers() if each.model == card.name]
+        workers = [each for each in client.workers() if card.name in each.served]
         if not workers:
             self._screen.note(
                 f"no worker serves {card.name} now: answers wait until one starts", "yellow"

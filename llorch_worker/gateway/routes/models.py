@@ -60,7 +60,7 @@ async def get_model(model: str, gateway: TheGateway, request: Request) -> Model 
 
 
 async def _models(gateway: Gateway) -> list[Model]:
-    alive = [card.model for card in await gateway.client.workers()]
+    alive = [model for card in await gateway.client.workers() for model in card.served]
     off = gateway.settings.generation_config == "none"
     cards = await gateway.client.models()
     return [

@@ -5,8 +5,8 @@ What Prometheus asks for is read when it asks. Only a job's end is noted when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, get_args
 
@@ -58,6 +58,8 @@ class WorkerFigures:
     fenced_writes: int
     lease_age_s: float
     load_s: float
+    loads: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Of a worker with several models: by model and why it was loaded."""
 
 
 Read = Callable[[WorkerFigures], float]
@@ -147,12 +149,13 @@ _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
 class WorkerMetrics:
     """The registry that a worker serves, and the observer of its jobs' ends."""
 
-    def __init__(self, model_name: str, read: Callable[[], WorkerFigures]) -> None:
+    def __init__(self, models: Sequence[str], read: Callable[[], WorkerFigures]) -> None:
+        """``models``: all that the worker serves."""
         # Otherwise each counter has a second series with the time of its creation.
         disable_created_metrics()
-        self._model_name = model_name
+        self._models = models
         self.registry = registry = CollectorRegistry()
-        registry.register(_Live(model_name, read))
+        registry.register(_Live(models, read))
         ProcessCollector(registry=registry)
         self._ended = self._counter("jobs_ended", "Jobs that ended here.", "outcome")
         self._errors = self._counter("job_errors", "Jobs that failed, by their error.", "code")
@@ -160,12 +163,13 @@ class WorkerMetrics:
             "request_success", "Jobs that ended with a result.", "finished_reason"
         )
         # From 0 on: the rate of a series that begins with 1 does not show that first job.
-        for reason in get_args(FinishReason):
-            self._success.labels(model_name, ENGINE, reason)
-        for outcome in (*get_args(FinishReason), "failed"):
-            self._ended.labels(model_name, ENGINE, outcome)
-        for code in ERROR_CLASSES:
-            self._errors.labels(model_name, ENGINE, code)
+        for model in models:
+            for reason in get_args(FinishReason):
+                self._success.labels(model, ENGINE, reason)
+            for outcome in (*get_args(FinishReason), "failed"):
+                self._ended.labels(model, ENGINE, outcome)
+            for code in ERROR_CLASSES:
+                self._errors.labels(model, ENGINE, code)
         self._first_token = self._histogram(
             "time_to_first_token", "From the enqueueing to the first token.", FIRST_TOKEN_S
         )
@@ -181,7 +185,7 @@ class WorkerMetrics:
     def job_ended(self, job: EndedJob) -> None:
         """Counts a job's end. The histograms hold successes only, as vLLM's do; of a resumed job,
         whose first token is of another attempt, only how long it took in all."""
-        labels = (self._model_name, ENGINE)
+        labels = (job.model, ENGINE)
         self._ended.labels(*labels, job.outcome).inc()
         if job.error is not None:
             self._errors.labels(*labels, job.error).inc()
@@ -207,19 +211,23 @@ class WorkerMetrics:
         histogram = Histogram(
             f"llorch_{name}_seconds", help, LABELS, registry=self.registry, buckets=bounds
         )
-        histogram.labels(self._model_name, ENGINE)
+        for model in self._models:
+            histogram.labels(model, ENGINE)
         return histogram
 
 
 class _Live(Collector):
     """What is read at each scrape."""
 
-    def __init__(self, model_name: str, read: Callable[[], WorkerFigures]) -> None:
-        self._labels = (model_name, ENGINE)
+    def __init__(self, models: Sequence[str], read: Callable[[], WorkerFigures]) -> None:
+        self._models = models
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
         worker = self._read()
+        self._labels = (worker.stats.model, ENGINE)
+        if len(self._models) > 1:
+            yield from self._residency(worker)
         for name, (help, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
             gauge.add_metric(self._labels, read(worker))
@@ -260,6 +268,20 @@ class _Live(Collector):
             histogram = HistogramMetricFamily(f"llorch_{name}", help, labels=LABELS)
             histogram.add_metric(self._labels, buckets(tally, bounds), tally.sum)
             yield histogram
+
+    def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
+        resident = GaugeMetricFamily(
+            "llorch_resident", "1 for the model that the worker keeps loaded.", labels=LABELS
+        )
+        for model in self._models:
+            resident.add_metric((model, ENGINE), float(model == worker.stats.model))
+        yield resident
+        loads = CounterMetricFamily(
+            "llorch_model_loads", "Loads of a model, by their reason.", labels=(*LABELS, "reason")
+        )
+        for (model, reason), count in [*worker.loads.items()]:
+            loads.add_metric((model, ENGINE, reason), count)
+        yield loads
 
 
 def buckets(tally: Tally, bounds: Iterable[float]) -> list[tuple[str, int]]:

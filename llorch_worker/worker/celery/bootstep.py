@@ -35,7 +35,8 @@ from llorch_worker.worker.celery.flower import shown_figures
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option, refused_setting
 from llorch_worker.worker.celery.stacks import write_on_sigusr1
-from llorch_worker.worker.engine_loader import EngineLoader
+from llorch_worker.worker.engine_loader import EngineLoader, load_first, survey_all
+from llorch_worker.worker.model_changer import first_model
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.signs_of_life import SignsOfLife
 
@@ -82,7 +83,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
         self._residency: Residency | None = None
         self._follow_ups: FollowUps | None = None
-        self._loader: EngineLoader | None = None
+        self._loaders: dict[str, EngineLoader] = {}
         self._tracing = Tracing()
         self._attempt_spans: AttemptSpans | None = None
         self._interrupted = False
@@ -133,16 +134,25 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 else Assignment("server")
             )
             worker.app.assignment = assignment
-            began_s = time.monotonic()
-            self._loader = loader = EngineLoader(
-                settings,
-                assignment,
-                engine_class=worker.app.engine_class,
-                max_sequences=_asked_sequences(worker),
-                report=self._signs.loading,
+            self._loaders = {
+                each.served_name: EngineLoader(
+                    each,
+                    assignment,
+                    engine_class=worker.app.engine_class,
+                    max_sequences=_asked_sequences(worker),
+                    report=self._signs.loading,
+                )
+                for each in settings.of_each_model
+            }
+            names = [*self._loaders]
+            if len(names) > 1:
+                survey_all(self._loaders, settings)
+                with connect_impatient(settings.redis_url) as client:
+                    first = first_model(client, settings, worker.hostname)
+                names.sort(key=lambda name: name != first)
+            engine, load_s = load_first(
+                [self._loaders[name] for name in names], worker.app.on_load_progress
             )
-            engine = loader.load(worker.app.on_load_progress)
-            load_s = time.monotonic() - began_s
             most = engine.facts.max_sequences
             if settings.engine_url is not None:
                 worker.app.assignment = assignment = Assignment(engine.facts.device)
@@ -159,18 +169,19 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.app.on_load_error(error)
             raise WorkerShutdown(code) from None
         redis.wait()
-        _take_over_jobs(settings, engine.facts.model_name)
+        for name in self._loaders:
+            _take_over_jobs(settings, name)
         residency = Residency(
             engine,
-            loader.load,
+            self._loaders,
             settings,
             worker.hostname,
             worker.pool.active_jobs,
             assignment,
-            answer=loader.answer,
             on_lost_card=_shut_down,
             claim_again=worker.consumer.claimer.look_again,
             on_repeated=worker.consumer.claimer.note_repeated,
+            hand_back=lambda: worker.pool.call_soon(worker.pool.hand_back_running),
             load_s=load_s,
         )
         residency.start()
@@ -219,8 +230,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
-        if self._loader is not None:
-            self._loader.close()
+        for loader in self._loaders.values():
+            loader.close()
         if self._attempt_spans is not None:
             self._attempt_spans.disconnect()
         self._tracing.close()
@@ -236,8 +247,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _stacks_of_others(self) -> Iterator[str]:
         """Where the threads of the engine and the intake are, as far as they answer."""
         asked = {} if self._residency is None else {"engine": self._residency.engine_stacks}
-        if self._loader is not None:
-            asked["intake"] = self._loader.intake_stacks
+        for name, loader in self._loaders.items():
+            asked[f"intake of {name}" if len(self._loaders) > 1 else "intake"] = (
+                loader.intake_stacks
+            )
         for name, ask in asked.items():
             try:
                 yield ask()

@@ -24,7 +24,7 @@ from llorch_worker.worker.celery.pool import EnginePool
 
 def worker_config(settings: Settings) -> dict[str, Any]:
     """The whole configuration of the app in :mod:`tasks`; producers may use it too."""
-    model = settings.served_name
+    model = settings.served_names[0]
     connection = connection_config(settings.redis_url)
     return connection | {
         "result_backend": _result_backend(settings.redis_url),
@@ -32,7 +32,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "redis_backend_use_ssl": connection["broker_use_ssl"] or None,
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # otherwise the prompt is stored with the result
-        "task_queues": task_queues(model),
+        "task_queues": task_queues(settings),
         # The default queue stays Celery's: a chain's next task, which names no queue, goes where
         # any other worker would send it.
         "task_routes": (partial(route_job, model),),
@@ -81,7 +81,11 @@ def route_job(
     return {"queue": to.queue, "priority": to.priority}
 
 
-def task_queues(model: str) -> list[Any]:
-    """The queues that a worker of ``model`` consumes."""
-    exchange = Exchange(normal_queue(model))
-    return [Queue(name, exchange, routing_key=name) for name in queues(model)]
+def task_queues(settings: Settings) -> list[Any]:
+    """The queues that a worker of these models consumes."""
+    return [
+        Queue(name, exchange, routing_key=name)
+        for model in settings.served_names
+        for exchange in [Exchange(normal_queue(model))]
+        for name in queues(model)
+    ]

@@ -60,7 +60,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._claims = connect(settings.redis_url, decode=False)
         self.claimer = Claimer(
             settings.redis_url,
-            settings.served_name,
+            self._resident,
             self._terms,
             self.hostname,
             startable=self._startable,
@@ -156,7 +156,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         residency = self.app.residency
         if residency is None or not residency.may_be_chosen:
             return ""
-        return place_of(self.app.settings.served_name, self.hostname)
+        return place_of(residency.model, self.hostname)
+
+    def _resident(self) -> str:
+        """The model whose jobs this worker claims now."""
+        residency = self.app.residency
+        return self.app.settings.served_name if residency is None else str(residency.model)
 
     def _serves(self) -> dict[str, Any]:
         residency = self.app.residency

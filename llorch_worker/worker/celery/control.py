@@ -14,6 +14,7 @@ from celery.utils.time import rate
 from celery.worker import control
 from kombu.utils.url import maybe_sanitize_url
 
+from llorch_worker.broker.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND
 from llorch_worker.worker.celery.refusals import (
     FIXED_SIZE,
     NO_CHILDREN,
@@ -36,6 +37,8 @@ def install() -> None:
         "pool_grow": _refusal(FIXED_SIZE),
         "pool_shrink": _refusal(FIXED_SIZE),
         "pool_restart": _refusal(NO_CHILDREN),
+        LOAD_COMMAND: _asking_for(loads=True),
+        UNLOAD_COMMAND: _asking_for(loads=False),
     }
 
 
@@ -45,6 +48,17 @@ def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
     def run(state: Any, queue: object, **options: Any) -> Reply:
         reason = foreign_queue(state.app, [queue])
         return command(state, queue, **options) if reason is None else _refused(reason)
+
+    return run
+
+
+def _asking_for(*, loads: bool) -> Callable[..., Reply]:
+    """Loads or unloads a model."""
+
+    def run(state: Any, model: object = None, **_: Any) -> Reply:
+        residency = state.app.residency
+        reason = "it is not ready" if residency is None else residency.ask_for(model, loads=loads)
+        return {"ok": "soon"} if reason is None else _refused(reason)
 
     return run
 

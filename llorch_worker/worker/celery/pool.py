@@ -164,6 +164,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _hand_back_all(self) -> None:
         self.out_of_time.set()
+        self.hand_back_running()
+
+    def hand_back_running(self) -> None:
+        """Stops all jobs that run now; they return to their queues, in order."""
         for pid in tuple(self._running):
             self.hand_back_job(pid)
 

@@ -112,7 +112,7 @@ def refused_option(worker: Any, options: Mapping[str, Any]) -> str | None:
 
 def foreign_queue(app: Any, named: Iterable[object]) -> str | None:
     """The reason why a worker cannot take jobs from the queues ``named``; None if it can."""
-    own = queues(app.settings.served_name)
+    own = [name for model in app.settings.served_names for name in queues(model)]
     for name in named:
         if name not in own:
             return f"this worker does not serve the queue {shown(name)}; it serves {', '.join(own)}"

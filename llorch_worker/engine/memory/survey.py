@@ -1,0 +1,44 @@
+"""``python -m llorch_worker.engine.memory.survey``: what several models are, before one is loaded.
+
+Reads ``{"models": [path, ...], "options": {...}}`` from its standard input, and writes a list of
+:class:`.Surveyed` as JSON. A process of its own, because the one that asks imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from llorch_worker.contract import LlorchError
+from llorch_worker.engine.memory.encoder_plan import plan_encoder
+from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.process.surveying import Surveyed
+from llorch_worker.engine_options import EngineOptions
+from llorch_worker.model.encoder.config import is_encoder
+from llorch_worker.model_files.hub import local_path
+from llorch_worker.weights import open_checkpoint
+
+
+def survey(path: Path, options: EngineOptions) -> Surveyed:
+    try:
+        checkpoint = open_checkpoint(local_path(path))
+        if is_encoder(checkpoint):
+            encoder = plan_encoder(checkpoint, options)
+            return Surveyed(encoder.longest_context, {}, encoder.misfit, encoder.tasks)
+        plan = plan_load(path, options, checkpoint)
+        config, _ = plan.generation_config
+    except LlorchError as error:
+        return Surveyed(refusal=error.message)
+    return Surveyed(plan.shape.max_context, dict(config), plan.misfit)
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    options = EngineOptions(**asked["options"])
+    json.dump([asdict(survey(path, options)) for path in map(Path, asked["models"])], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

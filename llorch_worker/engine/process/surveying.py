@@ -1,0 +1,40 @@
+"""Asks a process of its own what models are, before one is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llorch_worker.contract import TASK_NAME, ModelLoadFailed
+from llorch_worker.engine_options import EngineOptions
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """What a model's file says."""
+
+    max_context: int = 0
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
+    """Why it cannot be loaded here."""
+    tasks: Sequence[str] = (TASK_NAME,)
+    """Those that it does."""
+
+
+def survey(paths: Sequence[Path], options: EngineOptions) -> list[Surveyed]:
+    """What each of these models is. Raises ``ModelLoadFailed`` if that cannot be found out."""
+    asked = {"models": [str(path) for path in paths], "options": asdict(options)}
+    done = subprocess.run(
+        [sys.executable, "-m", "llorch_worker.engine.memory.survey"],
+        input=json.dumps(asked).encode(),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        raise ModelLoadFailed(f"the models' files cannot be read: exit code {done.returncode}")
+    return [Surveyed(**each) for each in json.loads(done.stdout)]

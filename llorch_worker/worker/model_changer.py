@@ -1,0 +1,440 @@
+"""Changes the model of a worker that has several, as the rule in ``which_model.py`` says, and ends
+an engine that has no jobs."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.utils.log import get_logger
+from redis import Redis
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import fleet, residents
+from llorch_worker.broker.deadlines import next_deadlines
+from llorch_worker.broker.ended_jobs import EndedJob
+from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.residents import Note, Notes
+from llorch_worker.settings import Settings
+from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, turn_s
+
+if TYPE_CHECKING:
+    from llorch_worker.worker.engine_loader import EngineLoader
+    from llorch_worker.worker.resident_engine import ResidentEngine
+
+logger = get_logger(__name__)
+
+LOOK_S: Final = 1.0
+POLL_S: Final = 0.05
+"""How often a change looks whether its jobs have left, or its engine is there."""
+LEAVE_S: Final = 30.0
+"""How long jobs that are handed back may take to leave. They write their last tokens."""
+DEFAULT_LOAD_S: Final = 10.0
+DEFAULT_JOB_S: Final = 1.0
+"""What a load and a job take before any was measured."""
+LEAST_JOB_S: Final = 0.01
+REMEMBERED_JOBS: Final = 100
+"""Of so many jobs half is forgotten, so that what a job takes follows what comes."""
+ASIDE_S: Final = 30.0
+LONGEST_ASIDE_S: Final = 1_800.0
+"""How long a model that did not load is set aside: first, and at most."""
+MOST_TRIES: Final = 5
+"""How often a worker that starts decides again because another has decided meanwhile."""
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A model that did not load here."""
+
+    reason: str
+    until_s: float
+    times: int
+
+
+class ModelChanger(Repeater):
+    """A thread that looks once a second at what waits and at what other workers keep."""
+
+    def __init__(
+        self,
+        client: Redis,
+        settings: Settings,
+        hostname: str,
+        engine: ResidentEngine,
+        loaders: Mapping[str, EngineLoader],
+        *,
+        load_s: float,
+        hand_back: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``loaders``: of each model; ``load_s``: how long the first took. ``hand_back``
+        returns all running jobs to their queues; ``on_change`` is called when the worker takes jobs
+        again, or no more."""
+        self._redis = client
+        self._hostname = hostname
+        self._engine = engine
+        self._loaders = loaders
+        self._hand_back = hand_back
+        self._on_change = on_change
+        self._terms = terms_of(settings)
+        self._pin = settings.pin
+        self._idle_unload_s = settings.idle_unload_s or math.inf
+        self._model = engine.facts.model_name
+        """What the worker has loaded or is loading."""
+        self._since_s = time.monotonic()
+        self._load_s = {self._model: load_s}
+        self._busy_s: defaultdict[str, float] = defaultdict(float)
+        self._ended: Counter[str] = Counter()
+        self._looked_s = self._busy_at_s = time.monotonic()
+        self._unloaded = False
+        self._asked: deque[str | None] = deque()
+        """Models that somebody wants; None: none."""
+        self._aside: dict[str, SetAside] = {}
+        self._failed_loads = 0
+        self._waits_since_s: dict[str, float] = {}
+        self._warned = False
+        self.changing = False
+        """Whether the worker takes no jobs, because it is about to change."""
+        self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
+        """By model and :data:`.Reason`."""
+        super().__init__("models", "choose the model", self._look, LOOK_S)
+
+    def note_end(self, job: EndedJob) -> None:
+        """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
+        self._ended[job.model] += 1
+
+    def close(self) -> None:
+        super().close()
+        with suppress(RedisError):  # the note is soon too old
+            residents.withdraw(self._redis, self._hostname)
+
+    def figures(self) -> dict[str, Any]:
+        """All models as plain JSON, and of those that do not load here now, why."""
+        aside = {name: each.reason for name, each in [*self._aside.items()]}
+        return {"models": [*self._loaders], "set_aside": aside}
+
+    def ask(self, model: str | None) -> None:
+        """Loads the model soon, whatever the rule says now; None ends the engine, until jobs
+        wait."""
+        self._asked.append(model)
+
+    # Deciding ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._measure()
+        seen = self._noted()
+        due_s = next_deadlines(self._redis, seen.now_ms)
+        waiting = {
+            model: found
+            for model in self._loaders
+            if (found := self._waiting(model, seen, due_s.get(model, math.inf))) is not None
+        }
+        if waiting:
+            self._busy_at_s = time.monotonic()
+        if self._asked:
+            self._obey(self._asked.popleft(), seen)
+        elif (change := next_change(keepers(seen), waiting, self._terms)) is not None:
+            if change.worker == self._hostname:
+                self._begin(change, seen)
+        elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self._is_pinned:
+            self._unload(f"unloaded after {self._idle_unload_s:.0f} s without jobs")
+        elif not self._warned:
+            self._warn_of_long_turns(seen)
+        self.closing.wait(random.uniform(0.0, 0.1) * LOOK_S)
+
+    def _noted(self) -> Notes:
+        """The notes of all, with this worker's as of now."""
+        seen = residents.read(self._redis)
+        residents.renew(self._redis, note := self._note(), seen.now_ms)
+        others = (each for each in seen.of_workers if each.worker != self._hostname)
+        of_workers = sorted((*others, note), key=lambda each: each.worker)
+        return Notes(tuple(of_workers), seen.left_s, seen.now_ms, seen.decisions)
+
+    def _note(self) -> Note:
+        now_s = time.monotonic()
+        aside = {name for name, each in self._aside.items() if now_s < each.until_s}
+        usual_s = mean(self._load_s.values())
+        load_s = {
+            name: self._load_s.get(name, usual_s) for name in self._loaders if name not in aside
+        }
+        is_here = self._engine.absence is None
+        return Note(
+            worker=self._hostname,
+            resident=None if self._unloaded or self._model in self._aside else self._model,
+            kept_s=now_s - self._since_s if is_here else -self._load_s.get(self._model, usual_s),
+            load_s=load_s,
+            job_s=self._job_s(),
+            left_s=len(HELD_CLAIMS.running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
+            lost_s=self._lost_s() if is_here else 0.0,
+            pinned=self._is_pinned,
+        )
+
+    @property
+    def _is_pinned(self) -> bool:
+        return self._model == self._pin
+
+    def _measure(self) -> None:
+        now_s = time.monotonic()
+        if len(HELD_CLAIMS):
+            self._busy_at_s = now_s
+        if HELD_CLAIMS.running() and self._engine.healthy:
+            self._busy_s[self._model] += now_s - self._looked_s
+        self._looked_s = now_s
+        if self._ended[self._model] >= REMEMBERED_JOBS:
+            self._ended[self._model] //= 2
+            self._busy_s[self._model] /= 2
+        if self._engine.healthy and self._aside.pop(self._model, None) is not None:
+            self._since_s = now_s  # it was tried again
+        failed = self._engine.deaths["load"]
+        if failed > self._failed_loads and not self._engine.healthy:
+            self._put_aside(self._model)
+        self._failed_loads = failed
+
+    def _job_s(self) -> dict[str, float]:
+        """How long the engine was busy for a job, by model."""
+        return {
+            model: max(LEAST_JOB_S, self._busy_s[model] / ended)
+            for model, ended in [*self._ended.items()]
+            if ended
+        }
+
+    def _lost_s(self) -> float:
+        """How long the prefixes in the cache took that are found again; at most a load."""
+        stats = self._engine.stats()
+        computed, found = stats.prompt_tokens_total, stats.cached_tokens_total
+        if not found or not computed:
+            return 0.0
+        saved_s = self._busy_s[self._model] * found / computed
+        return min(saved_s, self._load_s.get(self._model, DEFAULT_LOAD_S))
+
+    def _waiting(self, model: str, seen: Notes, due_s: float) -> Waiting | None:
+        """What waits for the model. All that the rule knows of the queue comes from here."""
+        queues = fleet.waiting_jobs(self._redis, model)
+        if not any(queue.jobs for queue in queues.values()):
+            self._waits_since_s.pop(model, None)
+            return None
+        since_s = self._waits_since_s.setdefault(model, time.monotonic())
+        known_s = [queue.oldest_s for queue in queues.values() if queue.oldest_s is not None]
+        oldest_s = max(known_s, default=time.monotonic() - since_s)
+        measured_s = [note.job_s[model] for note in seen.of_workers if model in note.job_s]
+        job_s = mean(measured_s) if measured_s else DEFAULT_JOB_S
+        return Waiting(
+            {priority: queue.jobs * job_s for priority, queue in queues.items()},
+            unserved_s=min(oldest_s, seen.left_s.get(model, oldest_s)),
+            slack_s=due_s - job_s,
+        )
+
+    def _warn_of_long_turns(self, seen: Notes) -> None:
+        self._warned = True
+        turning = [note for note in seen.of_workers if not note.pinned]
+        models = {name for note in turning for name in note.load_s}
+        longest_s = max((load for note in turning for load in note.load_s.values()), default=0.0)
+        turn = turn_s(len(models), len(turning), longest_s, self._terms)
+        if turn > self._terms.max_wait_s:
+            logger.warning(
+                "jobs may wait longer than LLORCH_MAX_WAIT_S=%.0f for their model: %d models take "
+                "turns on %d workers, which takes %.0f s; start more workers, or raise it",
+                self._terms.max_wait_s,
+                len(models),
+                len(turning),
+                turn,
+            )
+
+    # Changing ----------------------------------------------------------------------------------
+
+    def _obey(self, model: str | None, seen: Notes) -> None:
+        """Does what somebody has asked for."""
+        if model is None:
+            self._unload("unloaded, as somebody asked; the next job has it loaded")
+        elif model != self._model or self._unloaded:
+            change = Change(self._hostname, model, "asked", self._terms.max_wait_s)
+            if not self._begin(change, seen):
+                self._asked.appendleft(model)
+
+    def _unload(self, why: str) -> None:
+        """Ends the engine until jobs wait."""
+        if self._unloaded:
+            return
+        with self._without_jobs(0.0) as have_left:
+            if not have_left or not self._engine.rest(why):
+                return
+            self._unloaded = True
+            self._loaders[self._model].rest()
+        logger.info("%s is %s", self._model, why)
+
+    def _begin(self, change: Change, seen: Notes) -> bool:
+        """Changes; False if it has to look at the notes anew."""
+        before, now_s = self._model, time.monotonic()
+        note = self._note().model_copy(
+            update={
+                "resident": change.model,
+                "kept_s": -self._load_s.get(change.model, DEFAULT_LOAD_S),
+                "pinned": change.model == self._pin,
+            }
+        )
+        kept_elsewhere = any(
+            each.resident == before and each.kept_s >= 0 and each.worker != self._hostname
+            for each in seen.of_workers
+        )
+        leaves = None if kept_elsewhere or self._engine.absence else before
+        move = (
+            f"loads {change.model}"
+            if self._unloaded
+            else f"changes from {before} to {change.model}"
+        )
+        if not residents.decide(self._redis, note, seen, leaves=leaves):
+            return False
+        logger.info("%s: %s", move, WHY[change.reason])
+        with self._without_jobs(change.patience_s) as have_left:
+            if not have_left:
+                logger.warning("stays with %s: its jobs do not leave", before)
+                return True
+            if not self._engine.change(self._loaders[change.model].load, move):
+                return False
+            self._unloaded = False
+            if before != change.model:
+                self._loaders[before].rest()
+            self._model = change.model
+            self._since_s = time.monotonic()
+            self._wait_for_engine(note)
+        if self._engine.absence is None:
+            self._load_s[change.model] = time.monotonic() - self._since_s
+            self._since_s = time.monotonic()
+            self._aside.pop(change.model, None)
+            self.loads[change.model, change.reason] += 1
+            logger.info(
+                "%s is resident after %.1f s, of which it loaded for %.1f s",
+                change.model,
+                time.monotonic() - now_s,
+                self._load_s[change.model],
+            )
+        elif not self.closing.is_set():
+            self._put_aside(change.model)
+        return True
+
+    @contextmanager
+    def _without_jobs(self, patience_s: float) -> Iterator[bool]:
+        """Takes no jobs meanwhile. Those that run may end for ``patience_s``; then they go back."""
+        self.changing = True
+        self._on_change()
+        try:
+            have_left = self._left_within(patience_s)
+            # A worker that stops lets them end.
+            if not have_left and not self.closing.is_set():
+                self._hand_back()
+                have_left = self._left_within(LEAVE_S)
+            yield have_left and not self.closing.is_set()
+        finally:
+            self.changing = False
+            self._on_change()
+
+    def _left_within(self, limit_s: float) -> bool:
+        until_s = time.monotonic() + limit_s
+        while HELD_CLAIMS.running():
+            if time.monotonic() >= until_s or self.closing.wait(POLL_S):
+                return False
+        return True
+
+    def _wait_for_engine(self, note: Note) -> None:
+        """Until it is there, or has not started."""
+        failed = self._engine.deaths.total()
+        renew_at_s = time.monotonic() + LOOK_S
+        while self._engine.absence is not None and self._engine.deaths.total() == failed:
+            if self.closing.wait(POLL_S):
+                return
+            if time.monotonic() >= renew_at_s:
+                renew_at_s = time.monotonic() + LOOK_S
+                left_s = self._since_s - time.monotonic() - note.kept_s
+                note = note.model_copy(update={"kept_s": -max(0.1, left_s)})
+                with suppress(RedisError):  # the load goes on without it
+                    residents.renew(self._redis, note, residents.read(self._redis).now_ms)
+
+    def _put_aside(self, model: str) -> None:
+        if model in self._aside and time.monotonic() < self._aside[model].until_s:
+            return
+        times = self._aside[model].times + 1 if model in self._aside else 1
+        for_s = min(LONGEST_ASIDE_S, ASIDE_S * 2 ** (times - 1))
+        reason = self._engine.last_death or "it does not load"
+        self._aside[model] = SetAside(reason, time.monotonic() + for_s, times)
+        logger.error(
+            "%s is set aside for %.0f s, because it does not load: %s", model, for_s, reason
+        )
+
+
+WHY: Final = {
+    "wait": "its jobs have waited as long as they may",
+    "idle": "its jobs wait, and this worker has none",
+    "backlog": "far more waits for it",
+    "first": "its jobs wait",
+    "asked": "somebody asked for it",
+}
+
+
+def terms_of(settings: Settings) -> Terms:
+    return Terms(settings.max_wait_s, settings.min_resident_s, LOOK_S)
+
+
+def keepers(seen: Notes) -> list[Keeper]:
+    """The workers as the rule sees them."""
+    return [
+        Keeper(
+            note.worker,
+            note.resident,
+            note.load_s,
+            kept_s=note.kept_s,
+            left_s=note.left_s,
+            lost_s=note.lost_s,
+            pinned=note.pinned,
+        )
+        for note in seen.of_workers
+    ]
+
+
+def first_model(client: Redis, settings: Settings, hostname: str) -> str:
+    """The model that a worker loads at its start: its pin, or what most waits for, else the one
+    that fewest workers keep."""
+    names: Sequence[str] = settings.served_names
+    if settings.pin:
+        return settings.pin
+    load_s = dict.fromkeys(names, DEFAULT_LOAD_S)
+    for _ in range(MOST_TRIES):
+        try:
+            seen = residents.read(client)
+            kept = Counter(note.resident for note in seen.of_workers)
+            waiting = {
+                name: Waiting(
+                    {
+                        priority: queue.jobs * DEFAULT_JOB_S
+                        for priority, queue in fleet.waiting_jobs(client, name).items()
+                    }
+                )
+                for name in names
+            }
+            # The others decide for themselves.
+            change = next_change(
+                [
+                    Keeper(hostname, None, load_s),
+                    *(
+                        Keeper(note.worker, note.resident, {}, pinned=True)
+                        for note in seen.of_workers
+                        if note.worker != hostname
+                    ),
+                ],
+                waiting,
+                terms_of(settings),
+            )
+            chosen = change.model if change is not None else min(names, key=lambda name: kept[name])
+            note = Note(worker=hostname, resident=chosen, kept_s=-DEFAULT_LOAD_S, load_s=load_s)
+            if residents.decide(client, note, seen, leaves=None):
+                return chosen
+        except RedisError as error:
+            logger.warning("loads %s first: %s", names[0], error)
+            break
+    return names[0]
