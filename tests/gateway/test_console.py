@@ -387,6 +387,7 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
         ]
         here = visit()
         here.open("fleet")
+        here.see("#queues", "Besides")  # suspects, later jobs and others
         here.see("#queues .low[role=cell]", "2 ·")
         here.see("#queues .high[role=cell]", "1 ·")
         here.see("#workers", fleet.worker.hostname)
@@ -678,6 +679,8 @@ def test_the_last_hour_stands_on_axes_with_units(
         "First token in the last hour: p50 now 80 ms, at most 80 ms; p95 now 1.7 s, at most 1.7 s"
         in said
     )
+    legend = str(here.page.locator("#history .legend").nth(2).text_content())
+    assert legend.split() == ["p50", "80", "ms", "p95", "1.7", "s"]
     assert "−40 min" in str(charts.nth(2).text_content())
     assert "2.0 s" in str(charts.nth(2).text_content())
     # Tiles of one width, and labels on one line.

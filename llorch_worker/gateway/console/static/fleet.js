@@ -18,7 +18,7 @@ export class Fleet {
     this.queues = new Rows(
       byId("queues"),
       {
-        model: "Model", high: "High", normal: "Normal", low: "Low", later: "Later",
+        model: "Model", high: "High", normal: "Normal", low: "Low", besides: "Besides",
         slots: "Running / slots", saturation: "Saturation",
       },
       "No model was ever served here. llorch worker starts one.",
@@ -86,14 +86,14 @@ export class Fleet {
         setText(cells[priority], jobs ? `${count(jobs)}${age}` : "0");
         cells[priority].classList.toggle("none", jobs === 0);
       }
-      const later = [];
-      if (model.scheduled) later.push(`${count(model.scheduled)} scheduled`);
-      if (model.abandoned) later.push(`${count(model.abandoned)} of a silent worker`);
-      if (model.suspects) later.push(counted(model.suspects, "suspect"));
+      const besides = [];
+      if (model.scheduled) besides.push(`${count(model.scheduled)} scheduled`);
+      if (model.abandoned) besides.push(`${count(model.abandoned)} of a silent worker`);
+      if (model.suspects) besides.push(counted(model.suspects, "suspect"));
       const served = Object.keys(model.fingerprints).length;
-      if (served > 1) later.push(`${count(served)} different models`);
-      setText(cells.later, later.join(", ") || "–");
-      cells.later.classList.toggle("none", !later.length);
+      if (served > 1) besides.push(`${count(served)} different models`);
+      setText(cells.besides, besides.join(", ") || "–");
+      cells.besides.classList.toggle("none", !besides.length);
       setText(cells.slots, `${count(model.running)} / ${count(model.slots)}`);
       const stuck = !model.workers && model.waiting > 0;
       setMeter(cells.saturation, model.workers ? percent(model.saturation) : "no worker", model.saturation);

@@ -63,7 +63,7 @@ function draw({ title, unit, lines, svg, legend }, points, now) {
     parts.push(...joined(points, name).map((run) => shape("polyline", { class: `line${i}`, points: run.map((p) => `${x(p.at).toFixed(1)},${y(p[name]).toFixed(1)}`).join(" ") })));
     const last = points.at(-1)?.[name];
     const now = last === undefined ? "–" : unit(last);
-    legend.append(el("i", { class: `line${i}` }), `${lines[name]} ${now}`);
+    legend.append(el("i", { class: `line${i}` }), `${lines[name]} ${now} `);
     const own = points.map((point) => point[name]).filter((value) => value !== undefined);
     said.push(own.length ? `${lines[name]} now ${now}, at most ${unit(Math.max(...own))}` : `${lines[name]}: nothing yet`);
   });
