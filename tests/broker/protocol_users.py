@@ -200,6 +200,9 @@ class Users(RuleBasedStateMachine):
     def purge(self, queue: str) -> None:
         """An operator deletes what waits in a queue; what runs goes on."""
         before = self.look()
+        if any(before.inbox[job_id] for job_id in before.waiting):
+            # A second message, in the other queue, would begin the job anew, as a stock producer's.
+            return
         waiting.purge(self.store, queue)
         now = self.look()
         for job in self.jobs.values():
