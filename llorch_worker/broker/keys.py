@@ -110,12 +110,12 @@ it has no record, or one without a state: its message may be in an inbox.
 ``keys.scheduled``. ``claimed`` by a worker: it is in ``LEASES``. ``ended``: in none. ``claim``,
 ``watch`` and ``cancel`` also move what they find in an inbox. ``purge`` deletes jobs that wait.
 """
-message = Key("job:{}:message")
+message = Key("message:{}")
 """By job. Its Celery message, as a producer pushed it. It goes with the end, or, if more is to be
 done then, after that: see follow_ups.py."""
 events = Key("job:{}:events")
 """By job. Stream; each entry has the one field ``event``, a JSON document of the contract."""
-cancel = Key("job:{}:cancel")
+cancel = Key("cancel:{}")
 """By claimed job. The id of the call that requested its cancel; that call is sent again if its
 reply is lost. Expires with the results."""
 idempotency = Key("idempotency:{}:{}")

@@ -18,8 +18,19 @@ from llorch_worker.broker.claims import Claim, ClaimRequest
 from llorch_worker.broker.message import TENANT, read_envelope
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import as_bytes, run_script
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.contract import TASK_NAME, InternalError
-from tests.broker.jobs import DAYS_S, TERMS, dying_after, look, note_seen, push, sweep, take
+from tests.broker.jobs import (
+    DAYS_S,
+    TERMS,
+    announce,
+    dying_after,
+    look,
+    note_seen,
+    push,
+    sweep,
+    take,
+)
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import (
     add_entry,
@@ -548,3 +559,33 @@ def test_low_jobs_that_a_worker_cannot_take_delay_no_high_ones(store: redis.Redi
     store.lpush(queues.queues("toy")[0], json.dumps(envelope(GOOD_BODY, headers={"id": "high"})))
     push(store, "normal")
     assert search(store)[1] == ["high", "normal"]
+
+
+@pytest.mark.parametrize("suffix", ["message", "cancel"])
+def test_a_job_may_have_the_id_of_another_and_a_suffix(store: redis.Redis, suffix: str) -> None:
+    for job_id in (f"a:{suffix}", "a"):
+        push(store, job_id)
+        watch.look(store, "toy")
+    first, second = take(store)
+    assert (first.job_id, second.job_id) == (f"a:{suffix}", "a")
+    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+    assert claims.hand_back(store, first) and claims.hand_back(store, second)
+    assert [(claim.job_id, claim.cancelled) for claim in take(store)] == [
+        (f"a:{suffix}", False), ("a", True),
+    ]  # fmt: skip
+
+
+def test_a_strange_key_in_place_of_a_record_stops_no_other_job(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "broken", "late", "good", eta=None)
+    watch.look(store, "toy")
+    store.zrem(keys.waiting("toy"), "late")
+    store.zadd(keys.scheduled("toy"), {"late": 1})
+    for job_id in ("broken", "late"):
+        store.delete(keys.job(job_id))
+        store.set(keys.job(job_id), "somebody's")
+    set_leases(store, {"late": 1})
+    assert sweep(store) == []
+    assert watch.look(store, "toy") is None
+    assert waiting(store, "toy").jobs["normal"] == 2
+    assert [claim.job_id for claim in take(store)] == ["good"]

@@ -8,7 +8,7 @@ local LIVES = 1 / 2 -- A living worker renews a lease four times, and leaves so 
 local found, now = {}, now_ms()
 local leases = redis.call('ZRANGE', LEASES, 0, most_jobs - 1, 'WITHSCORES')
 for i = 1, #leases, 2 do
-  local lease_ms, list = unpack(redis.call('HMGET', job_key(leases[i]), 'lease_ms', 'list'))
+  local lease_ms, list = unpack(redis.pcall('HMGET', job_key(leases[i]), 'lease_ms', 'list'))
   if tonumber(leases[i + 1]) - now >= LIVES * tonumber(lease_ms or 0) then
     break
   end

@@ -17,7 +17,7 @@ for _, class in ipairs({HIGH, NORMAL, LOW}) do
   local found = {jobs = redis.call('ZCOUNT', waiting_key(model), first, last), since_ms = 0}
   for i, id in ipairs(found.jobs > 0 and redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0,
       MOST_LOOKED) or {}) do
-    local sent, came_ms, strikes, progress = unpack(redis.call('HMGET', job_key(id), 'sent', 'came_ms', 'strikes',
+    local sent, came_ms, strikes, progress = unpack(redis.pcall('HMGET', job_key(id), 'sent', 'came_ms', 'strikes',
       'progress'))
     suspects = suspects + (strikes and progress ~= '1' and 1 or 0)
     if i == 1 then

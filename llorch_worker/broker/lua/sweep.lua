@@ -18,7 +18,7 @@ local lapsed = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0,
 for _, id in ipairs(lapsed) do
   local job = job_key(id)
   redis.call('ZREM', LEASES, id)
-  local state, list, progress = unpack(redis.call('HMGET', job, 'state', 'list', 'progress'))
+  local state, list, progress = unpack(redis.pcall('HMGET', job, 'state', 'list', 'progress'))
   if state == 'claimed' then
     redis.call('HINCRBY', job, 'fence', 1)
     redis.call('HINCRBY', job, 'deaths', 1)

@@ -15,8 +15,9 @@ local function is_suspect(record, terms)
     or record.deaths > 0 and record.deaths >= terms.max_deaths - 1
 end
 
+-- Nothing in it is known if somebody's key of another type is in its place.
 local function read_record(id)
-  local fields = redis.call('HMGET', job_key(id), 'state', 'list', 'attempts', 'history', 'fence', 'deaths', 'strikes',
+  local fields = redis.pcall('HMGET', job_key(id), 'state', 'list', 'attempts', 'history', 'fence', 'deaths', 'strikes',
     'progress', 'idempotency', 'first_claim_ms', 'retried_ms', 'eta_ms', 'eta', 'unread', 'sent', 'came_ms', 'prefers',
     'needs_fingerprint', 'least_context')
   return {

@@ -41,7 +41,7 @@ local function release_due(model, limit)
   local scheduled, released = scheduled_key(model), 0
   local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
   for _, id in ipairs(due) do
-    local state, list = unpack(redis.call('HMGET', job_key(id), 'state', 'list'))
+    local state, list = unpack(redis.pcall('HMGET', job_key(id), 'state', 'list'))
     redis.call('ZREM', scheduled, id)
     if state == 'scheduled' then
       let_wait(id, list)
