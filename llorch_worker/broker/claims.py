@@ -269,7 +269,7 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
         )
         if is_unread:
             unread.append(claim)
-        elif not isinstance(eta, int) and claim.due_ms is not None:
+        elif not isinstance(eta, int) and claim.due_ms is not None and not claim.cancelled:
             later.append(claim)
         else:
             ready.append(claim)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 import redis
 
-from llorch_worker.broker import keys, watch
+from llorch_worker.broker import claims, keys, watch
 from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client
-from tests.broker.jobs import dying_after, load, look, push, sweep, take
+from tests.broker.jobs import announce, dying_after, load, look, push, sweep, take
 from tests.messages import QUEUE, envelope
 from tests.store import set_leases, stored_result
 
@@ -125,3 +127,39 @@ def test_a_cancel_ends_a_scheduled_job_at_once(store: redis.Redis, producer: Cli
     assert not store.zcard(SCHEDULED)
     let_come_due(store, "a")
     assert take(store) == []
+
+
+def test_a_job_has_waited_since_its_eta(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "a", eta=in_s(3600))
+    assert take(store) == []
+    store.hset(keys.job("a"), "came_ms", 1)
+    let_come_due(store, "a")
+    store.hset(keys.job("a"), "eta_ms", round(store.time()[0] * 1e3))
+    waited_s = waiting(store, "toy").oldest_s["normal"]
+    assert waited_s is not None
+    assert waited_s < 60
+    # Its dead letter was retried long after.
+    store.hset(keys.job("a"), mapping={"eta_ms": 1, "came_ms": round(store.time()[0] * 1e3)})
+    waited_s = waiting(store, "toy").oldest_s["normal"]
+    assert waited_s is not None
+    assert waited_s < 60
+
+
+def test_a_cancel_between_a_claim_and_its_wait_for_the_eta_ends_the_job_with_the_next_claim(
+    store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(store, "a", eta=in_s(3600))
+    real = claims.run_script
+
+    def run(client: redis.Redis, name: str, *args: Any) -> Any:
+        if name == "release":
+            assert cancel(client, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+        return real(client, name, *args)
+
+    monkeypatch.setattr(claims, "run_script", run)
+    first = look(store)
+    assert (first.claims, first.look_again_s) == ([], 0)
+    monkeypatch.undo()
+    (claim,) = take(store)
+    assert claim.cancelled

@@ -17,11 +17,11 @@ for _, class in ipairs({HIGH, NORMAL, LOW}) do
   local found = {jobs = redis.call('ZCOUNT', waiting_key(model), first, last), since_ms = 0}
   for i, id in ipairs(found.jobs > 0 and redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0,
       MOST_LOOKED) or {}) do
-    local sent, came_ms, strikes, progress = unpack(redis.pcall('HMGET', job_key(id), 'sent', 'came_ms', 'strikes',
-      'progress'))
+    local sent, came_ms, strikes, progress, eta_ms = unpack(redis.pcall('HMGET', job_key(id), 'sent', 'came_ms', 'strikes',
+      'progress', 'eta_ms'))
     suspects = suspects + (strikes and progress ~= '1' and 1 or 0)
     if i == 1 then
-      found.since_ms = tonumber(came_ms or nil) or 1000 * tonumber(sent or 0)
+      found.since_ms = math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
     end
   end
   classes[#classes + 1] = found

@@ -48,7 +48,8 @@ if to == 'lapsed' then
   return 1
 end
 local attempts = redis.call('HINCRBY', job, blamed and 'deaths' or 'attempts', blamed and 1 or -1)
-if to == 'scheduled' then
+-- Whoever cancelled it meanwhile was told that its worker hears of it: the next claim is to end it at once.
+if to == 'scheduled' and redis.call('EXISTS', cancel_key(job_id)) == 0 then
   if attempts == 0 then
     redis.call('HDEL', job, 'first_claim_ms', 'history')
     redis.call('DEL', result_key(job_id))

@@ -38,8 +38,9 @@ local function own_first(records, place)
   local own, others, last_ms = {}, {}, nil
   for i, found in ipairs(records) do
     if i <= WINDOW then
-      local prefers, sent, came_ms = unpack(redis.pcall('HMGET', job_key(found.id), 'prefers', 'sent', 'came_ms'))
-      local since_ms = tonumber(came_ms or nil) or 1000 * tonumber(sent or 0)
+      local prefers, sent, came_ms, eta_ms = unpack(redis.pcall('HMGET', job_key(found.id), 'prefers', 'sent', 'came_ms',
+        'eta_ms'))
+      local since_ms = math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
       last_ms = last_ms or since_ms + OVERTAKE_MS
       found.is_own = prefers == place and since_ms <= last_ms
     end
