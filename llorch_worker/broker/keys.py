@@ -79,6 +79,7 @@ sent it, and ``prefers``, the worker that it is placed with. If a client is abou
 ``reserved``: the key's name and how many tokens of its rates are reserved, or empty.
 Of a stock producer's job: ``came_ms``, when it was moved, ``tenant``, ``eta`` as its message has
 it, or empty, and ``unread``, 1 if Python is to read the message.
+Before the first claim: ``cost``, what its tenant's share was charged for it.
 What it needs, or empty: ``needs_fingerprint``, the model that began it, and ``least_context``.
 From the first claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``,
 ``first_claim_ms``, ``score``, ``progress`` (1 if this attempt's tokens are journalled), ``place``,

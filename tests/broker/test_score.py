@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, registry, watch
+from llorch_worker.broker.waiting import purge
 from llorch_worker.client import Client
 from tests.broker.jobs import announce, push, take
 from tests.store import announce_model
@@ -222,3 +223,22 @@ def test_the_position_counts_the_jobs_before_it(producer: Client) -> None:
     assert found is not None
     assert found.place == 1 + claimed(producer.redis, 11).index(few[0])
     assert producer.job(many[0]).status().position is None
+
+
+@pytest.mark.parametrize("end", ["cancel", "purge"])
+def test_a_tenant_whose_jobs_have_all_gone_starts_again_with_the_others(
+    producer: Client, end: str
+) -> None:
+    gone, others = send(producer, "gone", 20), send(producer, "others", 1)
+    claimed(producer.redis, 2)
+    others = send(producer, "others", 6)
+    if end == "cancel":
+        for job_id in gone:
+            producer.job(job_id).cancel()
+    else:
+        purge(producer.redis, "llorch.toy")
+        others = send(producer, "others", 6)
+    back = send(producer, "gone", 6)
+    order = names(claimed(producer.redis, 12), back=back, others=others)
+    assert "b" in order[:3], order
+    assert order.count("b") == 6, order

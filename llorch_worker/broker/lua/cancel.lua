@@ -28,8 +28,8 @@ local MOST_MOVED = 1000
 if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
   move_inbox(KEYS, MOST_MOVED, '')
 end
-local state, reserved, list, sent, first_claim_ms = unpack(redis.call('HMGET', job, 'state', 'reserved', 'list', 'sent',
-  'first_claim_ms'))
+local state, reserved, list, sent, first_claim_ms, tenant, cost = unpack(redis.call('HMGET', job, 'state', 'reserved',
+  'list', 'sent', 'first_claim_ms', 'tenant', 'cost'))
 local revoked = is_revoked_elsewhere(job_id)
 if state == 'ended' or not state and not revoked and redis.call('EXISTS', result_key(job_id)) == 1 then
   if redis.call('GET', result_key(job_id)) == document then
@@ -66,6 +66,9 @@ end
 local model = model_of(list)
 redis.call('ZREM', waiting_key(model), job_id)
 redis.call('ZREM', scheduled_key(model), job_id)
+if state == 'waiting' and not first_claim_ms and cost then
+  refund(model, class_of(list), tenant or '', cost)
+end
 -- Our client's jobs are in no chain or chord.
 end_record(job_id, keep_s, keep_s, nil, not sent and 0)
 return 'queued'

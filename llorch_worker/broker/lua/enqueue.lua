@@ -58,6 +58,8 @@ local function note(name, value)
     fields[#fields + 1] = value
   end
 end
+local score, cost = score_at_tail(model, class_of(list), tenant, tokens, weight)
+note('cost', cost)
 note('tenant', tenant)
 note('owner', owner)
 note('least_context', least_context)
@@ -75,7 +77,6 @@ redis.call('SET', message_key(job_id), before .. now_s .. after)
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end
-local score = score_at_tail(model, class_of(list), tenant, tokens, weight)
 redis.call('ZADD', waiting_key(model), score, job_id)
 if place and ring_place(place) then
   redis.call('ZINCRBY', load_of(place), 1, place)

@@ -4,7 +4,7 @@
 --
 -- Returns how many they were.
 --
--- Parts: names, score
+-- Parts: names, score, usage
 -- Writes at maxmemory.
 
 local queue, most = ARGV[1], tonumber(ARGV[2])
@@ -21,7 +21,12 @@ for _, class in ipairs(classes) do
   local first, last = bounds_of(class)
   local found = redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0, math.max(0, most - jobs))
   for _, id in ipairs(found) do
-    local idempotency = redis.call('HGET', job_key(id), 'idempotency')
+    local idempotency, reserved, tenant, cost, first_claim_ms = unpack(redis.pcall('HMGET', job_key(id), 'idempotency',
+      'reserved', 'tenant', 'cost', 'first_claim_ms'))
+    if not first_claim_ms then
+      settle(id, reserved, 0)
+      refund(model, class, tenant or '', cost or 0)
+    end
     redis.call('ZREM', waiting_key(model), id)
     -- A job that was claimed before has traces that do not expire.
     redis.call('DEL', job_key(id), message_key(id), events_key(id), cancel_key(id))

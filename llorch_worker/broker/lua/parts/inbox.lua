@@ -63,11 +63,14 @@ local function accept(message, list, weights, score, starts)
   local model, tokens = model_of(list), #message / 4 + STOCK_TOKENS
   local fields = {'list', list, 'came_ms', string.format('%.0f', now_ms()), 'tenant', tenant, 'eta', eta, 'unread',
     unread and 1 or 0}
+  local cost
+  if not score then
+    score, cost = score_at_tail(model, class_of(list), tenant, tokens, weight_of(tenant, weights), starts)
+  end
   if not starts then
-    redis.call('HSET', job, 'state', 'waiting', unpack(fields))
+    redis.call('HSET', job, 'state', 'waiting', 'cost', cost or 0, unpack(fields))
   end
   redis.call('SET', message_key(id), message)
-  score = score or score_at_tail(model, class_of(list), tenant, tokens, weight_of(tenant, weights), starts)
   return {id = id, state = 'waiting', fields = starts and fields, list = list, message = message, eta = eta ~= '' and eta, unread = unread,
     retried_ms = false, attempts = 0, history = '', fence = 0, deaths = 0, needs_fingerprint = '', least_context = 0},
     score

@@ -12,7 +12,9 @@
 -- A job keeps its score: if it comes back, it is before all that were sent after it and its tenant's turn.
 --
 -- shares_key: a sorted set with the virtual times, by class, and the finishes that are later, by class/tenant. Both
--- are scores. A finish that the virtual time has passed says nothing.
+-- are scores. A finish that the virtual time has passed says nothing. A job that is
+-- cancelled, expires or is purged before its first claim is taken off its tenant's finish: one who has nothing left
+-- starts with the others again. What he sends then may go before what he had sent behind that job.
 
 local UNITS = 16
 local MOST_FINISHES = 64 -- that stay though they say nothing
@@ -30,8 +32,8 @@ local function virtual_time(shares, class)
   return tonumber(redis.call('ZSCORE', shares, class) or nil) or class * CLASS
 end
 
--- The score of a job that is sent now. `tokens`: how many it is expected to take; `starts`: whether it is claimed at
--- once.
+-- The score of a job that is sent now, and what its tenant is charged for it. `tokens`: how many it is expected to take;
+-- `starts`: whether it is claimed at once.
 local function score_at_tail(model, class, tenant, tokens, weight, starts)
   local shares, last = shares_key(model), (class + 1) * CLASS - 1
   local whose = class .. '/' .. tenant
@@ -39,9 +41,19 @@ local function score_at_tail(model, class, tenant, tokens, weight, starts)
   now = tonumber(now or nil) or class * CLASS
   local start = math.min(last, math.max(now, tonumber(finished or nil) or now))
   local finish = math.min(last, start + math.max(1, math.floor(tokens * UNITS / weight)))
+  local cost = whole(finish - start)
   now = starts and start or start == now and now + 1 or now
   redis.call('ZADD', shares, whole(now), class, whole(finish), whose)
-  return whole(start)
+  return whole(start), cost
+end
+
+-- Note that a job which was never claimed waits no more, so that its tenant is not charged for it.
+local function refund(model, class, tenant, cost)
+  local shares, whose = shares_key(model), class .. '/' .. tenant
+  local now, finished = unpack(redis.call('ZMSCORE', shares, class, whose))
+  if now and finished and tonumber(finished) > tonumber(now) then
+    redis.call('ZADD', shares, whole(math.max(now, finished - cost)), whose)
+  end
 end
 
 -- Move the virtual time on to the start of a job that was claimed.
