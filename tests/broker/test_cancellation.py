@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
@@ -14,9 +15,11 @@ from celery.result import AsyncResult
 from llorch_worker.broker import claims, follow_ups, keys, watch
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
+from llorch_worker.broker.message import TENANT
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
 from tests.broker.jobs import TERMS, load, push, sweep, take
+from tests.messages import QUEUE
 from tests.store import (
     cancel_asked,
     follow_ups_in,
@@ -243,3 +246,14 @@ def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Clie
     cancelled = {job_id for job_id, found in outcomes.items() if found == "queued"}
     assert cancelled.isdisjoint(claimed)
     assert cancelled | set(claimed) == set(outcomes)
+
+
+def test_a_revoke_moves_what_lies_in_the_inbox_by_its_tenants_weights_and_wakes_a_worker(
+    store: redis.Redis,
+) -> None:
+    for tenant in ("one", "three"):
+        push(store, *(f"{tenant}{number}" for number in range(9)), **{TENANT: tenant})
+    cancel(store, "absent", result_ttl_s=60, stream_ttl_s=60, heard_by="toy", weights="three=3")
+    assert store.llen(keys.bell(QUEUE)) == 1
+    first = waiting_ids(store)[:8]
+    assert sum(job_id.startswith("three") for job_id in first) == 6
