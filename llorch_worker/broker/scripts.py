@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from llorch_worker.broker import keys, message, queues
 from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.contract import TASK_NAME, TEXT_TASKS
 
 Argument = str | int | float | bytes
 Reply = str | bytes
@@ -70,7 +71,8 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "TENANT_HEADER": message.TENANT,
     "WORKER_MARK": queues.WORKER_MARK,
     # A pattern of Lua: a task's name in a message's headers, however its producer writes JSON.
-    "TASK_HEADER": '"task"%s*:%s*"llorch%.%l+"',
+    "TASK_HEADER": '"task"%s*:%s*"(llorch%.%l+)"',
+    "TASKS": " ".join(["", TASK_NAME, *TEXT_TASKS, ""]),
 }
 """What scripts get from Python: constants, and functions that make a key of an id."""
 

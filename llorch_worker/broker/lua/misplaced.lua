@@ -7,7 +7,8 @@ local jobs = 0
 for _, list in ipairs(ARGV) do
   local is_list = redis.pcall('TYPE', list).ok == 'list' -- an error: this user may not read it
   for place = 1, is_list and math.min(LOOKED_AT, redis.call('LLEN', list)) or 0 do
-    if redis.call('LINDEX', list, -place):find(TASK_HEADER) then
+    local task = redis.call('LINDEX', list, -place):match(TASK_HEADER)
+    if task and TASKS:find(' ' .. task .. ' ', 1, true) then
       jobs = jobs + 1
     end
   end
