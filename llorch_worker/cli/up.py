@@ -275,12 +275,13 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
     )
     several, name = len(plan.models) > 1, _shown(plan.settings.served_name)
     choice, partner = (f"--model {name} ", f" {name}") if several else ("", "")
-    first = f'llorch chat{partner}\nllorch submit {choice}--stream "Once upon a time"'
+    first = [f"llorch chat{partner}", f'llorch submit {choice}--stream "Once upon a time"']
     if stack.gateway_url and not any(TASK_NAME in card.tasks for card in cards):
-        first = (
+        first = [
             f"curl {stack.gateway_url}/v1/embeddings -H 'Content-Type: application/json' "
             """-d '{"input": "Once upon a time"}'"""
-        )
+        ]
+    shown = "\n".join(map(_shown, first))
     own = "  (started here: in memory, lost when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
     if stack.flower_url and plan.flower_login:
@@ -303,7 +304,7 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
 Try it in another terminal (llorch up --help shows how Celery and HTTP send jobs):
 
 [cyan]export LLORCH_REDIS_URL={url}
-{_shown(first)}[/]
+{shown}[/]
 
   [bold]Redis[/]    {url}{own}
   [bold]gateway[/]  {gateway}

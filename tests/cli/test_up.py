@@ -62,6 +62,9 @@ def redis_url(command: Started) -> str:
 def test_jobs_run_on_the_worker_that_the_banner_names_and_sigterm_drains(up: Started) -> None:
     family = up.family()
     workers = up.wait_for("workers  ")
+    up.wait_for("export LLORCH_REDIS_URL=")
+    commands = up.lines[up.lines.index(up.wait_for("llorch chat")) :][:2]
+    assert commands == ["llorch chat", 'llorch submit --stream "Once upon a time"']
     port = urlsplit(redis_url(up)).port
     assert port is not None
     assert 6379 <= port < 6400, "the first free one from 6379"
