@@ -90,7 +90,7 @@ class AsyncClient:
         return AsyncJob(self, job)
 
     async def embed(
-        self, input: object, /, *, timeout: float | None = None, **fields: Any
+        self, input: object, *, timeout: float | None = None, **fields: Any
     ) -> EmbeddingResult:
         """See :meth:`Client.embed`."""
         job = await self.submit(EmbedRequest(input=input, **fields))
@@ -99,7 +99,7 @@ class AsyncClient:
         return found
 
     async def rerank(
-        self, query: object, documents: object, /, *, timeout: float | None = None, **fields: Any
+        self, query: object, documents: object, *, timeout: float | None = None, **fields: Any
     ) -> RerankResult:
         """See :meth:`Client.rerank`."""
         job = await self.submit(RerankRequest(query=query, documents=documents, **fields))
@@ -108,7 +108,7 @@ class AsyncClient:
         return found
 
     async def score(
-        self, text_1: object, text_2: object, /, *, timeout: float | None = None, **fields: Any
+        self, text_1: object, text_2: object, *, timeout: float | None = None, **fields: Any
     ) -> ScoreResult:
         """See :meth:`Client.score`."""
         job = await self.submit(ScoreRequest(text_1=text_1, text_2=text_2, **fields))

@@ -163,7 +163,7 @@ class Client:
         return job
 
     def embed(
-        self, input: object, /, *, timeout: float | None = None, **fields: Any
+        self, input: object, *, timeout: float | None = None, **fields: Any
     ) -> EmbeddingResult:
         """The vectors of one text or a list of up to 2,048, as one job, whose end it waits for.
 
@@ -177,7 +177,7 @@ class Client:
         return found
 
     def rerank(
-        self, query: object, documents: object, /, *, timeout: float | None = None, **fields: Any
+        self, query: object, documents: object, *, timeout: float | None = None, **fields: Any
     ) -> RerankResult:
         """How well ``documents`` answer ``query``, the best first; see :meth:`embed` and
         :class:`.RerankRequest`."""
@@ -187,7 +187,7 @@ class Client:
         return found
 
     def score(
-        self, text_1: object, text_2: object, /, *, timeout: float | None = None, **fields: Any
+        self, text_1: object, text_2: object, *, timeout: float | None = None, **fields: Any
     ) -> ScoreResult:
         """How well texts go together, pair by pair; see :meth:`embed` and
         :class:`.ScoreRequest`."""

@@ -83,6 +83,9 @@ def test_the_client_waits_or_follows(worker: WorkerProcess, client: Client, expe
     np.testing.assert_allclose(client.embed(TEXTS[:3]).vectors(), expected[:3], atol=1e-5)
     assert client.rerank(TEXTS[1], TEXTS[1:4]).results[0].index == 0
     assert client.score(TEXTS[1], TEXTS[1]).scores == pytest.approx([1.0])
+    named = client.embed(input=TEXTS[:3]).vectors()
+    np.testing.assert_allclose(named, expected[:3], atol=1e-5)
+    assert client.rerank(query=TEXTS[1], documents=TEXTS[1:4]).results[0].index == 0
     job = client.submit(EmbedRequest(input=TEXTS))
     started, *parts, finished = [entry.event for entry in job.stream(timeout=GET_S)]
     assert isinstance(started, Started)
@@ -99,9 +102,9 @@ def test_the_client_for_asyncio_does_the_same(
     async def ask() -> tuple[Any, ...]:
         async with AsyncClient(redis_server.url) as client:
             return (
-                await client.embed(["w1"], encoding_format="float"),
+                await client.embed(input=["w1"], encoding_format="float"),
                 await client.rerank("w1", ["w2", "w1"]),
-                await client.score("w1", ["w1"]),
+                await client.score(text_1="w1", text_2=["w1"]),
             )
 
     embedded, ranked, scored = asyncio.run(ask())
