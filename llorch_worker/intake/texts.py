@@ -120,6 +120,12 @@ class _Encoder:
         if not isinstance(text, str):
             ids = [*text]
             self._check_ids(field, ids)
+            if instruction is not None:
+                rule = "must be a text: an instruction is not put before token ids"
+                self._refuse(field, rule, len(ids))
+            if self._request.truncate and len(ids) > most:
+                self._refuse(field, f"must be at most {most} tokens: texts alone are cut", len(ids))
+                return ids
         else:
             ids = self._inside(field, (instruction or "") + text)
             around = len(self._before) + len(self._behind)
@@ -134,7 +140,8 @@ class _Encoder:
         """The ids of each pair of texts in one, as BERT's cross-encoders want it, and where the
         second of each begins."""
         (name, first), (other, second) = _groups(self._request)
-        firsts = [self._part(each, text) for each, text in _named(name, first)]
+        before = self._request.instruction or ""
+        firsts = [self._part(each, text, before) for each, text in _named(name, first)]
         seconds = [self._part(each, text) for each, text in _named(other, second)]
         if len(firsts) == 1:
             firsts *= len(seconds)
@@ -152,12 +159,12 @@ class _Encoder:
             pairs.append([*self._before, *one, *self._behind, *two, *self._behind])
         return pairs, begins
 
-    def _part(self, field: str, text: Text) -> list[int]:
+    def _part(self, field: str, text: Text, before: str = "") -> list[int]:
         if not isinstance(text, str):
             rule = "must be a text: this model reads pairs"
             self.faults.append(Fault(field=field, rule=rule, got=describe(text)))
             return []
-        return self._inside(field, text)
+        return self._inside(field, before + text)
 
     def _inside(self, field: str, text: str) -> list[int]:
         # A text that is cut is tokenised whole.

@@ -271,6 +271,8 @@ def test_texts_are_compared_by_the_cosine_of_their_vectors(engine: EmbeddingEngi
         ({"input": ["w1", " ".join(WORDS[:200])]}, "input.1", "at most 64 tokens"),
         ({"input": [[1], [1] * (LONGEST + 1)]}, "input.1", "at most 64 tokens"),
         ({"input": [[1], [4000]]}, "input.1", "vocabulary"),
+        ({"input": [[1] * (LONGEST + 1)], "truncate": True}, "input.0", "texts alone are cut"),
+        ({"input": ["w1", [1]], "instruction": "w9 "}, "input.1", "not put before token ids"),
         ({"input": "w1", "dimensions": WIDTH + 1}, "dimensions", "at most 64"),
     ],
 )
@@ -366,6 +368,15 @@ def test_a_pair_is_encoded_and_scored_as_hugging_face_does(
     scored = pairs.submit(ScoreRequest(text_1=first, text_2=second, truncate=True))
     assert [*scored.prepared.token_ids[0]] == given["input_ids"][0].tolist()
     assert scored.result().scores == pytest.approx(expected[0].tolist(), abs=1e-6)
+
+
+def test_a_cross_encoder_reads_the_instruction_before_the_query_alone(
+    pairs: EmbeddingEngine,
+) -> None:
+    documents = ["w3 w4", "w5"]
+    told = pairs.submit(RerankRequest(query="w1", documents=documents, instruction="w9 "))
+    whole = pairs.submit(RerankRequest(query="w9 w1", documents=documents))
+    assert told.prepared.token_ids == whole.prepared.token_ids
 
 
 def test_a_cross_encoder_ranks_and_makes_no_vectors(pairs: EmbeddingEngine) -> None:
