@@ -7,6 +7,7 @@ from dataclasses import replace
 from llorch_worker.cache.rope_tables import inverse_frequencies
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import Graph, ModelConfig
+from llorch_worker.model.encoder.config import is_encoder
 from llorch_worker.model.families import BY_GGUF, BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from llorch_worker.model.families.family import sliding_layers
 from llorch_worker.model.reader import Reader
@@ -33,6 +34,11 @@ def _family(checkpoint: Checkpoint, key: str, known: dict[str, Family]) -> Famil
     name = checkpoint.metadata.get(key)
     if isinstance(name, str) and name in known:
         return known[name]
+    if is_encoder(checkpoint):
+        raise ModelLoadFailed(
+            f"{checkpoint.path} holds an encoder, which generates no text; serve it with `llorch "
+            "worker`, and send it texts for vectors or scores."
+        )
     raise ModelLoadFailed(
         f"{checkpoint.path}: its {key} is {str(name)[:50]!r}, which is none of the supported "
         f"families ({', '.join(family.name for family in FAMILIES)}); serve one of them."

@@ -32,10 +32,10 @@ class GatheringSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> _Ready:
         ready = super().select(timeout)
         waits = timeout is None or timeout > 0  # nothing else is to be done
+        self._is_called.clear()  # before it is read until when to hurry: who calls then is heard
         now_s = time.monotonic()
         if ready and waits and self._urgent_at_s and now_s > self._hurries_until_s:
             left_s = min(self._urgent_at_s.values()) - now_s
-            self._is_called.clear()
             self._is_called.wait(min(max(left_s, LEAST_GATHER_S), MOST_GATHER_S))
             ready = super().select(0)
         return ready

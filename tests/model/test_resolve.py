@@ -82,6 +82,7 @@ def refuse(path: Path, message: str) -> None:
     ("metadata", "message"),
     [
         ({"general.architecture": "qwen2moe"}, "'qwen2moe', which is none of the supported fam"),
+        ({"general.architecture": "bert"}, "an encoder, which generates no text"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.embedding_length": None}, "embedding_length is missing"),
         ({"llama.block_count": 0}, "block_count is '0' but the model needs a positive"),
@@ -202,6 +203,7 @@ def test_rope_factors_that_make_no_frequency_are_refused(
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', which is none of the supported"),
         ({"model_type": None}, "model_type is 'None', which is none of the supported"),
+        ({"model_type": "bert"}, "an encoder, which generates no text"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ({"architectures": 7}, "no language model head"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but Llama's is silu"),

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from llorch_worker.servers import gathering
 from llorch_worker.servers.gathering import GatheringSelector
 
 INF = float("inf")
+PATIENCE_S = 30
 
 
 @pytest.fixture
@@ -61,6 +63,24 @@ def test_a_request_that_begins_ends_the_wait(
         while not ready.done():
             selector.hurry()
         assert names(ready.result()) == "a"
+
+
+def test_a_request_that_begins_before_the_wait_ends_it_too(
+    selector: GatheringSelector, pairs: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answers(dict[object, float]):
+        def values(self) -> Any:
+            selector.hurry()
+            return super().values()
+
+    monkeypatch.setattr(selector, "_urgent_at_s", Answers({"an answer": INF}))
+    pairs[0].send(b"x")
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(selector.select)
+        try:
+            assert names(ready.result(PATIENCE_S)) == "a"
+        finally:
+            selector.hurry()
 
 
 def test_nothing_waits_without_an_answer_that_streams(
