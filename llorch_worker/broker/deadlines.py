@@ -58,12 +58,12 @@ def next_deadlines(client: Redis, now_ms: int) -> dict[str, float]:
     if due_ms:
         with client.pipeline(transaction=False) as pipe:
             for job_id in due_ms:
-                pipe.hmget(keys.job(job_id), "state", "list", "line")
+                pipe.hmget(keys.job(job_id), "state", "list")
             records = pipe.execute()
-        for at_ms, (state, list_key, line) in zip(due_ms.values(), records, strict=True):
-            if state not in ("claimed", "scheduled", "ended") and (list_key or line):
+        for at_ms, (state, list_key) in zip(due_ms.values(), records, strict=True):
+            if state not in ("claimed", "scheduled", "ended") and list_key:
                 # They are in order.
-                found.setdefault(model_of(list_key or line), max(0.0, (at_ms - now_ms) / 1e3))
+                found.setdefault(model_of(list_key), max(0.0, (at_ms - now_ms) / 1e3))
     return found
 
 

@@ -172,7 +172,7 @@ key_jobs = Key("gateway:key:{}:jobs")
 """By name of a gateway's key. Sorted set: job that it has in flight -> since when."""
 key_rates = Key("gateway:key:{}:rates")
 """By name of a gateway's key. Hash: ``requests_minute``, ``tokens_day`` and so on -> how much of
-that limit was used ``at`` that time, in ms; it empties evenly. See ``lua/admit.lua``."""
+that limit was used ``at`` that time, in ms; it empties evenly. See ``gateway/lua/admit.lua``."""
 response = Key("gateway:response:{}")
 """By job. JSON of a ``ResponseRecord``, with a TTL of ``response_ttl_s``. What came of it is the
 job's result."""

@@ -6,7 +6,7 @@
 local MESSAGE_BYTES = 4096
 local MOST_BYTES = 4 * 2 ^ 20 -- that a call moves, because Redis answers nobody meanwhile
 local AT_ONCE = 2 -- messages that one command takes, each as large as Redis lets a producer make it
-local MOST_TENANT_BYTES = 100 -- as contract/request.py has it: the name of a tenant is kept with each of his jobs
+local MOST_TENANT_BYTES = 100 -- as contract/job_request.py has it: the name of a tenant is kept with each of his jobs
 local STOCK_TOKENS = 256 -- that a job of a stock producer makes, as far as anybody knows without its body
 
 -- The list of the priority that a job has in an inbox list: a step between normal and low is normal, and ':' between
