@@ -24,6 +24,7 @@ from llorch_worker.contract import (
     Vectors,
 )
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
+from tests.cli.command import run
 from tests.encoders import WIDTH, WORDS, text_of, write_encoder
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 
@@ -148,6 +149,15 @@ def test_a_client_refuses_a_task_that_the_model_does_not_do(
     assert card.tasks == ("llorch.embed", "llorch.rerank", "llorch.score")
     with pytest.raises(InvalidRequest, match=r"makes vectors: send llorch\.embed"):
         client.submit(prompt="x", model="vectors")
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_chat_with_an_encoder_is_refused_before_the_first_line(
+    worker: WorkerProcess, redis_server: RedisServer, folder: Path, loaded: bool
+) -> None:
+    refused = run("chat", folder if loaded else "vectors", "--redis", redis_server.url)
+    assert refused.code == 2
+    assert "makes vectors: send llorch.embed" in refused.err
 
 
 def test_a_job_of_texts_is_counted_and_cancelled_as_any_other(

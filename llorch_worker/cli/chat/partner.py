@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract import Event, GenerationRequest, GenerationResult
+from llorch_worker.contract import (
+    Event,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    check_task,
+)
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.demo_model import DEMO
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
     from llorch_worker.intake.process import IntakeProcess
 
 _HUB = "hf:"
+_CHAT: Final = GenerationRequest(prompt="-")
+"""What a model must be able to answer."""
 
 
 class Answer(Protocol):
@@ -102,6 +110,7 @@ class Partners:
             model = names[0]
             self._screen.note(f"{', '.join(names)} are served; /model NAME chooses another.")
         card = client.model_card(model)
+        check_task(_CHAT, card.name, card.tasks)
         workers = [each for each in client.workers() if card.name in each.served]
         if not workers:
             self._screen.note(
@@ -178,6 +187,11 @@ class _Loaded:
         self._load = load
         self._intake = intake
         self._engine = load()
+        try:
+            check_task(_CHAT, name, self._engine.facts.tasks)
+        except InvalidRequest:
+            self._engine.close()
+            raise
         self.config: Mapping[str, int | float] = self._engine.facts.generation_config
 
     def ask(self, request: GenerationRequest) -> Answer:
