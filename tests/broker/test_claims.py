@@ -417,6 +417,15 @@ def test_a_claim_whose_reply_was_lost_gives_the_same_jobs_again(store: redis.Red
     assert claims.end(store, found.claims[0], TERMS)
 
 
+def test_a_job_whose_message_is_gone_is_left_out_when_its_call_is_sent_again(
+    store: redis.Redis,
+) -> None:
+    push(store, "whole", "damaged")
+    call = lose_reply(store, call_of())
+    store.delete(keys.message("damaged"))
+    assert [claim.job_id for claim in claims.claim(store, call, TERMS).claims] == ["whole"]
+
+
 def test_what_happened_to_a_job_since_its_claims_reply_was_lost_is_seen(store: redis.Redis) -> None:
     push(store, "swept", "cancelled", "again")
     for claim in reversed(take(store)):

@@ -116,10 +116,12 @@ local function begun_by(terms)
   local again = {}
   for place = 2, known[1] == terms.call and #known or 0, 2 do
     local record = read_record(known[place])
-    if is_claimed(record.id, known[place + 1]) then
+    local message = redis.call('GET', message_key(record.id))
+    -- Without its message somebody has deleted a part of it.
+    if message and is_claimed(record.id, known[place + 1]) then
       record.fence, record.attempts = known[place + 1], string.format('%d', record.attempts)
       redis.call('ZADD', LEASES, string.format('%d', now_ms() + terms.lease_ms), record.id)
-      again[#again + 1] = values_of(record, redis.call('GET', message_key(record.id)), string.format('%d', now_ms()),
+      again[#again + 1] = values_of(record, message, string.format('%d', now_ms()),
         record.history:find('\n') == #record.history, redis.call('EXISTS', cancel_key(record.id)), terms)
     end
   end
