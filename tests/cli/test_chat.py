@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,11 +15,17 @@ from typing import Any
 import psutil
 import pytest
 
+from llorch_worker.broker import registry
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.cli.chat.partner import Partners
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.client import Client
+from llorch_worker.contract import EmbedRequest, GenerationRequest
 from llorch_worker.settings import Settings
 from tests.cli.command import COMMAND_TIMEOUT_S, OBEYING_CTRL_C, Ran, Served, environment, run
 from tests.cli.pseudo_terminal import Opener, PseudoTerminal
-from tests.services import WorkerProcess, wait_until
+from tests.services import RedisServer, WorkerProcess, wait_until
 from tests.store import job_ids, jobs_that_wait
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -236,3 +243,24 @@ def test_ctrl_c_in_a_pipe_ends_the_command_and_its_job(
                 chat.kill()
                 chat.communicate()
             assert client.job(job).status().state == "cancelled"
+
+
+def test_of_several_served_models_one_that_generates_answers(redis_server: RedisServer) -> None:
+    settings, now_s = Settings(redis_url=redis_server.url), time.time()
+    with connect(redis_server.url) as client, closing(Partners(settings, Screen())) as partners:
+        client.flushall()
+        for model, task in ("a-vectors", EmbedRequest.task), ("b-text", GenerationRequest.task):
+            card = WorkerCard(
+                hostname=model,
+                pid=1,
+                model=model,
+                max_context=128,
+                max_sequences=4,
+                tasks=(task,),
+                device="cpu",
+                started_at=now_s,
+                last_seen=now_s,
+                engine={},
+            )
+            registry.announce(client, card)
+        assert partners.find(None).name == "b-text"

@@ -107,7 +107,7 @@ class Partners:
     def _served(self, model: str | None) -> Partner:
         client = self._connected()
         if model is None and len(names := self.served()) > 1:
-            model = names[0]
+            model = next((each for each in names if self._generates(each)), names[0])
             self._screen.note(f"{', '.join(names)} are served; /model NAME chooses another.")
         card = client.model_card(model)
         check_task(_CHAT, card.name, card.tasks)
@@ -117,6 +117,9 @@ class Partners:
                 f"no worker serves {card.name} now: answers wait until one starts", "yellow"
             )
         return _Served(client, card.name, len(workers), card.generation_config)
+
+    def _generates(self, model: str) -> bool:
+        return _CHAT.task in self._connected().model_card(model).tasks
 
     def _load(self, model: str) -> Partner:
         extras.require("worker")
