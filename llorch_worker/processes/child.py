@@ -135,7 +135,9 @@ class Child:
         try:
             if (now_s := time.monotonic()) >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S / 2
-                if (reason := self._standstill.reason()) is not None:
+                reason = self._standstill.reason()
+                # One that has ended stands still, too.
+                if reason is not None and self._process.poll() is None:
                     self.kill("stalled", reason)
         finally:
             self._looking.release()
