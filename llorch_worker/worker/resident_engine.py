@@ -193,6 +193,8 @@ class ResidentEngine:
         """Raises ``EngineDied``, which blames no job, for one that comes while the engine ends."""
         try:
             yield
+        except EngineDied:
+            raise  # by itself: the job that it had may be to blame
         except InternalError:
             if self.absence is None:
                 raise
