@@ -193,6 +193,12 @@ def test_a_copy_beside_a_restored_job_is_dropped(store: redis.Redis) -> None:
     assert [claim.job_id for claim in take(store)] == ["a"]
 
 
+def test_the_first_state_of_a_job_expires_if_it_is_the_last(store: redis.Redis) -> None:
+    # As of a chord's body, whose parts failed: nobody has claimed it.
+    assert run_script(store, "finish", ["body", "", "{}", 60, "end", 60, ""]) == 1
+    assert 0 < store.ttl(keys.result("body")) <= 60
+
+
 def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(
     store: redis.Redis,
 ) -> None:

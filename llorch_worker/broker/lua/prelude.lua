@@ -61,8 +61,8 @@ end
 -- for keep_s seconds, and the state for ttl_s, or without ttl_s until the next. Returns whether it is stored.
 local function store_unless_revoked(job_id, document, keep_s, ttl_s)
   local result = result_key(job_id)
-  local before = ttl_s and redis.pcall('SET', result, document, 'EX', ttl_s, 'GET')
-    or redis.pcall('SET', result, document, 'GET')
+  local expires = ttl_s and {'EX', ttl_s} or {}
+  local before = redis.pcall('SET', result, document, 'GET', unpack(expires))
   if is_revoke(before) then
     redis.call('SET', result, before, 'EX', keep_s)
     return false
