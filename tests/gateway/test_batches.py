@@ -275,7 +275,7 @@ def test_broken_lines_and_repeated_ids_fail_the_batch_before_any_line_runs(
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/images/generations"}, "endpoint"),
         ({"completion_window": "30s"}, "completion_window"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"input_file_id": "file-none"}, "input_file_id"),
