@@ -31,6 +31,7 @@ HARMLESS = {
     *("/health", "/ready", "/docs", "/openapi.json", "/", "/console/api/session"),
     *("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/v1/jobs", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
     *("/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses/input_tokens", "/v1/responses/compact"),
 }
