@@ -13,7 +13,7 @@ from llorch_worker.broker import body, claims, message
 from llorch_worker.broker.backend import ResultBackend
 from llorch_worker.worker.celery import consumer, job_message
 from llorch_worker.worker.celery.request import JobRequest
-from llorch_worker.worker.celery.task import GenerateTask
+from llorch_worker.worker.celery.task import RequestTask
 from llorch_worker.worker.delivery import Delivery
 from tests.raising import make
 from tests.toy_app import app as app
@@ -85,12 +85,12 @@ class RaisingRequest(JobRequest):
         super().__init__(found, **options)
 
 
-GenerateTask.Request = f"{__name__}:{RaisingRequest.__name__}"
-_start = GenerateTask.start_strategy
+RequestTask.Request = f"{__name__}:{RaisingRequest.__name__}"
+_start = RequestTask.start_strategy
 
 
 def _start_strategy(task: Any, *args: Any, **options: Any) -> Any:
     return _raising("strategy", _start(task, *args, **options), lambda found, *_: found.headers)
 
 
-GenerateTask.start_strategy = _start_strategy
+RequestTask.start_strategy = _start_strategy
