@@ -186,7 +186,7 @@ class Users(RuleBasedStateMachine):
                 self.store,
                 "cancel",
                 [job.id, document, encode_event(event), TERMS.result_ttl_s,
-                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), channel],
+                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), channel, ""],
                 inbox,
             )  # fmt: skip
             assert outcome == expected
