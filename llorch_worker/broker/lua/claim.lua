@@ -138,21 +138,24 @@ local function take_from(class, most)
   repeat
     local count = math.min(at_most - looked, math.max(WINDOW, most))
     page = page_of(class, from, offset, count)
-    local records = {}
+    local found = {}
     for i = 1, #page, 2 do
       score = page[i + 1]
       if not gone[page[i]] then
-        records[#records + 1] = {id = page[i], score = tonumber(score)}
+        found[#found + 1] = {id = page[i], score = tonumber(score)}
       end
     end
-    if looked == 0 and terms.place ~= '' and #records > 1 then
-      records = own_first(records, terms.place)
+    if looked == 0 and terms.place ~= '' and #found > 1 then
+      for i = 1, math.min(WINDOW, #found) do
+        found[i].record = read_record(found[i].id)
+      end
+      found = own_first(found, terms.place)
     end
-    for _, found in ipairs(records) do
+    for _, job in ipairs(found) do
       if #claims - before >= most or bytes >= MOST_REPLY_BYTES then
         break
       end
-      local claimed = settle(read_record(found.id), found.score)
+      local claimed = settle(job.record or read_record(job.id), job.score)
       top = claimed and math.max(top or 0, claimed) or top
     end
     offset, looked = offset + count, looked + count

@@ -21,7 +21,7 @@ for _, class in ipairs({HIGH, NORMAL, LOW}) do
       'progress', 'eta_ms'))
     suspects = suspects + (strikes and progress ~= '1' and 1 or 0)
     if i == 1 then
-      found.since_ms = math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
+      found.since_ms = waits_since_ms(sent, came_ms, eta_ms)
     end
   end
   classes[#classes + 1] = found

@@ -7,7 +7,7 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 --
--- Parts: usage
+-- Parts: place, usage
 -- Writes at maxmemory.
 
 local job_id = ARGV[1]
@@ -50,6 +50,6 @@ end_stream(job_id, end_event, stream_s, first, events)
 end_record(job_id, keep_s, keep_s, idempotency, follow_ms ~= '' and now_ms() + follow_ms)
 if fence ~= '' and place and place ~= '' then
   -- Unless it has no room: see note_load.
-  redis.call('ZADD', load_key(place:match('^[^' .. WORKER_MARK .. ']*')), 'XX', 'INCR', -1, place)
+  redis.call('ZADD', load_of(place), 'XX', 'INCR', -1, place)
 end
 return 1

@@ -44,8 +44,8 @@ local function tokens_of(id)
 end
 
 local jobs = {}
-local function add(id, state)
-  local job = #jobs < asked.limit and looked < asked.most and read(id)
+local function add(id, state, limit)
+  local job = #jobs < limit and looked < asked.most and read(id)
   if job and (not state or job.state == state) and job.state ~= 'ended' and matches(job) then
     jobs[#jobs + 1] = job
   end
@@ -54,15 +54,13 @@ end
 local running = redis.call('ZCARD', LEASES)
 if asked.ids then
   for _, id in ipairs(asked.ids) do
-    add(id)
+    add(id, nil, asked.limit)
   end
 elseif asked.running then
-  local limit = asked.limit
-  asked.limit = asked.most
+  -- All, because those that have run longest come first.
   for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, asked.most - 1)) do
-    add(id, 'claimed')
+    add(id, 'claimed', asked.most)
   end
-  asked.limit = limit
   table.sort(jobs, function(a, b) return (a.begun_ms or 0) < (b.begun_ms or 0) end)
   while #jobs > asked.limit do
     jobs[#jobs] = nil
@@ -88,13 +86,13 @@ if asked.waiting and not asked.ids then
     for _, model in ipairs(asked.models) do
       local found = redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0, asked.most)
       for _, id in ipairs(found) do
-        add(id, 'waiting')
+        add(id, 'waiting', asked.limit)
       end
     end
   end
   for _, model in ipairs(asked.models) do
     for _, id in ipairs(redis.call('ZRANGE', scheduled_key(model), 0, asked.most - 1)) do
-      add(id, 'scheduled')
+      add(id, 'scheduled', asked.limit)
     end
   end
 end

@@ -9,7 +9,7 @@ local WINDOW = 16 -- how many of the first jobs of a class a worker looks throug
 -- A job overtakes only those that came at most this long before it, so none is overtaken for ever.
 local OVERTAKE_MS = 2000
 
--- The loads of the workers that share a place's queue: llorch.toy@gpu0.host -> those of llorch.toy.
+-- The loads of the workers of a place's model: llorch.toy@gpu0.host -> those of llorch.toy.
 local function load_of(place)
   return load_key(place:match('^[^' .. WORKER_MARK .. ']*'))
 end
@@ -33,18 +33,13 @@ local function choose_place(candidates)
   return least
 end
 
--- The jobs in their order, but those that prefer this worker first.
-local function own_first(records, place)
-  local own, others, last_ms = {}, {}, nil
-  for i, found in ipairs(records) do
-    if i <= WINDOW then
-      local prefers, sent, came_ms, eta_ms = unpack(redis.pcall('HMGET', job_key(found.id), 'prefers', 'sent', 'came_ms',
-        'eta_ms'))
-      local since_ms = math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
-      last_ms = last_ms or since_ms + OVERTAKE_MS
-      found.is_own = prefers == place and since_ms <= last_ms
-    end
-    table.insert(found.is_own and own or others, found)
+-- The jobs in their order, but those that prefer this worker first. The first ones have their records, by read_record.
+local function own_first(jobs, place)
+  local own, others = {}, {}
+  for i, found in ipairs(jobs) do
+    local is_own = i <= WINDOW and found.record.prefers == place
+      and found.record.since_ms <= jobs[1].record.since_ms + OVERTAKE_MS
+    table.insert(is_own and own or others, found)
   end
   for _, found in ipairs(others) do
     own[#own + 1] = found

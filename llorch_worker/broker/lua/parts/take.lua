@@ -26,7 +26,7 @@ local function read_record(id)
     progress = fields[8], idempotency = fields[9], first_claim_ms = fields[10], retried_ms = fields[11],
     eta_ms = tonumber(fields[12] or nil), eta = fields[13] and fields[13] ~= '' and fields[13],
     unread = fields[14] == '1', sent = fields[15],
-    since_ms = math.max(tonumber(fields[12] or 0), tonumber(fields[16] or nil) or 1000 * tonumber(fields[15] or 0)),
+    since_ms = waits_since_ms(fields[15], fields[16], fields[12]),
     prefers = fields[17],
     needs_fingerprint = fields[18] or '', least_context = tonumber(fields[19] or nil) or 0,
   }

@@ -1,5 +1,10 @@
 -- Jobs that wait: their ids are in the sorted set of their model, the rest in their records and messages.
 
+-- Since when a job waits, in ms, by these fields of its record: since it came, or since its ETA.
+local function waits_since_ms(sent, came_ms, eta_ms)
+  return math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
+end
+
 -- Those of these jobs with scores that are of a class.
 local function of_class(jobs, class)
   local found = {}
