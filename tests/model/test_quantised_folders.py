@@ -17,7 +17,7 @@ from llorch_worker.kernels import TorchOps, native_absence
 from llorch_worker.kernels.native.library import native_kernels
 from llorch_worker.kernels.quantised_matrix import quantised_linear
 from llorch_worker.model import Transformer, resolve_config
-from llorch_worker.weights import DenseLinears, Linears, fingerprint, open_checkpoint
+from llorch_worker.weights import Checkpoint, DenseLinears, Linears, fingerprint, open_checkpoint
 from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
 from tests.model.quantised_folder_of import LAYOUTS, write_quantised
@@ -90,19 +90,23 @@ def kept(kind: str) -> Linears:
     return DenseLinears(CPU, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind", ["dense", "native", "quantised"])
-def test_the_planned_bytes_are_those_that_are_loaded(case: Any, kind: str) -> None:
-    checkpoint = open_checkpoint(case.folder)
-    told: list[tuple[int, int]] = []
-    model = Transformer.load(
+def loaded(checkpoint: Checkpoint, kind: str, **options: Any) -> Transformer:
+    return Transformer.load(
         checkpoint,
         resolve_config(checkpoint),
         dtype=torch.bfloat16,
         device=CPU,
         linears=kept(kind),
         ops=TorchOps(),
-        progress=lambda done, total: told.append((done, total)),
+        **options,
     )
+
+
+@pytest.mark.parametrize("kind", ["dense", "native", "quantised"])
+def test_the_planned_bytes_are_those_that_are_loaded(case: Any, kind: str) -> None:
+    checkpoint = open_checkpoint(case.folder)
+    told: list[tuple[int, int]] = []
+    model = loaded(checkpoint, kind, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (model.weight_bytes, model.weight_bytes)
     x = torch.randn(5, 128).bfloat16()
     exact = case.model.layers[1].mlp
@@ -116,14 +120,7 @@ def test_the_planned_bytes_are_those_that_are_loaded(case: Any, kind: str) -> No
 @pytest.mark.parametrize(("layout", "shared"), [("gptq", 4), ("awq-64", 2), ("awq-32", 1)])
 def test_groups_keep_one_scale(tmp_path: Path, kind: str, layout: str, shared: int) -> None:
     checkpoint = open_checkpoint(write("llama", layout, tmp_path).folder)
-    model = Transformer.load(
-        checkpoint,
-        resolve_config(checkpoint),
-        dtype=torch.bfloat16,
-        device=CPU,
-        linears=kept(kind),
-        ops=TorchOps(),
-    )
+    model = loaded(checkpoint, kind)
     down = model.blocks[0].mlp.down
     (piece,) = down.pieces if isinstance(down, NativeLinear) else down._pieces
     assert piece.scales.numel() == piece.rows * piece.columns // (32 * shared)
