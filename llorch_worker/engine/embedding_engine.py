@@ -21,12 +21,12 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
-from llorch_worker.engine.loading import part_of_load, resident_tensors
+from llorch_worker.engine.loading import misplaced_tensors, part_of_load, resident_tensors
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
 from llorch_worker.engine.memory.placement import visible_cards
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration
-from llorch_worker.engine.thread import EngineThread, Outlet
+from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.intake.texts import PreparedTexts, prepare_texts
@@ -39,7 +39,7 @@ from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.weights import Checkpoint, fingerprint, open_checkpoint, select_linears
 
 
-class EmbeddingEngine:
+class EmbeddingEngine(ThreadedEngine):
     """One encoder on one device, shared by all jobs. Any thread may call any method; the engine's
     own thread alone computes.
 
@@ -69,7 +69,7 @@ class EmbeddingEngine:
         self.facts = ModelFacts(
             model_name=model_name,
             fingerprint=fingerprint,
-            arithmetic=f"{plan.device.type} {_name(plan.dtype)}",
+            arithmetic=f"{plan.device.type} {plan.kept_as}",
             max_context=self.config.longest_text,
             max_sequences=options.sequences,
             vocab_size=self.config.vocab_size,
@@ -235,7 +235,7 @@ class EmbeddingEngine:
         return EngineStats(
             model=self.model_name,
             device=self.facts.device,
-            dtype=_name(self._plan.dtype),
+            dtype=self._plan.kept_as,
             bytes=held,
             planned_bytes={**held, "workspace": self._plan.workspace_bytes},
             measured_bytes=held,
@@ -243,7 +243,7 @@ class EmbeddingEngine:
             max_sequences=self.facts.max_sequences,
             running=core.running,
             waiting=0,
-            tokens_per_s=core.tokens_per_s(),
+            tokens_per_s=core.rate.read(),
             prompt_tokens_total=core.tokens_total,
             finished_total=core.finished_total,
             steps_total=core.steps_total,
@@ -252,31 +252,6 @@ class EmbeddingEngine:
     def step_figures(self) -> StepFigures:
         return self._core.figures()
 
-    @property
-    def healthy(self) -> bool:
-        return self._thread.healthy
-
-    def stalled_for_s(self) -> float:
-        return self._board.stalled_for_s()
-
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of the model that are not on the engine's device."""
-        return tuple(
-            f"{name} on {tensor.device}"
-            for name, tensor in resident_tensors(self._encoder, "weights")
-            if tensor.device != self._plan.device
-        )
-
-    def close(self) -> None:
-        """Cancels running jobs and ends the thread; a second call does nothing."""
-        self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return misplaced_tensors({"weights": self._encoder}, self._plan.device)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -38,7 +38,7 @@ from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.stats import Counters, StepCounts
-from llorch_worker.engine.thread import EngineThread, Outlet
+from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
@@ -57,7 +57,7 @@ from llorch_worker.weights import Checkpoint, fingerprint
 logger = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(ThreadedEngine):
     """One model on one device, shared by all jobs through continuous batching.
 
     Any thread may call any method. Only the engine's own thread touches model and cache; it sleeps
@@ -359,7 +359,7 @@ class Engine:
             max_sequences=self.facts.max_sequences,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
-            tokens_per_s=counters.tokens_per_s(),
+            tokens_per_s=counters.rate.read(),
             kv_blocks_total=blocks.total,
             kv_blocks_free=blocks.free_count,
             kv_blocks_kept=blocks.kept_count,
@@ -380,18 +380,6 @@ class Engine:
         return self._core.steps.read()
 
     @property
-    def healthy(self) -> bool:
-        """Whether the engine's thread runs; False after :meth:`close` or a crash."""
-        return self._thread.healthy
-
-    def stalled_for_s(self) -> float:
-        """Seconds without a sign of life, for a watchdog; 0.0 while idle.
-
-        The value grows while a step, an event callback or a call hangs, and for ever after a crash.
-        """
-        return self._board.stalled_for_s()
-
-    @property
     def matrix_bytes(self) -> int:
         """Bytes of all matrices that a step multiplies by."""
         return self._loaded.model.matrix_bytes
@@ -404,16 +392,6 @@ class Engine:
     def check_integrity(self) -> None:
         """Raises unless every KV block is free or held by the sequences that list it."""
         self._thread.call(self._scheduler.check_integrity)
-
-    def close(self) -> None:
-        """Cancels running generations and ends the thread; a second call does nothing."""
-        self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _check_token_ids(token_ids: list[int], max_context: int, vocab_size: int) -> None:

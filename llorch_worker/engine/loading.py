@@ -73,12 +73,7 @@ class LoadedModel:
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         """The tensors of :meth:`parts` that are not on the cache's device: ``rope.cos on cpu``."""
-        return tuple(
-            f"{name} on {tensor.device}"
-            for root, part in self.parts().items()
-            for name, tensor in resident_tensors(part, root)
-            if tensor.device != self.cache.shape.device
-        )
+        return misplaced_tensors(self.parts(), self.cache.shape.device)
 
 
 def load_as_planned(
@@ -225,6 +220,16 @@ def is_compiler_missing(error: BaseException) -> bool:
     if isinstance(error, subprocess.CalledProcessError):
         return "-shared" in error.cmd
     return isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error)
+
+
+def misplaced_tensors(parts: Mapping[str, object], device: torch.device) -> tuple[str, ...]:
+    """The tensors of ``parts`` that are not on ``device``, by name."""
+    return tuple(
+        f"{name} on {tensor.device}"
+        for root, part in parts.items()
+        for name, tensor in resident_tensors(part, root)
+        if tensor.device != device
+    )
 
 
 def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

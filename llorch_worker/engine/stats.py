@@ -14,6 +14,36 @@ from llorch_worker.engine.step_plan import StepPlan
 RATE_WINDOW_S = 5
 
 
+class TokenRate:
+    """Tokens per second over the last seconds. The engine's thread adds, any thread reads."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+
+    def step(self, tokens: int) -> None:
+        """A step has made ``tokens``."""
+        second = int(time.monotonic())
+        if self._seconds and self._seconds[-1][0] == second:
+            self.more(tokens)
+            return
+        self._seconds.append((second, tokens))
+        while self._seconds[0][0] < second - RATE_WINDOW_S:
+            self._seconds.popleft()
+
+    def more(self, tokens: int) -> None:
+        """The last step has made so many more."""
+        second, counted = self._seconds[-1]
+        self._seconds[-1] = (second, counted + tokens)
+
+    def read(self) -> float:
+        """The current second included."""
+        now = time.monotonic()
+        recent = [(s, n) for s, n in tuple(self._seconds) if s > now - RATE_WINDOW_S]
+        if not recent:
+            return 0.0
+        return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals that the engine thread counts up and any thread reads."""
@@ -25,7 +55,8 @@ class Counters:
     drafts_total: int = 0
     draft_tokens_total: int = 0
     accepted_draft_tokens_total: int = 0
-    _seconds: deque[tuple[int, int]] = field(default_factory=deque)
+    rate: TokenRate = field(default_factory=TokenRate)
+    """Of generated tokens."""
 
     def count_step(self, plan: StepPlan, tokens: int) -> None:
         """``tokens`` were generated. Prompt tokens count each time they are computed: preemption
@@ -40,28 +71,13 @@ class Counters:
         self.prompt_tokens_total += sum(
             [min(c.count, c.sequence.prompt_length - c.start) for c in prompt]
         )
-        second = int(time.monotonic())
-        if self._seconds and self._seconds[-1][0] == second:
-            self._seconds[-1] = (second, self._seconds[-1][1] + tokens)
-            return
-        self._seconds.append((second, tokens))
-        while self._seconds[0][0] < second - RATE_WINDOW_S:
-            self._seconds.popleft()
+        self.rate.step(tokens)
 
     def count_more(self, tokens: int) -> None:
         """``tokens`` more than one for each sequence of the step were generated."""
         if tokens:
             self.completion_tokens_total += tokens
-            second, counted = self._seconds[-1]
-            self._seconds[-1] = (second, counted + tokens)
-
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second over the last seconds, the current one included."""
-        now = time.monotonic()
-        recent = [(s, n) for s, n in tuple(self._seconds) if s > now - RATE_WINDOW_S]
-        if not recent:
-            return 0.0
-        return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])
+            self.rate.more(tokens)
 
 
 class StepCounts:

@@ -19,13 +19,13 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.interface import STEP_TOKENS, StepFigures, TallyCounts
+from llorch_worker.engine.stats import TokenRate
 from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.model.encoder import Texts
 from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
 
-RATE_WINDOW_S: Final = 5.0
 _URGENCY: Final = {"high": 0, "normal": 1, "low": 2}
 
 
@@ -55,7 +55,7 @@ class TextsCore:
         self._board = board
         self._jobs: list[TextsGeneration] = []
         """Those that are not done; whose turn it is comes first."""
-        self._rates: list[tuple[float, int]] = []
+        self.rate = TokenRate()
         self._sizes = TallyCounts(STEP_TOKENS)
         self.tokens_total = self.steps_total = self.finished_total = 0
 
@@ -96,14 +96,6 @@ class TextsCore:
 
     def figures(self) -> StepFigures:
         return StepFigures(step_tokens=self._sizes.read(), prompt_tokens=self.tokens_total)
-
-    def tokens_per_s(self) -> float:
-        """Tokens of texts per second over the last seconds."""
-        now_s = time.monotonic()
-        recent = [(at_s, count) for at_s, count in self._rates if at_s > now_s - RATE_WINDOW_S]
-        if not recent:
-            return 0.0
-        return sum(count for _, count in recent) / max(1.0, now_s - recent[0][0])
 
     def step(self) -> TextsStep:
         """Computes the next texts, those of equal length side by side."""
@@ -194,12 +186,10 @@ class TextsCore:
         return rows
 
     def _count(self, tokens: int) -> None:
-        now_s = time.monotonic()
         self.steps_total += 1
         self.tokens_total += tokens
         self._sizes.add(tokens)
-        recent = [each for each in self._rates if each[0] > now_s - RATE_WINDOW_S]
-        self._rates = [*recent, (now_s, tokens)]
+        self.rate.step(tokens)
 
     def _deliver(self, step: TextsStep, rows: torch.Tensor) -> None:
         now_s, at = time.monotonic(), 0

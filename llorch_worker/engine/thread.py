@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sized
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 
@@ -78,6 +78,35 @@ class AnyJob(Protocol):
     """What an engine's thread knows of a generation."""
 
     def fail(self, error: LlorchError) -> None: ...
+
+
+class ThreadedEngine:
+    """What each engine with an :class:`EngineThread` does in the same way."""
+
+    _thread: EngineThread[Any]
+    _board: Board
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread runs; False after :meth:`close` or a crash."""
+        return self._thread.healthy
+
+    def stalled_for_s(self) -> float:
+        """Seconds without a sign of life, for a watchdog; 0.0 while idle.
+
+        The value grows while a step, an event callback or a call hangs, and for ever after a crash.
+        """
+        return self._board.stalled_for_s()
+
+    def close(self) -> None:
+        """Cancels running jobs and ends the thread; a second call does nothing."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class EngineThread(Generic[Job]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 import psutil
 import torch
@@ -24,6 +23,7 @@ from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model.encoder import EncoderConfig, Pooling, resolve_encoder
 from llorch_worker.model.encoder.config import is_encoder
 from llorch_worker.weights import Checkpoint
+from llorch_worker.weights.contents import stored_numbers
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class EncoderPlan:
     @cached_property
     def weights_bytes(self) -> int:
         """At most: matrices of a quantised file may stay in fewer bits."""
-        numbers = sum(prod(tensor.shape) for tensor in self.checkpoint.tensors.values())
-        return numbers * self.dtype.itemsize
+        return stored_numbers(self.checkpoint) * self.dtype.itemsize
 
     @property
     def workspace_bytes(self) -> int:
@@ -119,7 +118,7 @@ def plan_encoder(
             f"{checkpoint.path} does not say how vectors are made of its tokens; name a "
             "pooling: mean, cls or last."
         )
-    parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    parameters = stored_numbers(checkpoint)
     return EncoderPlan(
         checkpoint=checkpoint,
         config=config,
