@@ -53,7 +53,7 @@ _FORKS.set_forkserver_preload(
         "kombu.matcher",
         "kombu.pidbox",
         "kombu.transport.redis",
-        "llorch_worker.broker.backend",
+        "llorch_worker.broker.celery.backend",
         "llorch_worker.cli.app",
         "llorch_worker.client",
         "llorch_worker.engine.engine",

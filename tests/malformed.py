@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from llorch_worker.broker.message import ENQUEUED_AT
+from llorch_worker.broker.messages.message import ENQUEUED_AT
 from llorch_worker.contract import TASK_NAME
 from tests.messages import envelope
 

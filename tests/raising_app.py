@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llorch_worker.broker import body, claims, message
-from llorch_worker.broker.backend import ResultBackend
+from llorch_worker.broker.celery.backend import ResultBackend
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.messages import body, message
 from llorch_worker.worker.celery import consumer, job_message
 from llorch_worker.worker.celery.request import JobRequest
 from llorch_worker.worker.celery.task import RequestTask

@@ -24,8 +24,8 @@ from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
 from llorch_worker.client import Client, Job
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Cancelled, Tokens

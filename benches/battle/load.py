@@ -17,7 +17,7 @@ from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
 from benches.battle.schedule import Order
 from benches.battle.watch import StreamReader
-from llorch_worker.broker.waiting import waiting
+from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 

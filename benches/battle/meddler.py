@@ -19,7 +19,7 @@ from benches.battle.fleet import MODEL, QUEUE
 from benches.battle.ledger import POISON, Ledger, Reply
 from benches.battle.schedule import CLIENT, ELSEWHERE, TERMINATE, Cancel
 from benches.battle.watch import StreamReader
-from llorch_worker.broker import dead_letters
+from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings

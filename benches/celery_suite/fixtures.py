@@ -39,7 +39,9 @@ class SuiteApp(LlorchApp):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.loader.override_backends = {"redis": "llorch_worker.broker.backend:ResultBackend"}
+        self.loader.override_backends = {
+            "redis": "llorch_worker.broker.celery.backend:ResultBackend"
+        }
 
 
 celery.contrib.testing.app.Celery = SuiteApp

@@ -19,13 +19,13 @@ import redis
 
 from benches.fleet.stubs import MODEL
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.placement import Placement
-from llorch_worker.broker.producer import producer_app
+from llorch_worker.broker.celery.producer import producer_app
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.affinity import Affinity
 from llorch_worker.broker.queues import normal_queue
-from llorch_worker.broker.waiting import length
+from llorch_worker.broker.waiting.enqueue import enqueue
+from llorch_worker.broker.waiting.waiting import length
 from llorch_worker.contract import GenerationRequest
 from tests.messages import GOOD_BODY, envelope
 from tests.services import own_redis, running_worker, wait_until
@@ -136,7 +136,7 @@ class Producer:
         self.sent_us: dict[str, float] = {}
         self._client = client
         self._app = producer_app(url)
-        self._placement = Placement(client)
+        self._affinity = Affinity(client)
         self._card = registry.ModelCard(name=MODEL, max_context=4096, last_seen=0)
 
     def stock(self, jobs: int) -> None:
@@ -153,7 +153,7 @@ class Producer:
             job_id = str(uuid4())
             request = GenerationRequest.model_validate(REQUEST | {"affinity_key": affinity_key})
             self.sent_us[job_id] = time.time() * 1e6
-            places = self._placement.candidates(request, MODEL)
+            places = self._affinity.candidates(request, MODEL)
             enqueue(
                 self._client, self._app, request, model=self._card, job_id=job_id, places=places
             )

@@ -20,13 +20,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from llorch_worker.broker import claims, keys, queues, registry, watch
-from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.doorbell import Doorbell
-from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.broker.results import SUCCESS, result_meta
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms
+from llorch_worker.broker.jobs.results import SUCCESS, result_meta
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import inbox_watch
+from llorch_worker.broker.waiting.doorbell import Doorbell
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.claimer import JITTER, WAIT_S
@@ -96,7 +99,7 @@ class Stub:
 
     def _leave(self) -> None:
         if self._doorbell.leave():
-            watch.look(self._client, MODEL, rings_anyway=True)
+            inbox_watch.look(self._client, MODEL, rings_anyway=True)
 
     def _on_ring(self) -> None:
         self._doorbell.read()

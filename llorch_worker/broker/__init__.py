@@ -1,1 +1,1 @@
-"""The Redis side of a job: key names, queues, connections, results, the registry of workers."""
+"""The Redis side of a job, and of the fleet that works on jobs."""

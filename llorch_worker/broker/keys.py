@@ -18,7 +18,7 @@ class Key:
         return self._form.format(*names)
 
 
-# Workers and models: see registry.py, placement.py and watch.py -----------------------------------
+# Workers and models: see fleet/ and waiting/inbox_watch.py ---------------------------------------
 
 MODELS = f"{PREFIX}models"
 """Hash: model -> JSON of a ``ModelCard``. Never expires."""

@@ -19,8 +19,9 @@ import redis.asyncio
 from redis import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from llorch_worker.broker import keys, message, queues
-from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connections.connection import is_out_of_memory
+from llorch_worker.broker.messages import message
 from llorch_worker.contract import TASK_NAME, TEXT_TASKS
 
 Argument = str | int | float | bytes

@@ -16,7 +16,7 @@ from llorch_worker.batches.driver import Driver
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.batches.lines import BareLine, Line, OpenAILine, OpenAIRules, fields_of
 from llorch_worker.batches.raw_lines import RawLine, Survey, raw_lines, read_blocks, survey
-from llorch_worker.broker.url import safe_url
+from llorch_worker.broker.connections.url import safe_url
 from llorch_worker.cli.batch_output import BatchOutput, written_to
 from llorch_worker.cli.terminal.interrupts import cancelling
 from llorch_worker.cli.terminal.screen import Screen

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from llorch_worker.broker.connection import broker_errors, connect
-from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.url import NO_CLUSTER, how_to_change, is_sentinel, is_unix, safe_url
-from llorch_worker.broker.waiting import remedy_for
+from llorch_worker.broker.connections.connection import broker_errors, connect
+from llorch_worker.broker.connections.url import (
+    NO_CLUSTER,
+    how_to_change,
+    is_sentinel,
+    is_unix,
+    safe_url,
+)
+from llorch_worker.broker.figures.fleet_client import FleetClient
+from llorch_worker.broker.waiting.waiting import remedy_for
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import (

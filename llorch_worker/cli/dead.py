@@ -22,7 +22,7 @@ from llorch_worker.settings import Settings
 if TYPE_CHECKING:
     from redis import Redis
 
-    from llorch_worker.broker.dead_letters import DeadLetter
+    from llorch_worker.broker.jobs.dead_letters import DeadLetter
 
 LISTED_LETTERS = 50
 
@@ -58,7 +58,7 @@ def list_letters(
     """List dead letters, newest first: sizes and reasons, never prompts."""
     screen = Screen(as_json=as_json)
     with _redis(settings) as client:
-        from llorch_worker.broker import dead_letters
+        from llorch_worker.broker.jobs import dead_letters
 
         total = dead_letters.count(client)
         letters = list(islice(dead_letters.letters(client), limit))
@@ -123,7 +123,7 @@ def retry(
     """
     screen = Screen(as_json=as_json)
     with _redis(settings) as client:
-        from llorch_worker.broker import dead_letters
+        from llorch_worker.broker.jobs import dead_letters
 
         outcomes = {}
         for letter in _chosen(client, letter_id, every=every):
@@ -157,7 +157,7 @@ def drop(
     """Delete a dead letter for good. Its job stays failed."""
     screen = Screen(as_json=as_json)
     with _redis(settings) as client:
-        from llorch_worker.broker import dead_letters
+        from llorch_worker.broker.jobs import dead_letters
 
         chosen = _chosen(client, letter_id, every=every)
         dropped = [letter.id for letter in chosen if dead_letters.drop(client, letter)]
@@ -169,14 +169,14 @@ def drop(
 
 @contextmanager
 def _redis(settings: Settings) -> Iterator[Redis]:
-    from llorch_worker.broker.connection import broker_errors, connect
+    from llorch_worker.broker.connections.connection import broker_errors, connect
 
     with broker_errors(settings.redis_url), connect(settings.redis_url) as client:
         yield client
 
 
 def _chosen(client: Redis, letter_id: str | None, *, every: bool) -> list[DeadLetter]:
-    from llorch_worker.broker import dead_letters
+    from llorch_worker.broker.jobs import dead_letters
 
     if (letter_id is None) != every:
         raise usage_error("give either an ID or --all")
@@ -187,7 +187,7 @@ def _chosen(client: Redis, letter_id: str | None, *, every: bool) -> list[DeadLe
 
 
 def _find(client: Redis, letter_id: str) -> DeadLetter:
-    from llorch_worker.broker import dead_letters
+    from llorch_worker.broker.jobs import dead_letters
 
     letter = dead_letters.find(client, letter_id)
     if letter is None:

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from llorch_worker.broker import registry
+from llorch_worker.broker.fleet import registry
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import GenerationRequest, GenerationResult, Started, Tokens
 from llorch_worker.demo_model import DEMO

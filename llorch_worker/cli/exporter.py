@@ -36,7 +36,7 @@ def exporter(
     it prints its URL once it listens.
     """
     extras.require("metrics")
-    from llorch_worker.broker.deadlines import ending_overdue
+    from llorch_worker.broker.jobs.deadlines import ending_overdue
     from llorch_worker.telemetry.logs.setup import configure
     from llorch_worker.telemetry.metrics.exporter import Exporter
 
@@ -67,7 +67,7 @@ def exporter(
 
 
 def _warn_without_redis(url: str) -> None:
-    from llorch_worker.broker.fleet_client import FleetClient
+    from llorch_worker.broker.figures.fleet_client import FleetClient
     from llorch_worker.contract.errors import BrokerUnavailable
 
     try:

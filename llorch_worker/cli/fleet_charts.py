@@ -11,7 +11,7 @@ from rich.text import Text
 from llorch_worker.contract.quantities import human_ms
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.history import Point
+    from llorch_worker.broker.figures.history import Point
 
 SPAN_S = 3600
 CHARTS_IN_ROW = 2

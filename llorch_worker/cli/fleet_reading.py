@@ -14,11 +14,11 @@ from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.quantities import iso_time
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.fleet import Fleet, ModelLoad
-    from llorch_worker.broker.fleet_client import FleetClient
-    from llorch_worker.broker.history import Point
-    from llorch_worker.broker.listed_jobs import Listing
-    from llorch_worker.broker.registry import WorkerCard
+    from llorch_worker.broker.figures.fleet import Fleet, ModelLoad
+    from llorch_worker.broker.figures.fleet_client import FleetClient
+    from llorch_worker.broker.figures.history import Point
+    from llorch_worker.broker.figures.listed_jobs import Listing
+    from llorch_worker.broker.fleet.registry import WorkerCard
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.layout import Layout
 from rich.text import Text
 
-from llorch_worker.broker.url import safe_url
+from llorch_worker.broker.connections.url import safe_url
 from llorch_worker.cli import fleet_charts
 from llorch_worker.cli.fleet_tables import (
     RECENT,
@@ -31,9 +31,9 @@ from llorch_worker.contract.quantities import counted, human_time
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llorch_worker.broker.fleet import ModelLoad
-    from llorch_worker.broker.listed_jobs import Listing
-    from llorch_worker.broker.registry import WorkerCard
+    from llorch_worker.broker.figures.fleet import ModelLoad
+    from llorch_worker.broker.figures.listed_jobs import Listing
+    from llorch_worker.broker.fleet.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
 
 READING_LATE_S = 2.0

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from llorch_worker.broker.fleet.recent_jobs import Durations, percentile_ms
 from llorch_worker.broker.queues import normal_queue
-from llorch_worker.broker.recent_jobs import Durations, percentile_ms
-from llorch_worker.broker.waiting import remedy_for
+from llorch_worker.broker.waiting.waiting import remedy_for
 from llorch_worker.contract import printable
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
-    from llorch_worker.broker.listed_jobs import ListedJob
-    from llorch_worker.broker.registry import WorkerCard
+    from llorch_worker.broker.figures.fleet import Fleet, ModelLoad, Queue
+    from llorch_worker.broker.figures.listed_jobs import ListedJob
+    from llorch_worker.broker.fleet.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import Reading
 
 NOTHING = "-"

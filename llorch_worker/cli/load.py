@@ -45,7 +45,7 @@ def unload(
 def _tell(
     settings: Settings, model: str, worker: str | None, *, loads: bool, as_json: bool
 ) -> None:
-    from llorch_worker.broker.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND, FleetClient
+    from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND, FleetClient
 
     screen = Screen(as_json=as_json)
     with FleetClient(settings.redis_url) as client:

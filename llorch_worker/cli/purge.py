@@ -23,10 +23,10 @@ def purge(
     """Delete the jobs of a queue that wait, without ending them: whoever waits for one is told that
     it is lost. ``celery purge`` sees only those that no worker has looked at."""
     screen = Screen(as_json=as_json)
-    from llorch_worker.broker.connection import broker_errors, connect
+    from llorch_worker.broker.connections.connection import broker_errors, connect
     from llorch_worker.broker.queues import is_job_queue
-    from llorch_worker.broker.waiting import length
-    from llorch_worker.broker.waiting import purge as delete
+    from llorch_worker.broker.waiting.waiting import length
+    from llorch_worker.broker.waiting.waiting import purge as delete
 
     if not is_job_queue(queue):
         raise usage_error(f"{queue} is no queue of jobs; they are named llorch.MODEL")

@@ -49,7 +49,7 @@ def status(
             raise usage_error(f"--watch is for all jobs; llorch watch {job[:80]} follows one")
         _show_job(screen, url, job)
         return
-    from llorch_worker.broker.fleet_client import FleetClient
+    from llorch_worker.broker.figures.fleet_client import FleetClient
     from llorch_worker.cli.fleet_reading import FleetReader, print_lines
 
     with FleetClient(url) as client:
@@ -82,7 +82,7 @@ def _watch(screen: Screen, reader: FleetReader, url: str, interval_s: float) -> 
 
 
 def _show(screen: Screen, reading: Reading, url: str) -> None:
-    from llorch_worker.broker.url import safe_url
+    from llorch_worker.broker.connections.url import safe_url
     from llorch_worker.cli.fleet_tables import models_table, notices, summary, workers_table
 
     fleet = reading.fleet
@@ -138,7 +138,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
 def _journalled(redis: Redis, job_id: str) -> int:
     """The tokens that the job has generated so far, in all choices; none of a job of texts."""
-    from llorch_worker.broker import journal
+    from llorch_worker.broker.jobs import journal
 
     choices = journal.read(redis, job_id).journal.choices
     return sum(len(choice.token_ids) for choice in choices.values())

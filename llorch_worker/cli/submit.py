@@ -50,7 +50,7 @@ def submit(
         raise usage_error(f"--worker {NO_WORKER.rule}")
     fields |= {k: v for k, v in (("model", model), ("priority", priority)) if v is not None}
     request = GenerationRequest(**request_fields(prompt, fields))
-    from llorch_worker.broker.url import safe_url
+    from llorch_worker.broker.connections.url import safe_url
     from llorch_worker.cli.terminal.story import follow
     from llorch_worker.client import Client
 

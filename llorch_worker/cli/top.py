@@ -31,7 +31,7 @@ def top(
     that ended in the last 5 minutes. If stdout is not a terminal, everything is shown once. With
     --json, one document a line is printed until Ctrl-C.
     """
-    from llorch_worker.broker.fleet_client import FleetClient
+    from llorch_worker.broker.figures.fleet_client import FleetClient
     from llorch_worker.cli.fleet_reading import FleetReader, print_lines
     from llorch_worker.cli.fleet_screen import FleetScreen, top_head
     from llorch_worker.cli.fleet_tables import workers_table

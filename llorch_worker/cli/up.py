@@ -31,7 +31,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.registry import WorkerCard
+    from llorch_worker.broker.fleet.registry import WorkerCard
     from llorch_worker.stack.plan import Plan
     from llorch_worker.stack.stack import Stack
 
@@ -265,8 +265,8 @@ def _elsewhere(plan: Plan, stack: Stack) -> Iterator[str]:
 
 
 def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -> None:
+    from llorch_worker.broker.connections.url import safe_url
     from llorch_worker.broker.queues import normal_queue
-    from llorch_worker.broker.url import safe_url
 
     served = "\n".join(
         f"  [bold]model[/]    {_shown(each.served_name)}  ({_shown(each.model.name)}), "

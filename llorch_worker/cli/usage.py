@@ -37,8 +37,8 @@ def usage(
 
     --csv and --json have the worker time in milliseconds.
     """
-    from llorch_worker.broker import usage as counts
-    from llorch_worker.broker.connection import broker_errors, connect
+    from llorch_worker.broker.connections.connection import broker_errors, connect
+    from llorch_worker.broker.jobs import usage as counts
 
     if as_csv and as_json:
         raise usage_error("give --csv or --json, not both")

@@ -24,7 +24,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     extras.require("worker" if settings.engine_url is None else "server")
     if settings.metrics_port is not None:
         extras.require("metrics")
-    from llorch_worker.broker.fleet_client import FleetClient
+    from llorch_worker.broker.figures.fleet_client import FleetClient
 
     # A running worker waits if Redis goes away, but a Redis that never answered may be a typo.
     with FleetClient(settings.redis_url) as client:

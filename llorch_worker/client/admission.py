@@ -6,9 +6,9 @@ import time
 
 import redis
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.url import safe_url
+from llorch_worker.broker.connections.url import safe_url
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
 from llorch_worker.contract import (
     ContextLengthExceeded,
     Fault,

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, cast, overload
 
-from llorch_worker.broker.connection import connect_async
-from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.results import StoredState
+from llorch_worker.broker.connections.connection import connect_async
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.jobs.results import StoredState
 from llorch_worker.client.client import Client, Job
 from llorch_worker.client.feed import Feed
 from llorch_worker.client.listener import Listener

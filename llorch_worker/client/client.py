@@ -12,20 +12,21 @@ from typing import Any, Generic, Self, cast, overload
 from celery.utils import uuid
 from redis.client import PubSub
 
-from llorch_worker.broker import keys, registry
-from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.connection import (
+from llorch_worker.broker import keys
+from llorch_worker.broker.celery.producer import producer_app
+from llorch_worker.broker.connections.connection import (
     broker_errors,
     close_idle,
     connect,
     subscribe,
 )
-from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.placement import Placement
-from llorch_worker.broker.producer import producer_app
-from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.affinity import Affinity
+from llorch_worker.broker.jobs.cancellation import cancel
+from llorch_worker.broker.jobs.results import StoredState, decode_state
 from llorch_worker.broker.scripts import database
-from llorch_worker.broker.waiting import position
+from llorch_worker.broker.waiting.enqueue import enqueue
+from llorch_worker.broker.waiting.waiting import position
 from llorch_worker.client.admission import NO_WORKER, Admission
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.status import JobStatus, job_status
@@ -80,7 +81,7 @@ class Client:
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
         self._admission = Admission(self.redis, settings.redis_url)
-        self._placement = Placement(self.redis)
+        self._affinity = Affinity(self.redis)
         self._closed = False
 
     @overload
@@ -143,7 +144,7 @@ class Client:
             self._admission.admit(request, model)
             job_id = job_id or uuid()
             placed = self.settings.placement
-            places = self._placement.candidates(request, model.name) if placed else ()
+            places = self._affinity.candidates(request, model.name) if placed else ()
             with publishing(model.name, job_id) as headers:
                 enqueued = enqueue(
                     self.redis,

@@ -14,7 +14,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import decode_state
+from llorch_worker.broker.jobs.results import decode_state
 from llorch_worker.broker.scripts import database
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.client.client import RESULT_POLL_S

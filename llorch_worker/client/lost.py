@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.jobs.results import StoredState, decode_state
 from llorch_worker.contract import JobLost
 
 GRACE_S = 2.0

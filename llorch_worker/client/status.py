@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llorch_worker.broker.results import StoredState
-from llorch_worker.broker.waiting import Position
+from llorch_worker.broker.jobs.results import StoredState
+from llorch_worker.broker.waiting.waiting import Position
 from llorch_worker.contract import Cancelled, ErrorDocument, JobResult
 
 JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import StoredState, terminal_event
+from llorch_worker.broker.jobs.results import StoredState, terminal_event
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Event,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request
 from fastapi.responses import JSONResponse, Response
 
-from llorch_worker.broker.results import terminal_event
+from llorch_worker.broker.jobs.results import terminal_event
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     DeadlineExceeded,

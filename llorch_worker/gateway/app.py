@@ -12,8 +12,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from llorch_worker import __version__
-from llorch_worker.broker.deadlines import ending_overdue
-from llorch_worker.broker.history import keeping_history
+from llorch_worker.broker.figures.history import keeping_history
+from llorch_worker.broker.jobs.deadlines import ending_overdue
 from llorch_worker.client.cancelling import beside
 from llorch_worker.gateway import documentation, errors
 from llorch_worker.gateway.access_log import logging_access

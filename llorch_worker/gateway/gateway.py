@@ -16,8 +16,8 @@ from fastapi import Depends, Request
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import (

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker.waiting import Position
+from llorch_worker.broker.waiting.waiting import Position
 from llorch_worker.client import AsyncClient, JobState
 from llorch_worker.contract import (
     Cancelled,

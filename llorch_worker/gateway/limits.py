@@ -9,8 +9,8 @@ import redis.asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.scripts import run_script_async, text
+from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
 from llorch_worker.contract import GenerationRequest, JobRequest, TextsRequest
 from llorch_worker.contract.kinds import Asked
 from llorch_worker.gateway.errors import RateLimited, TooManyJobs

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from celery.utils import uuid
 from fastapi import Request
 
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     TERMINAL_EVENTS,

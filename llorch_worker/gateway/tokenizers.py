@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import redis.asyncio
 
-from llorch_worker.broker import token_questions
-from llorch_worker.broker.connection import broker_errors
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.broker.fleet import token_questions
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.contract import (
     InternalError,
     LlorchError,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import redis.asyncio
 
-from llorch_worker.broker import leases
+from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.keys import Key
 from llorch_worker.broker.scripts import run_script_async
 

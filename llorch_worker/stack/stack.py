@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.figures.fleet_client import FleetClient
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.contract.command_errors import CommandError, MissingExtra
 from llorch_worker.processors import shares
 from llorch_worker.settings import Settings

@@ -17,13 +17,16 @@ from celery import Celery
 from celery.app.trace import trace_task
 from fakeredis import TcpFakeServer
 
-from llorch_worker.broker import claims, keys, queues, registry, watch
-from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import ENQUEUED_AT, read_task
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.messages.message import ENQUEUED_AT, read_task
 from llorch_worker.broker.scripts import load
+from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.contract import TASK_NAME, Event, GenerationRequest
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
@@ -177,7 +180,7 @@ class Stub:
                 self._announce()
             if not self._redis.exists(*waiting):
                 continue
-            watch.look(self._redis, self.model)
+            inbox_watch.look(self._redis, self.model)
             request = ClaimRequest(
                 models=(self.model,),
                 queues=consumed,

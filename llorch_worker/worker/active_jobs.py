@@ -7,10 +7,11 @@ from typing import Protocol
 
 import redis
 
-from llorch_worker.broker import cancellation, keys
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.connection import subscribe
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import subscribe
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.jobs import cancellation
+from llorch_worker.broker.jobs.claims import Claim
 
 LISTEN_S = 0.2
 

@@ -10,10 +10,10 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.ended_jobs import ENDED_JOBS
-from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS
 
 logger = get_logger(__name__)
 

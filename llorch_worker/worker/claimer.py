@@ -1,7 +1,7 @@
 """The thread that claims this worker's jobs: while there is room it looks, and then it waits.
 
 A script cannot block, so it looks first, and then waits until a bell of its queues rings: see
-``broker/doorbell.py``. It looks again every few seconds in any case.
+``broker/waiting/doorbell.py``. It looks again every few seconds in any case.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, keys, placement, queues, watch
-from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms, Taken
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.doorbell import Doorbell
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.limits import REPLY_TIMEOUT_S
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.connections.time_limits import REPLY_TIMEOUT_S
+from llorch_worker.broker.fleet import affinity
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms, Taken
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.waiting import inbox_watch
+from llorch_worker.broker.waiting.doorbell import Doorbell
 
 logger = get_logger(__name__)
 
@@ -89,7 +92,7 @@ class Claimer(Repeater):
         on_arrival: Callable[[], object],
     ) -> None:
         """``model``: whose jobs it claims now; call :meth:`look_again` after a change. ``place``:
-        this worker's name in the registry, if jobs may be placed with it, see ``placement.py``;
+        this worker's name in the registry, if jobs may be placed with it, see ``affinity.py``;
         ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need of it;
         ``on_arrival`` is called on this thread."""
         self.queues: tuple[str, ...] = ()
@@ -265,12 +268,12 @@ class Claimer(Repeater):
             return True
         if before and self._noted_place and not room.urgent and not bells:
             # A claim that filled the worker has left already.
-            placement.leave(self._redis, self._noted_place)
+            affinity.leave(self._redis, self._noted_place)
         if self._doorbell.leave():
             if room.most and not room.urgent:
                 self._looks = True
                 return False
-            watch.look(
+            inbox_watch.look(
                 self._redis,
                 self._waited_for,
                 weights=self._terms.tenant_weights,
@@ -314,6 +317,6 @@ class Claimer(Repeater):
         idle = room.place, len(HELD_CLAIMS.running())
         if room.place and self._idle != idle:
             self._noted_place, self._idle = room.place, idle
-            placement.note_idle(self._redis, *idle)
+            affinity.note_idle(self._redis, *idle)
         filled = keys.waiting(self._model()), *queues.inbox(room.queues)
         return bool(room.queues and self._redis.exists(*filled))

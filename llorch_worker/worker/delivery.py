@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.queues import priority_of
 from llorch_worker.contract import (
     REQUESTS,

@@ -12,13 +12,14 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from llorch_worker.broker import registry, watch
-from llorch_worker.broker.connection import own_connection, unless_refused
-from llorch_worker.broker.deadlines import end_overdue
-from llorch_worker.broker.inbox_news import InboxNews
-from llorch_worker.broker.repeater import Repeater
-from llorch_worker.broker.waiting import wrong_keys
-from llorch_worker.broker.watch import KEEP_S, LEASE_S, LOOK_S, TAKE_S
+from llorch_worker.broker.connections.connection import own_connection, unless_refused
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.jobs.deadlines import end_overdue
+from llorch_worker.broker.waiting import inbox_watch
+from llorch_worker.broker.waiting.inbox_news import InboxNews
+from llorch_worker.broker.waiting.inbox_watch import KEEP_S, LEASE_S, LOOK_S, TAKE_S
+from llorch_worker.broker.waiting.waiting import wrong_keys
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
@@ -47,7 +48,7 @@ class InboxWatcher(Repeater):
         self._settings = settings
         self._model = model
         self._on_repeated = on_repeated
-        self._lease = watch.lease(client, model)
+        self._lease = inbox_watch.lease(client, model)
         self._refused = False
         self._moved = self._filled = False
         """Whether the next news is of its own move; whether something was left after that."""
@@ -120,7 +121,7 @@ class InboxWatcher(Repeater):
         return self._look() if self._filled else float("inf")
 
     def _look(self, *, rings_anyway: bool = False) -> float:
-        again_s = watch.look(
+        again_s = inbox_watch.look(
             self._redis,
             self._model,
             weights=self._settings.tenant_weights,
@@ -144,6 +145,6 @@ class InboxWatcher(Repeater):
         lists = news.read(timeout_s)
         if lists and not self._moved:
             with unless_refused():
-                watch.ring(self._redis, self._model, lists)
+                inbox_watch.ring(self._redis, self._model, lists)
         self._moved = self._moved and not lists
         return bool(lists)

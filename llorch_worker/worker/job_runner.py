@@ -15,12 +15,13 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import claims, journal, keys
-from llorch_worker.broker.body import is_exit
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.deadlines import note_deadline
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
+from llorch_worker.broker import keys
+from llorch_worker.broker.jobs import claims, journal
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.deadlines import note_deadline
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.jobs.journal import FIRST_PAGE, JournalPage
+from llorch_worker.broker.messages.body import is_exit
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (

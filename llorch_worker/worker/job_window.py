@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from llorch_worker.broker.ended_jobs import EndedJob
-from llorch_worker.broker.recent_jobs import WINDOW_S, RecentJobs, by_bucket
+from llorch_worker.broker.fleet.recent_jobs import WINDOW_S, RecentJobs, by_bucket
+from llorch_worker.broker.jobs.ended_jobs import EndedJob
 
 MOST_JOBS = 2_000
 """A worker that ends more in the window reports the last ones."""

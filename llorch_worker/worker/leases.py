@@ -13,12 +13,13 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, keys
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.leases import Lease
-from llorch_worker.broker.redis_outage import RedisOutage
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.outage import RedisOutage
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet.leases import Lease
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)

@@ -17,12 +17,13 @@ from celery.utils.log import get_logger
 from redis import Redis
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import fleet, residents
-from llorch_worker.broker.deadlines import next_deadlines
-from llorch_worker.broker.ended_jobs import EndedJob
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.repeater import Repeater
-from llorch_worker.broker.residents import Note, Notes
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.figures import fleet
+from llorch_worker.broker.fleet import residents
+from llorch_worker.broker.fleet.residents import Note, Notes
+from llorch_worker.broker.jobs.deadlines import next_deadlines
+from llorch_worker.broker.jobs.ended_jobs import EndedJob
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, turn_s
 

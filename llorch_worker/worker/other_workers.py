@@ -9,10 +9,11 @@ from collections.abc import Callable
 import redis
 from celery.utils.log import get_logger
 
-from llorch_worker.broker import claims, registry
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.queues import place_of
-from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract import GenerationRequest, JobRequest, Journal, Restarted
 
 logger = get_logger(__name__)

@@ -12,12 +12,13 @@ from celery.utils.log import get_logger
 from redis.client import Pipeline
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from llorch_worker.broker import journal, scripts
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.frames import forget_frames
-from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker import scripts
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.jobs import journal
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.contract import Event, Tokens, Vectors
+from llorch_worker.contract.frames import forget_frames
 from llorch_worker.engine.told import TokensTold, joined
 from llorch_worker.settings import Settings
 

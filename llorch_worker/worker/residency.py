@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import dead_letters
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.ended_jobs import ENDED_JOBS
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.jobs import dead_letters
+from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
 
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.engine.interface import Death, EngineDied
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.ended_jobs import EndedJob
+    from llorch_worker.broker.jobs.ended_jobs import EndedJob
     from llorch_worker.contract import JobRequest, Journal
     from llorch_worker.engine.handle import GenerationHandle
     from llorch_worker.engine.interface import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from celery.utils.log import get_logger
 
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.repeater import Repeater
 
 logger = get_logger(__name__)
 

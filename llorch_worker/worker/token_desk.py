@@ -13,8 +13,8 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import token_questions
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet import token_questions
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import as_told
 from llorch_worker.contract.token_questions import TokenQuestion

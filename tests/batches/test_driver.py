@@ -13,8 +13,8 @@ from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.batches.lines import Line, OpenAILine, OpenAIRules
 from llorch_worker.batches.raw_lines import RawLine
 from llorch_worker.broker import keys
-from llorch_worker.broker.claims import fail
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs.claims import fail
 from llorch_worker.client import AsyncClient
 from llorch_worker.client.admission import MODELS_FRESH_S
 from llorch_worker.contract import (
@@ -23,7 +23,7 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
-from tests.broker.jobs import TERMS, announce, take
+from tests.broker.steps import TERMS, announce, take
 from tests.services import RedisServer
 
 WINDOW = 4

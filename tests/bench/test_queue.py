@@ -15,7 +15,7 @@ from llorch_worker.bench.load import Load, around
 from llorch_worker.bench.one_worker import one_worker
 from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.queue_figures import QueueFigures
-from llorch_worker.broker.fleet_client import FleetClient
+from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.cli.bench.parameters import parse_numbers
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine

@@ -19,7 +19,7 @@ from benches.battle.mixture import mixed
 from benches.battle.schedule import orders, strikes
 from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from tests.services import own_redis, wait_until
 from tests.store import add_entry, lose_stream, store_result
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
-from tests.broker.jobs import announce
+from tests.broker.steps import announce
 from tests.services import RedisServer, own_redis, redis_binaries
 
 

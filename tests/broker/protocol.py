@@ -12,8 +12,8 @@ from typing import Any
 import redis
 
 from llorch_worker.broker import keys, queues
-from llorch_worker.broker.claims import Claim, ClaimRequest, ClaimTerms
-from llorch_worker.broker.held_claims import HeldClaims
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms
+from llorch_worker.broker.jobs.held_claims import HeldClaims
 from llorch_worker.client.lost import GRACE_S, Trace
 from llorch_worker.contract import JobLost
 

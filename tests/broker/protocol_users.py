@@ -14,11 +14,13 @@ from celery import Celery
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llorch_worker.broker import dead_letters, keys, queues, waiting
-from llorch_worker.broker.enqueue import LONGEST_WAIT_S, enqueue
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.jobs import dead_letters
+from llorch_worker.broker.jobs.results import failure_document, revoked_document
 from llorch_worker.broker.queues import Route
-from llorch_worker.broker.results import failure_document, revoked_document
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import waiting
+from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S, enqueue
 from llorch_worker.contract import (
     CancelledEvent,
     DeadlineExceeded,
@@ -26,8 +28,8 @@ from llorch_worker.contract import (
     GenerationRequest,
     encode_event,
 )
-from tests.broker.jobs import announce, card
 from tests.broker.protocol import TERMS, Job, Process, Snapshot, check
+from tests.broker.steps import announce, card
 from tests.messages import GOOD_BODY, envelope
 from tests.store import message_of
 

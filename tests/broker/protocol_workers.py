@@ -9,17 +9,13 @@ from uuid import uuid4
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from llorch_worker.broker import (
-    claims,
-    dead_letters,
-    journal,
-    queues,
-    registry,
-    watch,
-)  # fmt: skip
-from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.broker.results import terminal_event
+from llorch_worker.broker import queues
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.broker.jobs import claims, dead_letters, journal
+from llorch_worker.broker.jobs.results import terminal_event
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import inbox_watch  # fmt: skip
 from llorch_worker.contract import (
     Cancelled,
     GenerationRequest,
@@ -28,9 +24,9 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.other_workers import OtherWorkers
+from tests.broker.jobs.test_results import RESULT
 from tests.broker.protocol import TERMS, Job, Process, Run
 from tests.broker.protocol_users import WORKERS, Users, anything
-from tests.broker.test_results import RESULT
 
 LAST_EVENTS = {
     "SUCCESS": encode_event(terminal_event(RESULT)),
@@ -63,7 +59,7 @@ class Workers(Users):
     @rule()
     def watch(self) -> None:
         """A worker that watches the queues moves jobs of other priority steps."""
-        watch.look(self.store, "toy", rings_anyway=True)
+        inbox_watch.look(self.store, "toy", rings_anyway=True)
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         consumed = queues.queues("toy")

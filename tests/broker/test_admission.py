@@ -9,11 +9,11 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client
-from tests.broker.jobs import take
-from tests.broker.test_usage import DONE, finish
+from tests.broker.jobs.test_usage import DONE, finish
+from tests.broker.steps import take
 
 PLACES, RATES = keys.key_jobs("alice"), keys.key_rates("alice")
 MINUTE_MS, DAY_MS = 60_000, 86_400_000

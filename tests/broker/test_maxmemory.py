@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker import keys, scripts
+from llorch_worker.broker.jobs import claims, dead_letters, journal
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.contract import InternalError, Tokens
-from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.steps import TERMS, push, sweep, take
 from tests.messages import QUEUE
 from tests.store import letters_in, set_leases, waiting_ids
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from llorch_worker.broker import claims, dead_letters, keys
+from llorch_worker.broker import keys
+from llorch_worker.broker.jobs import claims, dead_letters
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import InternalError
-from tests.broker.jobs import TERMS, take
-from tests.broker.test_dead_letters import die_of_attempts, retry, the_letter
+from tests.broker.jobs.test_dead_letters import die_of_attempts, retry, the_letter
+from tests.broker.steps import TERMS, take
 
 
 def owner(client: Client, job: Job) -> str | None:

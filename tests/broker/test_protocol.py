@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from llorch_worker.broker import claims, follow_ups, keys, scripts
-from llorch_worker.broker.producer import producer_app
+from llorch_worker.broker import keys, scripts
+from llorch_worker.broker.celery.producer import producer_app
+from llorch_worker.broker.jobs import claims, follow_ups
 from llorch_worker.broker.scripts import run_script
-from tests.broker.jobs import DAYS_S, announce, note_seen
 from tests.broker.protocol import REGISTRY, TERMS, Process
 from tests.broker.protocol_users import PLACES
 from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
+from tests.broker.steps import DAYS_S, announce, note_seen
 from tests.services import RedisServer
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))

@@ -14,12 +14,14 @@ import redis
 from celery import Celery, chain, chord
 from redis.exceptions import NoPermissionError
 
-from llorch_worker.broker import dead_letters, keys, older_version
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.queues import place_of
+from llorch_worker.broker.waiting import older_version
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled, QueueFull
-from tests.broker.jobs import announce, note_seen
+from tests.broker.steps import announce, note_seen
 from tests.cli.command import run
 from tests.flowers import running_flower
 from tests.gateways import running_gateway

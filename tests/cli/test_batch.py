@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from tests.cli.command import Ran, Started, run
 from tests.latch import Latch
 from tests.services import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llorch_worker.broker import registry
+from llorch_worker.broker.fleet import registry
 from llorch_worker.client import Client
 from tests.cli.command import Started, run
 from tests.cli.test_bad_input import sentence

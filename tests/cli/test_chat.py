@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.cli.chat.partner import Partners
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.client import Client

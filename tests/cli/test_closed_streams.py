@@ -15,9 +15,9 @@ import httpx
 import pytest
 import redis
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
 from tests.cli.command import COMMAND_TIMEOUT_S, environment, run
 from tests.forks import Fork
 from tests.messages import envelope

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, keys, registry
-from llorch_worker.broker.registry import ModelCard, WorkerCard
+from llorch_worker.broker import keys
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.jobs import claims, dead_letters
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
-from tests.broker.jobs import push, take
+from tests.broker.steps import push, take
 from tests.cli.command import run
 from tests.messages import envelope
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from tests.cli.command import Ran, Served, run
 from tests.services import free_node_port, own_redis
 

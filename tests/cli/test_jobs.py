@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker import keys, registry
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.queues import place_of
 from llorch_worker.cli.enqueue import enqueue
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest
-from tests.broker.jobs import announce
+from tests.broker.steps import announce
 from tests.cli.command import Served, Started, run
 from tests.latch import Latch
 from tests.services import WorkerProcess, own_redis, wait_until

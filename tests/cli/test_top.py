@@ -15,13 +15,15 @@ from contextlib import ExitStack, closing
 import pytest
 import redis
 
-from llorch_worker.broker import keys, registry, watch
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.recent_jobs import RecentJobs
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.broker.queues import place_of
-from llorch_worker.broker.recent_jobs import RecentJobs
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.client import Client
-from tests.broker.jobs import push
+from tests.broker.steps import push
 from tests.cli.command import Served, Started, environment, run
 from tests.cli.pseudo_terminal import FIRST_SCREEN, SECOND_SCREEN, Opener, PseudoTerminal
 from tests.services import RedisServer, own_redis, wait_until
@@ -150,7 +152,7 @@ def test_a_screen_of_120_by_40_is_full_of_jobs_and_the_last_hour(
             figures = {"tokens_per_s": 1234.0, "first_token_p95_ms": 1700.0}
             store.rpush(keys.HISTORY, json.dumps(at | figures))
         push(store, "[red]evil", *(f"stock{number}" for number in range(30)))
-        watch.look(store, "toy")
+        inbox_watch.look(store, "toy")
         top = terminal("top", "--redis", fleet.url, *QUICK, columns=120, lines=40)
         shown = top.wait_for("tokens/s  now 1,234", "stock1 ", "q quit")
         assert "first token p95  now 1.7 s" in shown

@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
 from llorch_worker.contract.errors import BrokerUnavailable

@@ -7,7 +7,7 @@ import asyncio
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import failure_document
+from llorch_worker.broker.jobs.results import failure_document
 from llorch_worker.contract import InternalError
 from tests.store import store_result
 from tests.waiting import wait_until

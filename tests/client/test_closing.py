@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from llorch_worker.broker.results import failure_document
+from llorch_worker.broker.jobs.results import failure_document
 from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.contract import InternalError
 from tests.services import RedisServer

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import redis
 
-from llorch_worker.broker import journal, keys, scripts
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys, scripts
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs import journal
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.client import AsyncClient, AsyncJob, Client, feed, listener
 from llorch_worker.contract import Event, Started, Tokens, encode_event
-from tests.broker.jobs import claim_on
+from tests.broker.steps import claim_on
 from tests.services import RedisServer
 from tests.store import add_entry
 from tests.waiting import wait_until

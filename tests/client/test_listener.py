@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.broker.jobs.results import StoredState, decode_state
 from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, listener
 from llorch_worker.client.listener import TASK_NAME, Listener
 from llorch_worker.contract import Failed, InternalError

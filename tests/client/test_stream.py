@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.broker.results import StoredState
+from llorch_worker.broker.jobs.results import StoredState
 from llorch_worker.client import stream
 from llorch_worker.client.stream import FROM_THE_START, StreamCursor
 from llorch_worker.contract import Event, Restarted, Started, Tokens, encode_event

@@ -10,8 +10,7 @@ from traceback import format_exception
 
 import pytest
 
-from llorch_worker.broker.frames import forget_frames
-from llorch_worker.broker.results import decode_state, failure_document
+from llorch_worker.broker.jobs.results import decode_state, failure_document
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Fault,
@@ -20,6 +19,7 @@ from llorch_worker.contract import (
     ModelNotServed,
 )
 from llorch_worker.contract.errors import MOST_FAULTS, as_told, defect_of
+from llorch_worker.contract.frames import forget_frames
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_CLASSES))

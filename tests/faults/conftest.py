@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from llorch_worker.client import Client
-from tests.broker.jobs import announce
+from tests.broker.steps import announce
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.witness import Witness
 from tests.services import RedisServer, WorkerProcess

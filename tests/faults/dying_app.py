@@ -12,7 +12,7 @@ import os
 import signal
 from typing import Any
 
-from llorch_worker.broker.backend import ResultBackend
+from llorch_worker.broker.celery.backend import ResultBackend
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
 

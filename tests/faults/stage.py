@@ -16,15 +16,16 @@ from redis.retry import Retry
 
 from benches.battle.audit import TERMINAL_STATES
 from benches.battle.recovery import TERMINAL_EVENTS
-from llorch_worker.broker import claims, dead_letters, keys, scripts
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.connection import RETRIES, connect
+from llorch_worker.broker import keys, scripts
+from llorch_worker.broker.connections.connection import RETRIES, connect
+from llorch_worker.broker.jobs import claims, dead_letters
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.config import worker_config
-from tests.broker.jobs import TERMS, announce, push, sweep, take
+from tests.broker.steps import TERMS, announce, push, sweep, take
 from tests.faults.proxy import FaultProxy
 from tests.store import entries_of, leases_in, message_of, record_of, set_leases, stored_result
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, CancelledEvent
 from tests.faults.conftest import StartWorker

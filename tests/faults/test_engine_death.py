@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llorch_worker.broker.ended_jobs import ended_jobs
+from llorch_worker.broker.jobs.ended_jobs import ended_jobs
 from llorch_worker.client import Client
 from llorch_worker.contract import AttemptsExhausted
 from llorch_worker.worker.resident_engine import PAUSES_S

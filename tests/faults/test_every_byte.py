@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from llorch_worker.broker.connection import RETRIES, connect
+from llorch_worker.broker.connections.connection import RETRIES, connect
 from tests.faults import user_steps, worker_steps
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.stage import SCRIPTS, Stage

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from llorch_worker.broker.connection import connect, connect_async
+from llorch_worker.broker.connections.connection import connect, connect_async
 from llorch_worker.broker.scripts import run_script, run_script_async
 from llorch_worker.client import Client
 from tests.faults.sentinel import PASSWORD, sentinel

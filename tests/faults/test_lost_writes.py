@@ -17,7 +17,7 @@ from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import TERMINAL_EVENTS, Tokens, decode_event
 from llorch_worker.settings import Settings
-from tests.broker.jobs import sweep
+from tests.broker.steps import sweep
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.latch import Latch

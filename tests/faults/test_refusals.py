@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from llorch_worker.broker import dead_letters, queues, scripts
+from llorch_worker.broker import queues, scripts
+from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, LlorchError
 from tests.faults.conftest import StartWorker

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.settling import Settler
-from tests.broker.jobs import TERMS, push, take
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.jobs.settling import Settler
+from tests.broker.steps import TERMS, push, take
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.services import LOCALHOST, own_redis, wait_until
 

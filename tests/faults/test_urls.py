@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker.connection import connect, connect_async
-from llorch_worker.broker.limits import CONNECT_TIMEOUT_S
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.connections.connection import connect, connect_async
+from llorch_worker.broker.connections.time_limits import CONNECT_TIMEOUT_S
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
 from tests.faults.sentinel import PASSWORD, sentinel

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from llorch_worker.broker import claims, dead_letters, keys
-from llorch_worker.broker.enqueue import enqueue
+from llorch_worker.broker import keys
+from llorch_worker.broker.jobs import claims, dead_letters
+from llorch_worker.broker.waiting.enqueue import enqueue
 from llorch_worker.client.stream import FROM_THE_START, StreamEntry
 from llorch_worker.contract import (
     TASK_NAME,
@@ -13,7 +14,7 @@ from llorch_worker.contract import (
     InternalError,
     encode_event,
 )
-from tests.broker.jobs import TERMS, card, take
+from tests.broker.steps import TERMS, card, take
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 from tests.messages import QUEUE

@@ -8,20 +8,14 @@ from dataclasses import replace
 import redis
 from celery.app.task import Context
 
-from llorch_worker.broker import (
-    claims,
-    dead_letters,
-    follow_ups,
-    keys,
-    older_version,
-    queues,
-    watch,
-)
-from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.claims import Claim, ClaimRequest
-from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
-from llorch_worker.broker.results import decode_state
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.jobs import claims, dead_letters, follow_ups
+from llorch_worker.broker.jobs.cancellation import cancel
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS, LastEntries
+from llorch_worker.broker.jobs.results import decode_state
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import inbox_watch, older_version
 from llorch_worker.contract import (
     TASK_NAME,
     InternalError,
@@ -30,8 +24,8 @@ from llorch_worker.contract import (
     encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import TERMS, push, sweep, take
-from tests.broker.test_results import RESULT
+from tests.broker.jobs.test_results import RESULT
+from tests.broker.steps import TERMS, push, sweep, take
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 from tests.messages import QUEUE, envelope
@@ -308,7 +302,7 @@ def a_worker_keeps_a_letter(stage: Stage) -> Acts:
 def a_watcher_moves_an_inbox(stage: Stage) -> Acts:
     push(stage.store, "a", "b", "b")
     yield None
-    insist(lambda: watch.look(stage.client, "toy"))
+    insist(lambda: inbox_watch.look(stage.client, "toy"))
     yield ["a", "b"]
     assert not stage.store.llen(QUEUE)
     assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]

@@ -13,7 +13,7 @@ import pytest
 from openai.types import Batch
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from tests.gateway.test_batches import api_of, begun, documents, ended, line
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch

@@ -15,7 +15,7 @@ from openai.types import Batch
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import new_key

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway

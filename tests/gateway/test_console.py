@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker import keys, scripts
+from llorch_worker.broker.jobs import claims, dead_letters, journal
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError, Started, Tokens
 from llorch_worker.gateway.keys import new_key
-from tests.broker.jobs import TERMS, take
+from tests.broker.steps import TERMS, take
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
 from tests.gateways import GatewayProcess
 from tests.latch import Latch

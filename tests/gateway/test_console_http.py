@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from llorch_worker.broker import keys, registry
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker import keys
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.client import Client
 from llorch_worker.gateway.console.files import FOLDER
-from tests.broker.jobs import announce
+from tests.broker.steps import announce
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
 from tests.gateways import GatewayProcess
 from tests.services import RedisServer, own_redis

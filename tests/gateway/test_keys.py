@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from llorch_worker.broker.queues import route
-from llorch_worker.broker.waiting import waiting
+from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.client import Client
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.keys import KeyRing, new_key

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.openai_api.responses_items import SUMMARY, unsealed
 from tests.gateway.openai_types import check_item
 from tests.gateway.talking import (

@@ -17,7 +17,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect as connect_redis
+from llorch_worker.broker.connections.connection import connect as connect_redis
 from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from llorch_worker.gateway.sockets import MOST_SMALL_FRAMES, SMALL_FRAME_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAI
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from tests.gateway.openai_types import check_event
 from tests.gateway.talking import (
     ASK,

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
 from tests.gateway.openai_types import check_response
 from tests.gateway.talking import (

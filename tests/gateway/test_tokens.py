@@ -16,8 +16,8 @@ import pytest
 import redis.asyncio
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import Client
 from llorch_worker.contract import Message, Tool
 from llorch_worker.contract.token_questions import TokenizeText

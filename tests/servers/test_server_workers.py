@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from llorch_worker import devices
-from llorch_worker.broker.dead_letters import count
+from llorch_worker.broker.jobs.dead_letters import count
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
 from llorch_worker.engine_options import SEQUENCES

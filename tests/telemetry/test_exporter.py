@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llorch_worker.broker import registry
+from llorch_worker.broker.fleet import registry
 from llorch_worker.client import Client
 from tests.cli.command import run
 from tests.services import RedisServer, free_port, running_worker, wait_until

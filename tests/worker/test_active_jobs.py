@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs, CancelListener
-from tests.broker.jobs import claim_on, push, take
+from tests.broker.steps import claim_on, push, take
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel
 

@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.worker.announcer import Announcer
 from tests.services import RedisServer
 from tests.waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.results import REVOKED, decode_state
+from llorch_worker.broker.jobs.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, Started
 from tests.services import WorkerProcess, begun, wait_until

@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys, queues, scripts
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.doorbell import Doorbell
-from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.waiting.doorbell import Doorbell
 from llorch_worker.worker import claimer as claimer_module
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, MOST_URGENT_JOBS, Claimer, Startable
-from tests.broker.jobs import TERMS, push, take
+from tests.broker.steps import TERMS, push, take
 from tests.faults.proxy import LOCALHOST, FaultProxy, calls
 from tests.messages import QUEUE
 from tests.services import RedisServer, own_redis, wait_until

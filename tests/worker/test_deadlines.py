@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.deadlines import end_overdue
+from llorch_worker.broker.jobs.deadlines import end_overdue
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME, DeadlineExceeded, Failed

@@ -8,7 +8,7 @@ import pytest
 
 from llorch_worker.broker.queues import route
 from llorch_worker.worker.delivery import Delivery
-from tests.broker.jobs import claim_on
+from tests.broker.steps import claim_on
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import redis
 from celery import Celery
 
 from llorch_worker.broker import keys, queues, scripts
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME
 from tests.latch import Latch

@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.fleet_client import FleetClient
+from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, InvalidRequest
 from tests.flowers import Flower, running_flower

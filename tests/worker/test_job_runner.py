@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled, Tokens, encode_event
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine.interface import Death, EngineDied

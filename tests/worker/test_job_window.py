@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from llorch_worker.broker.ended_jobs import EndedJob
-from llorch_worker.broker.recent_jobs import WINDOW_S, percentile_ms
+from llorch_worker.broker.fleet.recent_jobs import WINDOW_S, percentile_ms
+from llorch_worker.broker.jobs.ended_jobs import EndedJob
 from llorch_worker.contract import Timings, Usage
 from llorch_worker.worker.job_window import MOST_JOBS, JobWindow
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from llorch_worker.broker import claims, keys
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs import claims
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
-from tests.broker.jobs import push, take
+from tests.broker.steps import push, take
 from tests.services import RedisServer, wait_until
 from tests.store import leases_in
 

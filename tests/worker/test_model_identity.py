@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker.fleet_client import FleetClient
+from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.cli.fleet_reading import Reading
 from llorch_worker.cli.fleet_tables import notices

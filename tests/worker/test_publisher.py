@@ -10,15 +10,16 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.broker import journal, keys
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.jobs import journal
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.contract import CallPart, CancelledEvent, Event, Tokens, decode_event
 from llorch_worker.contract.result import TokenLogprobs
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.settings import Settings
 from llorch_worker.worker.publisher import Publisher
-from tests.broker.jobs import claim_on
+from tests.broker.steps import claim_on
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel, entries_of, record_of
 from tests.told import merged

@@ -11,9 +11,9 @@ import redis
 from celery import chain
 
 from llorch_worker.broker import queues
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.connections.outage import RedisOutage
+from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import TASK_NAME, InternalError, Priority

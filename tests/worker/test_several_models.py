@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from llorch_worker.broker.fleet_client import FleetClient
+from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.client import Client
 from llorch_worker.contract import InvalidRequest
 from tests.cli.command import run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Tokens
 from tests.latch import Latch

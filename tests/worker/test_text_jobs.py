@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import usage
+from llorch_worker.broker.jobs import usage
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import (
     Cancelled,

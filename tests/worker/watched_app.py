@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.worker.celery import job_message
 from llorch_worker.worker.celery.consumer import JobConsumer

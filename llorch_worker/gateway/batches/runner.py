@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.connections.outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract.errors import defect_of

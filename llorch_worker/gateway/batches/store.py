@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llorch_worker.broker import keys, leases
-from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.gateway.batches.record import ENDED, Batch, BatchRecord, Counts
 from llorch_worker.gateway.documents import Documents

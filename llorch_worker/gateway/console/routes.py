@@ -15,12 +15,13 @@ from pydantic import BaseModel, Field
 from redis import Redis
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import dead_letters, registry
-from llorch_worker.broker.connection import connect_impatient
-from llorch_worker.broker.ended_jobs import ended_jobs
-from llorch_worker.broker.fleet import Fleet, FleetReader
-from llorch_worker.broker.history import history
-from llorch_worker.broker.listed_jobs import Listing, listed_jobs
+from llorch_worker.broker.connections.connection import connect_impatient
+from llorch_worker.broker.figures.fleet import Fleet, FleetReader
+from llorch_worker.broker.figures.history import history
+from llorch_worker.broker.figures.listed_jobs import Listing, listed_jobs
+from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.jobs import dead_letters
+from llorch_worker.broker.jobs.ended_jobs import ended_jobs
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.console.documents import (
     WORKER_ORDERS,

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import Any, Literal
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors
-from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.broker.connections.outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.documents import READ_AT_ONCE, Documents, Record
 from llorch_worker.gateway.errors import HttpError

@@ -7,7 +7,7 @@ from typing import Any
 import redis.asyncio
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.connections.connection import broker_errors
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.contract import ModelNotServed
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.gateway.errors import ERRORS, speaks_anthropic

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from llorch_worker.broker import usage
-from llorch_worker.broker.usage import UsageRow
+from llorch_worker.broker.jobs import usage
+from llorch_worker.broker.jobs.usage import UsageRow
 from llorch_worker.gateway.console.routes import TheConsole
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheCaller

@@ -8,9 +8,10 @@ from typing import Any
 
 import redis.asyncio
 
-from llorch_worker.broker import keys, leases
-from llorch_worker.broker.enqueue import LONGEST_WAIT_S
+from llorch_worker.broker import keys
+from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.scripts import run_script_async
+from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
 from llorch_worker.gateway.turns import Due, due
 
 KEPT_S = LONGEST_WAIT_S

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 
-from llorch_worker.broker.connection import broker_errors
-from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.broker.connections.outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe

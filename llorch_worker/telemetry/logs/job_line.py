@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from llorch_worker.broker.ended_jobs import EndedJob
+from llorch_worker.broker.jobs.ended_jobs import EndedJob
 
 logger = get_logger(__name__)
 

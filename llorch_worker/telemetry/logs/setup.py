@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import signals
 
-from llorch_worker.broker.ended_jobs import ENDED_JOBS
+from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS
 from llorch_worker.contract import printable
 from llorch_worker.settings import LogFormat
 from llorch_worker.telemetry.logs.job_line import is_of_celery, log_job

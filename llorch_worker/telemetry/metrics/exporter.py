@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import registry
-from llorch_worker.broker.connection import connect_impatient
+from llorch_worker.broker.connections.connection import connect_impatient
+from llorch_worker.broker.fleet import registry
 from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector
 from llorch_worker.telemetry.metrics.http_server import Answer, Server, exposition
 

@@ -14,10 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import usage
-from llorch_worker.broker.connection import connect_impatient
-from llorch_worker.broker.fleet import Fleet, FleetReader, ModelLoad
-from llorch_worker.broker.usage import UsageRow
+from llorch_worker.broker.connections.connection import connect_impatient
+from llorch_worker.broker.figures.fleet import Fleet, FleetReader, ModelLoad
+from llorch_worker.broker.jobs import usage
+from llorch_worker.broker.jobs.usage import UsageRow
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from llorch_worker.broker.ended_jobs import EndedJob
+from llorch_worker.broker.jobs.ended_jobs import EndedJob
 from llorch_worker.contract.errors import ERROR_CLASSES
 from llorch_worker.contract.result import FinishReason
 from llorch_worker.engine.interface import (

@@ -14,9 +14,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
 
 from llorch_worker import __version__
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.messages.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import normal_queue_of
 from llorch_worker.contract import (
     REQUESTS,

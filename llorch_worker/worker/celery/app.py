@@ -17,8 +17,8 @@ from celery.utils.imports import NotAPackage
 from celery.utils.text import str_to_list
 from pydantic import ValidationError
 
-from llorch_worker.broker import transport
-from llorch_worker.broker.producer import OwnBroker
+from llorch_worker.broker.celery import transport
+from llorch_worker.broker.celery.producer import OwnBroker
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE, explain
 from llorch_worker.contract.errors import BrokerRefused, InvalidUrl

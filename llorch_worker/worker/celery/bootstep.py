@@ -19,9 +19,9 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import older_version
-from llorch_worker.broker.connection import broker_errors, connect, connect_impatient
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.connection import broker_errors, connect, connect_impatient
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.waiting import older_version
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
 from llorch_worker.contract.errors import BrokerUnavailable, InvalidLoadOption

@@ -8,13 +8,13 @@ from typing import Any
 
 from kombu.entity import Exchange, Queue
 
-from llorch_worker.broker.producer import (
+from llorch_worker.broker.celery.producer import (
     celery_url,
     connection_config,
     transport_options,
 )
+from llorch_worker.broker.connections.url import is_sentinel
 from llorch_worker.broker.queues import normal_queue, queues, route
-from llorch_worker.broker.url import is_sentinel
 from llorch_worker.contract import REQUESTS
 from llorch_worker.devices import default_sequences
 from llorch_worker.settings import Settings
@@ -58,7 +58,7 @@ def _result_backend(redis_url: str) -> str:
     kind = "Sentinel" if is_sentinel(redis_url) else ""
     # Celery reads one prefix, and a backend of a Unix socket none.
     url = celery_url(redis_url).removeprefix("redis+")
-    return f"llorch_worker.broker.backend:{kind}ResultBackend+{url}"
+    return f"llorch_worker.broker.celery.backend:{kind}ResultBackend+{url}"
 
 
 def route_job(

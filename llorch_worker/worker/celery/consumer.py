@@ -16,13 +16,13 @@ from redis.exceptions import DataError, RedisError
 from redis.exceptions import TimeoutError as NoReply
 from vine import promise
 
-from llorch_worker.broker.body import is_exit
-from llorch_worker.broker.claims import Claim, ClaimTerms
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.fleet.registry import ANNOUNCE_INTERVAL_S
+from llorch_worker.broker.jobs.claims import Claim, ClaimTerms
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.jobs.settling import Settler
+from llorch_worker.broker.messages.body import is_exit
 from llorch_worker.broker.queues import place_of
-from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
-from llorch_worker.broker.settling import Settler
 from llorch_worker.contract import REQUESTS, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource

@@ -14,7 +14,7 @@ from celery.utils.time import rate
 from celery.worker import control
 from kombu.utils.url import maybe_sanitize_url
 
-from llorch_worker.broker.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND
+from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND
 from llorch_worker.worker.celery.refusals import (
     FIXED_SIZE,
     NO_CHILDREN,

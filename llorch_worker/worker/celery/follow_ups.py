@@ -16,12 +16,12 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from redis.exceptions import DataError, RedisError
 
-from llorch_worker.broker import follow_ups
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.follow_ups import FollowUp
-from llorch_worker.broker.message import read_task
-from llorch_worker.broker.repeater import Repeater
-from llorch_worker.broker.results import FAILURE, REVOKED, SUCCESS
+from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.jobs import follow_ups
+from llorch_worker.broker.jobs.follow_ups import FollowUp
+from llorch_worker.broker.jobs.results import FAILURE, REVOKED, SUCCESS
+from llorch_worker.broker.messages.message import read_task
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)

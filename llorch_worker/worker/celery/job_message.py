@@ -7,17 +7,17 @@ from typing import Any
 from celery.utils.log import get_logger
 from kombu.message import Message
 
-from llorch_worker.broker.body import Unreadable, is_exit
-from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
-from llorch_worker.broker.settling import Settler
+from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.settling import Settler
+from llorch_worker.broker.messages.body import Unreadable, is_exit
+from llorch_worker.broker.messages.message import ENQUEUED_AT, read_envelope
 
 logger = get_logger(__name__)
 
 
 class JobMessage(Message):
-    """kombu's message. Its body was read within the bounds of ``broker/body.py``, and its end is
-    that of its claim."""
+    """kombu's message. Its body was read within the bounds of ``broker/messages/body.py``, and its
+    end is that of its claim."""
 
     size: int
     """Of the body, in bytes."""

@@ -27,7 +27,7 @@ attribute of the request, such as another job's id."""
 
 def fault_of(message: Any) -> str | None:
     """The reason why this is not a task message, ``None`` if it is one. Those of protocol 1 have
-    become messages of protocol 2: see ``broker/message.py``."""
+    become messages of protocol 2: see ``broker/messages/message.py``."""
     headers = message.headers
     if message.unreadable is not None:
         return str(message.unreadable)

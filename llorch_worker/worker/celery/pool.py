@@ -24,8 +24,8 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from llorch_worker.broker.frames import forget_frames
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
+from llorch_worker.contract.frames import forget_frames
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.claimer import MOST_URGENT_JOBS
 

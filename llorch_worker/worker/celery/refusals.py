@@ -14,9 +14,9 @@ from typing import Any
 
 from celery.app.utils import Settings as CelerySettings
 
-from llorch_worker.broker.producer import celery_url
+from llorch_worker.broker.celery.producer import celery_url
+from llorch_worker.broker.connections.url import RedisUrl, safe_url
 from llorch_worker.broker.queues import queues
-from llorch_worker.broker.url import RedisUrl, safe_url
 from llorch_worker.contract import REQUESTS, shown
 from llorch_worker.contract.errors import InvalidUrl
 from llorch_worker.worker.celery.pool import EnginePool

@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from llorch_worker.broker.repeater import Repeater
+from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.processes.stacks import stacks
 from llorch_worker.telemetry.logs.json_lines import document_line
 from llorch_worker.telemetry.logs.streams import are_printed

@@ -10,8 +10,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import ENQUEUED_AT, TENANT, enqueue_time_s
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.messages.message import ENQUEUED_AT, TENANT, enqueue_time_s
 from llorch_worker.contract import (
     REQUESTS,
     Cancelled,

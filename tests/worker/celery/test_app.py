@@ -25,7 +25,7 @@ LIGHT_IMPORT = f"""
 import json, sys
 for name in {HEAVY}:
     sys.modules[name] = None  # as if it were not installed
-import tasks, llorch_worker.client, llorch_worker.broker.transport
+import tasks, llorch_worker.client, llorch_worker.broker.celery.transport
 import llorch_worker.worker.main, llorch_worker.worker.celery.pool
 import llorch_worker.worker.celery.bootstep
 print(json.dumps(tasks.generate.name))

@@ -8,7 +8,7 @@ import pytest
 
 from llorch_worker.client import Client
 from llorch_worker.worker.celery.flower import show_all_queues
-from tests.broker.jobs import announce, push
+from tests.broker.steps import announce, push
 from tests.services import RedisServer
 
 pytest.importorskip("flower", reason="needs the flower extra")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from celery import Celery, chain, chord
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.services import (

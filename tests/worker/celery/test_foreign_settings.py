@@ -73,7 +73,7 @@ def test_a_variable_of_celery_that_names_the_same_server_changes_nothing(
     monkeypatch.setenv("CELERY_RESULT_BACKEND", url)
     app = app_at(HERE)
     assert refused_setting(app) is None
-    assert type(app.backend).__module__ == "llorch_worker.broker.backend"
+    assert type(app.backend).__module__ == "llorch_worker.broker.celery.backend"
     with app.connection() as one, app.connection_for_read() as two:
         assert [one.port, two.password] == [6379, "secret"]
 

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
 from llorch_worker.worker.celery.pool import EnginePool
 from llorch_worker.worker.claimer import MOST_URGENT_JOBS
-from tests.broker.jobs import claim_on
+from tests.broker.steps import claim_on
 from tests.services import wait_until
 
 

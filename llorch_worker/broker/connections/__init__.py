@@ -1,0 +1,1 @@
+"""Connections to Redis: URLs, Sentinel, limits of time, outages."""

@@ -1,0 +1,1 @@
+"""What Redis shows to people and to metrics."""

@@ -1,0 +1,173 @@
+"""What all workers of a Redis together have to do, and what they can do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from redis import Redis
+
+from llorch_worker.broker.fleet import recent_jobs, registry
+from llorch_worker.broker.fleet.recent_jobs import RecentJobs
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.jobs import dead_letters
+from llorch_worker.broker.queues import model_of
+from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.waiting.waiting import Waiting, unserved, waiting
+from llorch_worker.contract import Priority
+from llorch_worker.contract.quantities import counted
+
+SCAN_INTERVAL_S = 30.0
+MOST_ABANDONED = 1_000
+"""Jobs of dead workers that are counted."""
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs of one model and priority that wait in Redis."""
+
+    jobs: int
+    oldest_s: float | None
+    """How long the first of them has waited since it was enqueued, or retried; None if there is
+    none, or none whose producer wrote the time."""
+
+
+@dataclass(frozen=True)
+class ModelLoad:
+    """What one model has to do. Suspects count as jobs of their priority."""
+
+    card: ModelCard
+    queues: dict[Priority, Queue]
+    suspects: int
+    scheduled: int
+    """Jobs that wait for their ETA; they are in no queue yet."""
+    workers: int
+    """Those that have loaded it, and those that do so once its jobs wait."""
+    slots: int
+    """Sequences that those which have loaded it can run at once."""
+    running: int
+    """Sequences that they run, as of their last announcements."""
+    abandoned: int
+    """Claimed jobs whose worker renews their leases no more. Others take them when these end."""
+    preempting: int
+    """Sequences that are in them and wait for room: as many urgent jobs preempt others."""
+    tokens_per_s: float
+    recent: RecentJobs
+    """What ended in these workers in the last minutes."""
+    fingerprints: Mapping[str, int]
+    """Which models the workers serve under this name, each with the number of workers. One, except
+    while they are replaced."""
+    wrong_keys: Sequence[str] = ()
+    """Sentences about keys at the names of its queues that hold no jobs and stop these queues."""
+
+    @property
+    def model(self) -> str:
+        return self.card.name
+
+    @property
+    def waiting(self) -> int:
+        return sum(queue.jobs for queue in self.queues.values())
+
+    @property
+    def mixture(self) -> str | None:
+        """A sentence, if the workers serve several models under this name."""
+        if len(self.fingerprints) < 2:
+            return None
+        listed = ", ".join(
+            f"{fingerprint[:12] or 'unknown'} ({counted(workers, 'worker')})"
+            for fingerprint, workers in self.fingerprints.items()
+        )
+        return f"{len(self.fingerprints)} different models are served as {self.model}: {listed}"
+
+    @property
+    def work(self) -> int:
+        """What the workers have to do: running + preempting + waiting + abandoned."""
+        return self.running + self.preempting + self.waiting + self.abandoned
+
+    @property
+    def saturation(self) -> float | None:
+        """The work by slots; above 1 jobs wait. None without workers."""
+        return self.work / self.slots if self.slots else None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All that is known at one moment."""
+
+    workers: Sequence[WorkerCard]
+    """The live ones, by hostname; their figures are up to 5 s old."""
+    models: Sequence[ModelLoad]
+    """Every model that was ever served, by name."""
+    dead_letters: int
+    unserved: Mapping[str, int] = field(default_factory=dict)
+    """Queues that no worker reads, with our jobs in them; up to :data:`SCAN_INTERVAL_S` old: see
+    :func:`waiting.unserved`."""
+
+
+class FleetReader:
+    """Reads the fleet again and again. Only a scan of the keys finds unserved queues."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis = client
+        self._unserved: dict[str, int] = {}
+        self._scanned_s = float("-inf")
+
+    def read(self) -> Fleet:
+        """Raises ``RedisError``."""
+        fleet = read_fleet(self._redis)
+        if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
+            self._unserved = unserved(self._redis)
+            self._scanned_s = time.monotonic()
+        return replace(fleet, unserved=self._unserved)
+
+
+def read_fleet(client: Redis) -> Fleet:
+    """Reads it in a few round trips, without ``unserved``; no message crosses the network. Raises
+    ``RedisError``."""
+    workers = registry.workers(client)
+    cards = sorted(registry.models(client).values(), key=lambda card: card.name)
+    abandoned = Counter(
+        model_of(text(name)) for name in run_script(client, "abandoned", [MOST_ABANDONED])
+    )
+    return Fleet(
+        workers=workers,
+        models=[_load(client, card, workers, abandoned[card.name]) for card in cards],
+        dead_letters=dead_letters.count(client),
+    )
+
+
+def _load(
+    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], abandoned: int
+) -> ModelLoad:
+    found = waiting(client, card.name)
+    serving = [worker for worker in workers if worker.model == card.name]
+    return ModelLoad(
+        card=card,
+        queues=_queues(found),
+        suspects=found.suspects,
+        scheduled=found.scheduled,
+        workers=sum(card.name in worker.served for worker in workers),
+        slots=sum(worker.max_sequences for worker in serving),
+        running=sum(worker.running for worker in serving),
+        abandoned=abandoned,
+        preempting=sum(worker.waiting for worker in serving),
+        tokens_per_s=sum(worker.tokens_per_s for worker in serving),
+        recent=recent_jobs.total(worker.recent for worker in serving),
+        fingerprints=Counter(worker.fingerprint for worker in serving),
+        wrong_keys=found.wrong_keys,
+    )
+
+
+def waiting_jobs(client: Redis, model: str) -> dict[Priority, Queue]:
+    """What waits for any worker of the model. Raises ``RedisError``."""
+    return _queues(waiting(client, model))
+
+
+def _queues(found: Waiting) -> dict[Priority, Queue]:
+    return {
+        each: Queue(jobs=found.jobs[each], oldest_s=found.oldest_s[each]) for each in PRIORITIES
+    }

@@ -1,0 +1,111 @@
+"""Who keeps which model: the notes of the workers that have several, by which they decide.
+
+A decision counts only if nobody has decided since the notes were read that it follows from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from redis import Redis
+from redis.exceptions import WatchError
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.fleet import stored
+
+GONE_AFTER_S = 16.0
+"""A worker that has not renewed its note for so long decides nothing."""
+FORGOTTEN_AFTER_S = 3600.0
+_LEFT = "left "
+
+
+class Note(BaseModel):
+    """A worker's note. Durations are those at the time when it was written."""
+
+    # Workers of neighbouring versions read each other's.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    worker: str
+    resident: str | None = None
+    """What it has loaded or is loading."""
+    kept_s: float = 0.0
+    """Since when; below 0 how long the load still takes."""
+    load_s: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
+    """The models that it can load now, and how long each takes there."""
+    job_s: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
+    """How long an engine was busy for a job of a model, where it was measured."""
+    left_s: NonNegativeFloat = 0.0
+    lost_s: NonNegativeFloat = 0.0
+    pinned: bool = False
+    seen_ms: int = 0
+    """By Redis' clock."""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """All notes at one moment."""
+
+    of_workers: tuple[Note, ...]
+    """Those that live, by name."""
+    left_s: Mapping[str, float]
+    """How long ago the last worker of a model left it."""
+    now_ms: int
+    decisions: str | None
+    """How many there were before."""
+
+
+def read(client: Redis) -> Notes:
+    """Raises ``RedisError``."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.RESIDENTS_FENCE)
+        pipe.time()
+        pipe.hgetall(keys.RESIDENTS)
+        decisions, (seconds, microseconds), found = pipe.execute()
+    now_ms = 1000 * int(seconds) + int(microseconds) // 1000
+    notes = {name: stored.read(Note, text) for name, text in found.items() if _LEFT not in name}
+    ages_s = {name: (now_ms - note.seen_ms) / 1e3 for name, note in notes.items() if note}
+    forgotten = [name for name in notes if ages_s.get(name, FORGOTTEN_AFTER_S) >= FORGOTTEN_AFTER_S]
+    if forgotten:
+        client.hdel(keys.RESIDENTS, *forgotten)
+    living = [note for name, note in notes.items() if note and ages_s[name] < GONE_AFTER_S]
+    left_s = {
+        name.removeprefix(_LEFT): max(0.0, (now_ms - int(at_ms)) / 1e3)
+        for name, at_ms in found.items()
+        if name.startswith(_LEFT)
+    }
+    return Notes(tuple(sorted(living, key=lambda note: note.worker)), left_s, now_ms, decisions)
+
+
+def renew(client: Redis, note: Note, now_ms: int) -> None:
+    """Writes the worker's note. Raises ``RedisError``."""
+    client.hset(keys.RESIDENTS, note.worker, _written(note, now_ms))
+
+
+def decide(client: Redis, note: Note, seen: Notes, *, leaves: str | None) -> bool:
+    """Writes the note of a worker that has decided to change. ``leaves``: the model that nobody has
+    loaded then. False if another has decided since ``seen``. Raises ``RedisError``."""
+    with client.pipeline() as pipe:
+        try:
+            pipe.watch(keys.RESIDENTS_FENCE)
+            if pipe.get(keys.RESIDENTS_FENCE) != seen.decisions:
+                return False
+            pipe.multi()
+            pipe.incr(keys.RESIDENTS_FENCE)
+            pipe.hset(keys.RESIDENTS, note.worker, _written(note, seen.now_ms))
+            if leaves is not None:
+                pipe.hset(keys.RESIDENTS, f"{_LEFT}{leaves}", seen.now_ms)
+            pipe.execute()
+        except WatchError:
+            return False
+    return True
+
+
+def withdraw(client: Redis, worker: str) -> None:
+    """Removes the note of a worker that ends. Raises ``RedisError``."""
+    client.hdel(keys.RESIDENTS, worker)
+
+
+def _written(note: Note, now_ms: int) -> str:
+    return note.model_copy(update={"seen_ms": now_ms}).model_dump_json()

@@ -1,0 +1,1 @@
+"""One job from its claim to its end."""

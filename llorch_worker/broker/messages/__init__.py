@@ -1,0 +1,1 @@
+"""Jobs as Celery's messages, written and read."""

@@ -1,0 +1,107 @@
+"""Doorbells: how one job wakes one worker.
+
+Each queue has a bell, a Redis list (``keys.bell``). A worker with room that found no more jobs
+waits for the bells of its queues with BLPOP. Redis serves those that wait in the order in which
+they came, one for each ring. A ring holds no job: the woken worker looks, with ``lua/claim.lua``.
+So no job is ever in nobody's hands, and a ring that dies with its worker costs only time.
+
+A worker without room waits for high jobs alone, which it may claim beyond its room. They ring a
+second bell (``keys.full_bell``) together with the first. Such a worker claims only if the ring
+of the first is still there: otherwise a worker with room has taken it, and claims the job itself.
+
+Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.inbox_watch`. A ring
+that comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+ANSWER_S = 1.0
+"""How long the end of a wait may take, before its connection is taken for dead."""
+ASK_AGAIN_S = 0.02
+"""A wait whose command arrives after that which ends it is ended by the next."""
+
+
+class Doorbell:
+    """A worker's wait, on a connection that does nothing else."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._connection: Any = None
+        self._id: int | None = None
+        """By which Redis knows the connection; None if it does not say."""
+        self.bells: tuple[str, ...] = ()
+        """Those that it waits for now."""
+
+    def wait(self, bells: Sequence[str], timeout_s: float) -> None:
+        """Begins to wait; :meth:`fileno` becomes readable at a ring, or after ``timeout_s``."""
+        if self._connection is None:
+            self._connect()
+        try:
+            # No health check: its PING would take the reply.
+            command = ("BLPOP", *bells, f"{timeout_s:.3f}")
+            self._connection.send_command(*command, check_health=False)
+        except RedisError:
+            self.close()
+            raise
+        self.bells = tuple(bells)
+
+    def fileno(self) -> int:
+        """The socket, while it waits."""
+        number: int = self._connection._sock.fileno()
+        return number
+
+    def has_answer(self, within_s: float = 0.0) -> bool:
+        """Whether :meth:`read` need not wait."""
+        return bool(self._connection.can_read(timeout=within_s))
+
+    def read(self) -> bool:
+        """Ends a wait whose reply has arrived; whether a bell rang."""
+        self.bells = ()
+        try:
+            return self._connection.read_response() is not None
+        except RedisError:
+            # A server that becomes a replica says so, and then closes the connection.
+            self.close()
+            raise
+
+    def leave(self) -> bool:
+        """Ends a wait, if there is one, by a command on another connection; whether a bell rang
+        meanwhile."""
+        give_up_s = time.monotonic() + ANSWER_S
+        try:
+            while self.bells and self._id is not None and time.monotonic() < give_up_s:
+                self._client.client_unblock(self._id)
+                if self.has_answer(ASK_AGAIN_S):
+                    return self.read()
+        except RedisError:
+            pass
+        # A ring may just have reached it.
+        waited = bool(self.bells)
+        if waited:
+            self.close()
+        return waited
+
+    def close(self) -> None:
+        self.bells = ()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
+
+    def _connect(self) -> None:
+        self._connection = self._client.connection_pool.get_connection()
+        try:
+            self._connection.send_command("CLIENT", "ID", check_health=False)
+            self._id = self._connection.read_response()
+        except ResponseError:
+            self._id = None
+        except RedisError:
+            self.close()
+            raise

@@ -1,0 +1,64 @@
+"""Watching a model's inbox, to which stock producers push.
+
+One worker of each model, which holds a short lease, rings when a job comes there: see
+:mod:`.doorbell`. The worker that wakes claims it. If none does at once, the watcher moves it to the
+jobs that wait. It also lets scheduled jobs wait whose time has come. Once a second it rings for
+whatever waits, because a worker may have died with a ring.
+
+If it dies itself, another takes the lease within eight seconds; meanwhile workers with room look by
+themselves. Two watchers at a time do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from redis import Redis
+
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.fleet.leases import Lease
+from llorch_worker.broker.scripts import run_script, text
+
+LEASE_S = 5.0
+KEEP_S = 3.0
+"""How often the watcher renews it."""
+TAKE_S = 3.0
+"""How often the others try to become it."""
+LOOK_S = 1.0
+"""How often the watcher rings for whatever waits."""
+
+
+def lease(client: Redis, model: str) -> Lease:
+    """Whoever has it watches ``model``."""
+    return Lease(client, keys.watch(model), LEASE_S)
+
+
+def ring(client: Redis, model: str, lists: Iterable[str]) -> None:
+    """Wakes a worker, because jobs have come to these lists of the inbox."""
+    named = {queues.route(model, queues.priority_of(name)).queue for name in lists}
+    full = map(keys.full_bell, filter(queues.is_high, named))
+    for bell in (*map(keys.bell, named), *full):
+        # At most one ring is in a bell.
+        if client.lpush(bell, 1) > 1:
+            client.lpop(bell)
+
+
+def look(
+    client: Redis,
+    model: str,
+    *,
+    weights: str = "",
+    rings_anyway: bool = False,
+    on_repeated: Callable[[str], object] = lambda _: None,
+) -> float | None:
+    """Moves and rings, with ``rings_anyway`` also for jobs that have been rung for before. Returns
+    after how many seconds to look again, because more is to be moved or a job is due; or None.
+
+    ``weights``: of tenants, as the setting has them. ``on_repeated``: gets the ids of messages that
+    were dropped because their jobs had ended, the first few.
+    """
+    asked = (model, weights, int(rings_anyway))
+    again_ms, *repeated = run_script(client, "watch", asked, queues.inbox_of(model))
+    for job_id in repeated:
+        on_repeated(text(job_id))
+    return again_ms / 1e3 if again_ms >= 0 else None
