@@ -3,9 +3,9 @@
     python -m benches.fleet [--workers 1,12,100] [--real 1,4] [--jobs 300]
 
 Starts a redis-server for each line. Most workers are stubs, many in one process, with the
-package's own claims, bells and watchers: see ``stubs.py``. ``--real`` starts whole workers with the
-toy engine. Producers are ours, ours with 64 different beginnings of prompts ("placed"), and stock
-ones. "Commands" are those that Redis executed, also inside scripts (``INFO commandstats``),
+package's own claims, wake-ups and watchers: see ``stubs.py``. ``--real`` starts whole workers with
+the toy engine. Producers are ours, ours with 64 different beginnings of prompts ("placed"), and
+stock ones. "Commands" are those that Redis executed, also inside scripts (``INFO commandstats``),
 the producer's included; those of an idle fleet are subtracted. "Redis us" is the CPU time of its
 process, likewise.
 """

@@ -54,7 +54,7 @@ class Usage:
     """Also those inside scripts."""
     cpu_us: float
     wakes: float
-    """Waits for a ring that began."""
+    """Waits for a wake-up that began."""
     at_s: float
 
     @classmethod
@@ -204,8 +204,8 @@ def check_all_live(client: redis.Redis, workers: int) -> None:
 def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool) -> tuple[str, ...]:
     """Jobs one by one, at a rate. ``name``: the producer, one of :data:`PRODUCERS`.
 
-    Returns jobs/s; commands, us of Redis and waits for a ring, a job, without an idle fleet's; p50
-    and p99 in ms until a claim; commands a second and idle worker; and jobs a worker.
+    Returns jobs/s; commands, us of Redis and waits for a wake-up, a job, without an idle fleet's;
+    p50 and p99 in ms until a claim; commands a second and idle worker; and jobs a worker.
     """
     with own_redis() as server, connect(server.url) as client, ExitStack() as fleet:
         producer = Producer(client, server.url)

@@ -1,8 +1,8 @@
-"""Workers without an engine, many in one process, with the package's claims, bells and watchers.
+"""Workers without an engine, many in one process, with the package's claims, wake-ups and watchers.
 
     python -m benches.fleet.stubs REDIS_URL FIRST_NUMBER WORKERS SLOTS SERVICE_S
 
-A stub looks, waits for its bell and ends jobs like a worker, with the same scripts. What it leaves
+A stub looks, waits for a wake-up and ends jobs like a worker, with the same scripts. What it leaves
 out is a job's way through Celery and the engine. It prints a line once all stubs have looked, and
 at the end of its input a JSON document: which stub claimed which job, and when, by Redis' clock.
 """
@@ -29,7 +29,7 @@ from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms
 from llorch_worker.broker.jobs.results import SUCCESS, result_meta
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.waiting import inbox_watch
-from llorch_worker.broker.waiting.doorbell import Doorbell
+from llorch_worker.broker.waiting.wake_ups import WakeUps
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.claimer import JITTER, WAIT_S
@@ -72,13 +72,13 @@ class Stub:
         self._client, self._loop = client, loop
         self._consumed = queues.queues(MODEL)
         self._place = queues.place_of(MODEL, self.name)
-        self._bells = [keys.bell(name) for name in (*self._consumed, self._place)]
-        self._doorbell = Doorbell(client)
-        self._doorbell.wait(self._bells, 1)
-        loop.selector.register(self._doorbell, selectors.EVENT_READ, self._on_ring)
+        self._wake_keys = [keys.wake(name) for name in (*self._consumed, self._place)]
+        self._wake_ups = WakeUps(client)
+        self._wake_ups.wait(self._wake_keys, 1)
+        loop.selector.register(self._wake_ups, selectors.EVENT_READ, self._on_wake_up)
 
     def look(self) -> None:
-        """Claims; then waits for a ring if there is room."""
+        """Claims; then waits for a wake-up if there is room."""
         while len(self.held) < self._slots:
             self._leave()
             request = ClaimRequest(
@@ -94,15 +94,15 @@ class Stub:
                 self._begin(claim)
             if len(self.held) < self._slots and taken.look_again_s != 0:
                 wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
-                self._doorbell.wait(self._bells, wait_s)
+                self._wake_ups.wait(self._wake_keys, wait_s)
                 return
 
     def _leave(self) -> None:
-        if self._doorbell.leave():
-            inbox_watch.look(self._client, MODEL, rings_anyway=True)
+        if self._wake_ups.leave():
+            inbox_watch.look(self._client, MODEL, wakes_anyway=True)
 
-    def _on_ring(self) -> None:
-        self._doorbell.read()
+    def _on_wake_up(self) -> None:
+        self._wake_ups.read()
         self.look()
 
     def _begin(self, claim: Claim) -> None:

@@ -31,7 +31,7 @@ worker = Key("worker:{}")
 load = Key("load:{}")
 """By normal queue. Sorted set: place -> how many jobs that worker runs, if it has room."""
 watch = Key("watch:{}")
-"""By model. The lease of the worker that watches its lists for producers that do not ring."""
+"""By model. The lease of the worker that watches its lists for producers that wake nobody."""
 RESIDENTS = f"{PREFIX}residents"
 """Hash of the workers with several models: worker -> JSON of its note; ``left <model>`` -> when the
 last worker that had the model loaded changed. See residents.py."""
@@ -132,7 +132,7 @@ cancel_channel = Key("/{}." + PREFIX + "cancel", prefix="")
 """By database, because all databases share their channels. Each message is the id of a job to
 cancel now."""
 
-# What waits: see queues.py, doorbell.py and lua/parts ---------------------------------------------
+# What waits: see queues.py, wake_ups.py and lua/parts ---------------------------------------------
 
 waiting = Key("waiting:{}")
 """By model. Sorted set: job that waits for a worker -> its score, see ``lua/parts/score.lua``."""
@@ -149,11 +149,11 @@ turns = Key("turns:{}")
 """By model. Hash: class -> when one of its jobs went before more urgent ones for its age."""
 
 FULL_SUFFIX = ":full"
-bell = Key("bell:{}")
-"""By queue. List with at most one entry, a ring, which wakes one of the workers that wait for jobs
-of the queue. A ring holds no job."""
-full_bell = Key("bell:{}" + FULL_SUFFIX)
-"""By high queue. The bell for workers without room. It rings together with ``bell``."""
+wake = Key("wake:{}")
+"""By queue. The wake key: a list with at most one entry, a wake-up, which wakes one of the workers
+that wait for jobs of the queue. A wake-up holds no job."""
+full_wake = Key("wake:{}" + FULL_SUFFIX)
+"""By high queue. The wake key of workers without room. It gets a wake-up together with ``wake``."""
 token_questions = Key("tokens:{}:questions")
 """By model. List of questions about its tokens, each JSON; any of its workers takes one. Expires
 soon after the last."""

@@ -50,7 +50,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "events_key": keys.events,
     "result_key": keys.result,
     "cancel_key": keys.cancel,
-    "bell_key": keys.bell,
+    "wake_key": keys.wake,
     "load_key": keys.load,
     "message_key": keys.message,
     "waiting_key": keys.waiting,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 COMMENT_S = 15.0
 """How often a comment in a stream says that its connection is alive."""
 TICKS = 60
-"""So many times in that time the timer rings for a part of the streams."""
+"""So many times in that time the timer fires for a part of the streams."""
 
 Comment = Callable[[], None]
 
@@ -31,9 +31,9 @@ class Comments:
             part.pop(comment, None)
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(COMMENT_S / TICKS, self._ring)
+        self._timer = asyncio.get_running_loop().call_later(COMMENT_S / TICKS, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._now = (self._now + 1) % TICKS
         self._timer = None
         for comment in list(self._parts[self._now]):

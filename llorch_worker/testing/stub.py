@@ -41,7 +41,7 @@ from llorch_worker.worker.publisher import Publisher
 HOSTNAME = "stub@llorch-testing"
 MAX_SEQUENCES = 64
 LOOK_S = 0.02
-"""How often the stub looks for jobs: nobody rings for a stock producer's."""
+"""How often the stub looks for jobs: a stock producer's wake nobody."""
 KEEP_S = 3600
 """How long leases, results and streams last: longer than a test."""
 TERMS = ClaimTerms(

@@ -1,7 +1,7 @@
 """The thread that claims this worker's jobs: while there is room it looks, and then it waits.
 
-A script cannot block, so it looks first, and then waits until a bell of its queues rings: see
-``broker/waiting/doorbell.py``. It looks again every few seconds in any case.
+A script cannot block, so it looks first, and then waits for a wake-up of its queues: see
+``broker/waiting/wake_ups.py``. It looks again every few seconds in any case.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms, Taken
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.waiting import inbox_watch
-from llorch_worker.broker.waiting.doorbell import Doorbell
+from llorch_worker.broker.waiting.wake_ups import WakeUps
 
 logger = get_logger(__name__)
 
 WAIT_S = 5.0
-"""How long an idle worker waits for a ring before it looks."""
+"""How long an idle worker waits for a wake-up before it looks."""
 JITTER = 0.2
 """Workers that started together must not all look at once."""
 MOST_JOBS_A_CLAIM = 64
@@ -63,11 +63,11 @@ class Room:
     """This worker's name in the registry, if jobs may be placed with it."""
 
     @property
-    def bells(self) -> tuple[str, ...]:
+    def wake_keys(self) -> tuple[str, ...]:
         """What to wait for if nothing is there."""
-        shared = keys.full_bell if self.urgent else keys.bell
+        shared = keys.full_wake if self.urgent else keys.wake
         own = (self.place,) if self.place else ()
-        return (*map(shared, self.queues), *map(keys.bell, own)) if self.most else ()
+        return (*map(shared, self.queues), *map(keys.wake, own)) if self.most else ()
 
 
 class Claimer(Repeater):
@@ -108,7 +108,7 @@ class Claimer(Repeater):
         self._model, self._terms, self._worker = model, terms, worker
         self._startable, self._place, self._serves = startable, place, serves
         self._on_arrival = on_arrival
-        self._doorbell = Doorbell(self._redis)
+        self._wake_ups = WakeUps(self._redis)
         self._silent_at_s = 0.0
         """When a wait without a reply is over."""
         self._asked = self._looks = False
@@ -135,7 +135,7 @@ class Claimer(Repeater):
             self._wake_writer.send(b"\0")
 
     def look_again(self) -> None:
-        """Claims soon, with or without a ring."""
+        """Claims soon, with or without a wake-up."""
         self._asked = True
         self.wake()
 
@@ -168,9 +168,9 @@ class Claimer(Repeater):
         with suppress(RedisError):
             if self._unanswered is not None:
                 self._look(Room(0))
-            # Not Room(0): a full worker's differs, and its ring would be lost.
+            # Not Room(0): a full worker's differs, and its wake-up would be lost.
             self._wait(self._room())
-        self._doorbell.close()
+        self._wake_ups.close()
         self._redis.close()
         self._wake_reader.close()
         self._wake_writer.close()
@@ -193,7 +193,7 @@ class Claimer(Repeater):
         except RedisError as error:
             self._looks = True
             if not isinstance(error, ResponseError):
-                self._doorbell.close()
+                self._wake_ups.close()
             raise
 
     def _room(self) -> Room:
@@ -219,8 +219,8 @@ class Claimer(Repeater):
 
     def _look(self, room: Room) -> None:
         if not self._lacks_room:
-            # Its own claim rings for jobs that it leaves to others.
-            self._doorbell.leave()
+            # Its own claim wakes others for the jobs that it leaves.
+            self._wake_ups.leave()
         self._look_at_s = float("inf")
         request = ClaimRequest(
             models=(self._model(),),
@@ -256,20 +256,20 @@ class Claimer(Repeater):
         self._look_at_s = min(self._look_at_s, time.monotonic() + after_s)
 
     def _wait(self, room: Room) -> bool:
-        """Waits for the bells of what it may claim now, and for no others; False if it has to look
+        """Waits for wake-ups for what it may claim now, and for no others; False if it has to look
         first."""
         self._lacks_room = room.urgent or not room.most
         if self._lacks_room and self._room() != room:
             # Nobody told it of the change, because it was not noted yet that it lacks room.
             self._looks = True
             return False
-        bells, before = room.bells, self._doorbell.bells
-        if bells == before:
+        wake_keys, before = room.wake_keys, self._wake_ups.keys
+        if wake_keys == before:
             return True
-        if before and self._noted_place and not room.urgent and not bells:
+        if before and self._noted_place and not room.urgent and not wake_keys:
             # A claim that filled the worker has left already.
             affinity.leave(self._redis, self._noted_place)
-        if self._doorbell.leave():
+        if self._wake_ups.leave():
             if room.most and not room.urgent:
                 self._looks = True
                 return False
@@ -277,24 +277,24 @@ class Claimer(Repeater):
                 self._redis,
                 self._waited_for,
                 weights=self._terms.tenant_weights,
-                rings_anyway=True,
+                wakes_anyway=True,
                 on_repeated=self.note_repeated,
             )
-        if bells:
+        if wake_keys:
             wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
-            self._doorbell.wait(bells, wait_s)
+            self._wake_ups.wait(wake_keys, wait_s)
             self._waited_for = queues.model_of(room.queues[0])
             self._silent_at_s = time.monotonic() + wait_s + REPLY_TIMEOUT_S
         return True
 
     def _sleep(self, *, hears: bool = True) -> None:
-        """Until a bell rings, its time has come, or it is woken."""
-        waits = hears and bool(self._doorbell.bells)
+        """Until a wake-up comes, its time has come, or :meth:`wake` is called."""
+        waits = hears and bool(self._wake_ups.keys)
         until_s = min(self._look_at_s, self._silent_at_s if waits else float("inf"))
         poll = select.poll()
         poll.register(self._wake_reader, select.POLLIN)
         if waits:
-            poll.register(self._doorbell, select.POLLIN)
+            poll.register(self._wake_ups, select.POLLIN)
         left_s = min(max(0.0, until_s - time.monotonic()), 2 * WAIT_S)
         ready = {file for file, _ in poll.poll(left_s * 1e3)}
         if self._wake_reader.fileno() in ready:
@@ -306,8 +306,8 @@ class Claimer(Repeater):
             self._hear()
 
     def _hear(self) -> None:
-        if self._doorbell.has_answer():
-            self._looks = self._doorbell.read() or self._looks or self._something_waits()
+        if self._wake_ups.has_answer():
+            self._looks = self._wake_ups.read() or self._looks or self._something_waits()
         elif time.monotonic() >= self._silent_at_s:
             raise NoReply("a wait for jobs got no reply")
 

@@ -64,7 +64,7 @@ class InboxWatcher(Repeater):
             with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
                 self._watch_until_lost(self._news(asking, hearing), hearing)
             if self.closing.is_set():
-                self._look(rings_anyway=True)
+                self._look(wakes_anyway=True)
                 self._lease.leave()
         else:
             self.alone = False
@@ -108,24 +108,24 @@ class InboxWatcher(Repeater):
                 move_at_s = min(move_at_s, time.monotonic() + PAUSE_S)
 
     def _beat(self, news: InboxNews | None) -> float:
-        """Does what is due, and rings for whatever waits; returns after how many seconds to look
-        again."""
+        """Does what is due, and wakes a worker for whatever waits. Returns after how many seconds
+        to look again."""
         if news is not None and not news.has_work():
             return LOOK_S
         end_overdue(self._redis, self._settings)
-        return self._look(rings_anyway=True)
+        return self._look(wakes_anyway=True)
 
     def _move(self, news: InboxNews) -> float:
         """Moves what is still in the inbox; returns after how many seconds to look again."""
         self._moved = self._filled = news.is_filled()
         return self._look() if self._filled else float("inf")
 
-    def _look(self, *, rings_anyway: bool = False) -> float:
+    def _look(self, *, wakes_anyway: bool = False) -> float:
         again_s = inbox_watch.look(
             self._redis,
             self._model,
             weights=self._settings.tenant_weights,
-            rings_anyway=rings_anyway,
+            wakes_anyway=wakes_anyway,
             on_repeated=self._on_repeated,
         )
         return LOOK_S if again_s is None else again_s
@@ -138,13 +138,13 @@ class InboxWatcher(Repeater):
         self._wrong = found
 
     def _hear(self, news: InboxNews | None, timeout_s: float) -> bool:
-        """Rings for what has come to the inbox; whether something has."""
+        """Wakes a worker for what has come to the inbox; whether something has."""
         if news is None:
             self.closing.wait(timeout_s)
             return False
         lists = news.read(timeout_s)
         if lists and not self._moved:
             with unless_refused():
-                inbox_watch.ring(self._redis, self._model, lists)
+                inbox_watch.wake(self._redis, self._model, lists)
         self._moved = self._moved and not lists
         return bool(lists)

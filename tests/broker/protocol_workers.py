@@ -59,7 +59,7 @@ class Workers(Users):
     @rule()
     def watch(self) -> None:
         """A worker that watches the queues moves jobs of other priority steps."""
-        inbox_watch.look(self.store, "toy", rings_anyway=True)
+        inbox_watch.look(self.store, "toy", wakes_anyway=True)
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         consumed = queues.queues("toy")

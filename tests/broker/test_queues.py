@@ -37,7 +37,7 @@ def test_all_priorities_of_a_producer_with_ten_steps_are_normal_but_the_last(
         ]
     assert load(store).waiting == 10
     # From the most urgent step on, behind the one without a priority.
-    inbox_watch.look(store, "toy", rings_anyway=True)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
     assert load(store).waiting == 10
     assert [claim.job_id for claim in take(store)] == [result.id for result in reversed(sent)]
     assert sent[0].id in (store.lindex("llorch.toy\x06\x169", 0) or sent[0].id)

@@ -179,7 +179,7 @@ def test_a_worker_without_the_rights_that_only_save_time_ends_every_job(
         Client(redis_server.url, model="slow") as client,
         Celery("plain", broker=redis_server.url, set_as_current=False) as app,
     ):
-        # Twice more than it has room for: it waits for a bell, is full, and waits again.
+        # Twice more than it has room for: it waits for a wake-up, is full, and waits again.
         for _ in range(2):
             ours = [client.submit(**FIELDS) for _ in range(4)]
             stock = [
@@ -231,7 +231,7 @@ def test_jobs_of_tenants_wait_and_end(producer: Client, worker: WorkerProcess) -
 
 
 def test_a_job_is_placed(producer: Client, admin: redis.Redis, worker: WorkerProcess) -> None:
-    """With workers that are gone, so the second job meets the ring of the first."""
+    """With workers that are gone, so the second job meets the wake-up of the first."""
     load, gone = keys.load("llorch.toy"), place_of("toy", "gone@test")
     note_seen(admin, gone)
     jobs = []

@@ -58,7 +58,7 @@ def test_jobs_that_begin_alike_run_on_one_worker(
         """Of twelve jobs; workers that take turns would run four each."""
         return max(Counter(run(client, "k") for _ in range(12)).values())
 
-    # On a busy machine a worker may answer its bell too late and lose jobs to others.
+    # On a busy machine a worker may answer its wake-up too late and lose jobs to others.
     assert any(most_on_one() >= 9 for _ in range(5))
 
 
@@ -103,7 +103,7 @@ def test_a_worker_that_is_killed_keeps_no_jobs(
     gone.wait_exit()
     jobs = []
     for _ in range(3):
-        # Nobody has noticed, so jobs are placed with it, until it has left two rings.
+        # Nobody has noticed, so jobs are placed with it, until it has left two wake-ups.
         client.redis.zadd(LOAD, {place: 0}, xx=True)
         jobs.append(client.submit(request))
     assert {job.result(GET_S).worker for job in jobs} <= fleet.keys()

@@ -13,7 +13,7 @@ import redis
 from llorch_worker.broker import keys, queues, scripts
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
-from llorch_worker.broker.waiting.doorbell import Doorbell
+from llorch_worker.broker.waiting.wake_ups import WakeUps
 from llorch_worker.worker import claimer as claimer_module
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, MOST_URGENT_JOBS, Claimer, Startable
 from tests.broker.steps import TERMS, push, take
@@ -84,8 +84,8 @@ def push_high(store: redis.Redis, *job_ids: str) -> None:
     for job_id in job_ids:
         push(store, job_id)
         store.lmove(QUEUE, HIGH, "LEFT", "LEFT")
-    for bell in (keys.bell(HIGH), keys.full_bell(HIGH)):
-        store.lpush(bell, 1)
+    for key in (keys.wake(HIGH), keys.full_wake(HIGH)):
+        store.lpush(key, 1)
 
 
 def blocked(store: redis.Redis) -> int:
@@ -126,7 +126,7 @@ def test_what_the_last_claim_took_is_known_at_the_end_although_its_reply_was_los
 
 
 def test_a_claim_after_one_that_was_refused_finds_all_jobs(start: Start) -> None:
-    """Redis answered no claim, but the ring that told of jobs elsewhere is spent."""
+    """Redis answered no claim, but the wake-up that told of jobs elsewhere is spent."""
     low = queues.route("toy", "low").list_key
     with own_redis() as other, connect(other.url) as client:
         push(client, "low")
@@ -149,7 +149,7 @@ def test_nothing_is_claimed_before_the_loop_has_taken_what_came(
     claimer.look_again()
     wait_until(lambda: len(claimer.arrived) == 1)
     push(store, "b")
-    store.lpush(keys.bell(QUEUE), 1)
+    store.lpush(keys.wake(QUEUE), 1)
     for _ in range(2):  # after the second it has been through a whole turn since the first
         claimer.look_again()
         wait_until(lambda: not select.select([claimer._wake_reader], [], [], 0)[0])
@@ -178,7 +178,7 @@ def test_a_full_worker_takes_high_jobs_alone_until_one_ends(
     wait_until(lambda: blocked(store) == 1)
     push_high(store, "high")
     assert taken(claimer, 1) == ["high"]
-    assert store.llen(keys.bell(QUEUE)) == 1, "that of the job that is left to others"
+    assert store.llen(keys.wake(QUEUE)) == 1, "that of the job that is left to others"
     for claim in HELD_CLAIMS.all()[:2]:
         HELD_CLAIMS.discard(claim)
         claimer.note_room()
@@ -186,7 +186,7 @@ def test_a_full_worker_takes_high_jobs_alone_until_one_ends(
 
 
 @pytest.mark.parametrize("prefetch_count", [1, 2])
-def test_a_worker_that_ends_passes_a_ring_on(
+def test_a_worker_that_ends_passes_a_wake_up_on(
     store: redis.Redis, start: Start, monkeypatch: pytest.MonkeyPatch, prefetch_count: int
 ) -> None:
     push(store, "a")
@@ -195,13 +195,13 @@ def test_a_worker_that_ends_passes_a_ring_on(
     wait_until(lambda: blocked(store) == 1)
     push(store, "b")
 
-    def leave_amid_a_ring(doorbell: Doorbell) -> bool:
-        doorbell.close()
+    def leave_amid_a_wake_up(wake_ups: WakeUps) -> bool:
+        wake_ups.close()
         return True
 
-    monkeypatch.setattr(Doorbell, "leave", leave_amid_a_ring)
+    monkeypatch.setattr(WakeUps, "leave", leave_amid_a_wake_up)
     claimer.close()
-    assert store.llen(keys.bell(QUEUE)) == 1
+    assert store.llen(keys.wake(QUEUE)) == 1
 
 
 def test_a_full_worker_holds_some_high_jobs_more(store: redis.Redis, start: Start) -> None:
@@ -225,7 +225,7 @@ def test_a_worker_whose_queues_are_cancelled_waits_for_none(
     claimer.look_again()
     wait_until(lambda: blocked(store) == 0)
     push(store, "a")
-    store.lpush(keys.bell(QUEUE), 1)
+    store.lpush(keys.wake(QUEUE), 1)
     claimer.queues = CONSUMED
     claimer.look_again()
     assert taken(claimer, 1) == ["a"]

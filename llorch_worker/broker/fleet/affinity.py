@@ -3,7 +3,7 @@
 Each worker's claims and ends keep its number of jobs in ``keys.load``, while it has room. A
 producer ranks the workers for a prompt by rendezvous hashing: every producer finds the same order,
 and a worker that comes or goes moves only its own prompts. ``lua/enqueue.lua`` takes the first of
-them whose load is bounded, and rings that worker's bell instead of the one for all.
+them whose load is bounded, and wakes that worker instead of any.
 
 A place is a preference and no more. The job waits like any other, and any worker with room may
 take it at any moment: nothing has to be stolen from a busy worker or saved from a dead one. See

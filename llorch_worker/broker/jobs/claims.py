@@ -119,7 +119,7 @@ class Taken(NamedTuple):
 
     claims: list[Claim]
     look_again_s: float | None
-    """When to claim again, without a ring; None if there is no need."""
+    """When to claim again, without a wake-up; None if there is no need."""
     repeated: list[str]
     """The ids of messages that were dropped because their jobs had ended; the first few."""
 

@@ -8,7 +8,7 @@
 -- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of a cancel), 'ended'
 -- (it had already ended) or 'unknown' (Redis has no trace of it, and nothing is written).
 --
--- Parts: names, bells, message, score, waiting, inbox, usage
+-- Parts: names, wake_ups, message, score, waiting, inbox, usage
 -- Writes at maxmemory.
 
 local job_id = ARGV[1]
@@ -30,7 +30,7 @@ if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
   -- Nobody else hears of what is in the inbox no more.
   local model = move_inbox(KEYS, MOST_MOVED, weights) > 0 and model_of(KEYS[1])
   for _, class in ipairs(model and classes_that_wait(model) or {}) do
-    ring_class(model, class)
+    wake_class(model, class)
   end
 end
 local state, reserved, list, sent, first_claim_ms, tenant, cost = unpack(redis.call('HMGET', job, 'state', 'reserved',

@@ -5,8 +5,8 @@
 -- skips jobs that need what it has not, and suspects while it holds one. A suspect may have killed its engine: see
 -- release.lua. It runs beside no other suspect until it has made progress.
 --
--- The caller looks at everything, so rings for its queues are spent. If it leaves jobs that another may take, it rings
--- for the next worker: see doorbell.py. An `urgent` caller has no room, and preempts for what it takes. It claims high
+-- The caller looks at everything, so wake-ups for its queues are spent. If it leaves jobs that another may take, it
+-- wakes the next worker: see wake_ups.py. An `urgent` caller has no room, and preempts for what it takes. It claims high
 -- jobs only. A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
 --
 -- KEYS: the inbox lists of the queues that the caller consumes.
@@ -16,7 +16,7 @@
 -- of each dead letter, and of each message whose job had ended, its id, and 'buried' or 'repeated'. All in one
 -- array: Redis would send each that lies in another in a packet of its own.
 --
--- Parts: names, bells, message, letters, score, waiting, inbox, place, take
+-- Parts: names, wake_ups, message, letters, score, waiting, inbox, place, take
 -- Writes at maxmemory.
 
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
@@ -179,21 +179,21 @@ local function take_from(class, most)
 end
 
 local due = class_of_age()
--- Rings.
-local bells, most = {full_bell(model)}, limit
+-- Wake-ups.
+local wake_keys, most = {full_wake_key(model)}, limit
 if terms.urgent then
-  -- Either a worker with room has taken the ring, or one must give a turn first.
-  if due or redis.call('EXISTS', bell_of_class(model, HIGH)) == 0 then
+  -- Either a worker with room has taken the wake-up, or one must claim an aged job first.
+  if due or redis.call('EXISTS', wake_key_of_class(model, HIGH)) == 0 then
     most, due = 0, nil
   else
-    bells[2] = bell_of_class(model, HIGH)
+    wake_keys[2] = wake_key_of_class(model, HIGH)
   end
 else
-  if may_claim(HIGH) then bells[#bells + 1] = bell_of_class(model, HIGH) end
-  if may_claim(NORMAL) then bells[#bells + 1] = bell_of_class(model, NORMAL) end
-  if terms.place ~= '' then bells[#bells + 1] = bell_key(terms.place) end
+  if may_claim(HIGH) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, HIGH) end
+  if may_claim(NORMAL) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, NORMAL) end
+  if terms.place ~= '' then wake_keys[#wake_keys + 1] = wake_key(terms.place) end
 end
-redis.call('DEL', unpack(bells))
+redis.call('DEL', unpack(wake_keys))
 
 local jobs = is_all and #first / 2 or redis.call('ZCARD', waiting)
 local all = jobs + #claims
@@ -215,12 +215,12 @@ if #settled > 0 then
   redis.call('ZREM', waiting, unpack(settled))
 end
 
--- Rings for what is left. Not for suspects, nor for jobs that need what the caller has not: workers that cannot take
--- them would ring for each other for ever. The watcher rings for them.
+-- Wake a worker for what is left. Not for suspects, nor for jobs that need what the caller has not: workers that
+-- cannot take them would wake each other for ever. The watcher does it for them.
 local left = jobs - #settled - unfit
 if left > 0 and not suspects_wait and (#claims > 0 or moved > 0) then
   for _, class in ipairs(classes_that_wait(model)) do
-    ring_class(model, class)
+    wake_class(model, class)
   end
 end
 if terms.place ~= '' then

@@ -8,7 +8,7 @@
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, {'other', its id} if it was
 -- sent with another request, or {'full', jobs that wait}.
 --
--- Parts: names, bells, place, score, waiting, first_job
+-- Parts: names, wake_ups, place, score, waiting, first_job
 
 local job_id = ARGV[1]
 local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
@@ -78,13 +78,13 @@ if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end
 redis.call('ZADD', waiting_key(model), score, job_id)
-if place and ring_place(place) then
+if place and wake_place(place) then
   redis.call('ZINCRBY', load_of(place), 1, place)
 else
-  -- The worker has not answered the last ring: it is busy claiming, or dead.
+  -- The worker has not answered the last wake-up: it is busy claiming, or dead.
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  ring(list)
+  wake(list)
 end
 return {'sent', job_id}

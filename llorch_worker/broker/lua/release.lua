@@ -6,7 +6,7 @@
 --
 -- Returns 1, or 0 if the claim was not the caller's.
 --
--- Parts: names, bells, score, waiting
+-- Parts: names, wake_ups, score, waiting
 -- Writes at maxmemory.
 
 local job_id, fence = ARGV[1], ARGV[2]
@@ -63,8 +63,8 @@ if needs_fingerprint ~= '' or least_context ~= '' then
 end
 let_wait(job_id, list)
 if place ~= '' then
-  ring_place(place)
+  wake_place(place)
 else
-  ring(list)
+  wake(list)
 end
 return 1

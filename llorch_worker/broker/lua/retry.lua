@@ -4,7 +4,7 @@
 -- Returns 'retried'; 'gone' (the letter no longer exists); 'under way' (the job already waits or
 -- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
 --
--- Parts: names, bells, letters, score, waiting
+-- Parts: names, wake_ups, letters, score, waiting
 -- Writes at maxmemory.
 
 local raw_letter = ARGV[1] -- byte by byte
@@ -70,5 +70,5 @@ end
 local tenant = redis.call('HGET', job, 'tenant') or ''
 let_wait(letter.id, letter.list,
   score_at_tail(model_of(letter.list), class_of(letter.list), tenant, #letter.message / 4, 1))
-ring(letter.list)
+wake(letter.list)
 return 'retried'

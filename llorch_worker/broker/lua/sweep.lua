@@ -5,7 +5,7 @@
 --
 -- Returns the ids put back.
 --
--- Parts: names, bells, score, waiting
+-- Parts: names, wake_ups, score, waiting
 -- Writes at maxmemory.
 
 local most_jobs = ARGV[1] -- the most jobs to look at, so that one call stays short
@@ -26,7 +26,7 @@ for _, id in ipairs(lapsed) do
       redis.call('HDEL', job, 'strikes')
     end
     let_wait(id, list)
-    ring(list)
+    wake(list)
     back[#back + 1] = id
   end
 end

@@ -1,22 +1,22 @@
--- Do what a model's watcher does: move the inbox, let scheduled jobs wait whose time has come, and ring for what waits.
+-- Do what a model's watcher does: move the inbox, let scheduled jobs wait whose time has come, and wake workers for what waits.
 --
 -- KEYS: the model's inbox lists.
 --
 -- Returns in how many ms to look again, because more is to be moved or the next scheduled job is due, or -1; then the
 -- ids of messages that were dropped because their jobs had ended, the first few.
 --
--- Parts: names, bells, message, score, waiting, inbox
+-- Parts: names, wake_ups, message, score, waiting, inbox
 -- Writes at maxmemory.
 
 local model, weights = ARGV[1], ARGV[2]
-local rings_anyway = ARGV[3] == '1' -- also for jobs whose ring somebody may have taken and lost
+local wakes_anyway = ARGV[3] == '1' -- also for jobs whose wake-up somebody may have taken and lost
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 
 local moved, repeated, is_more = move_inbox(KEYS, MOST_MOVED, weights)
 local released = release_due(model, MOST_DUE)
-for _, class in ipairs((moved + released > 0 or rings_anyway) and classes_that_wait(model) or {}) do
-  ring_class(model, class)
+for _, class in ipairs((moved + released > 0 or wakes_anyway) and classes_that_wait(model) or {}) do
+  wake_class(model, class)
 end
 local next_ms = first_due(model)
 local again_ms = next_ms and math.max(1, math.ceil(next_ms - now_us() / 1000)) or -1

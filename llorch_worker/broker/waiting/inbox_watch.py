@@ -1,9 +1,9 @@
 """Watching a model's inbox, to which stock producers push.
 
-One worker of each model, which holds a short lease, rings when a job comes there: see
-:mod:`.doorbell`. The worker that wakes claims it. If none does at once, the watcher moves it to the
-jobs that wait. It also lets scheduled jobs wait whose time has come. Once a second it rings for
-whatever waits, because a worker may have died with a ring.
+One worker of each model, which holds a short lease, wakes another when a job comes there: see
+:mod:`.wake_ups`. The woken worker claims it. If none does at once, the watcher moves it to the
+jobs that wait. It also lets scheduled jobs wait whose time has come. Once a second it wakes a
+worker for whatever waits, because one may have died with a wake-up.
 
 If it dies itself, another takes the lease within eight seconds; meanwhile workers with room look by
 themselves. Two watchers at a time do no harm.
@@ -25,7 +25,7 @@ KEEP_S = 3.0
 TAKE_S = 3.0
 """How often the others try to become it."""
 LOOK_S = 1.0
-"""How often the watcher rings for whatever waits."""
+"""How often the watcher wakes a worker for whatever waits."""
 
 
 def lease(client: Redis, model: str) -> Lease:
@@ -33,14 +33,14 @@ def lease(client: Redis, model: str) -> Lease:
     return Lease(client, keys.watch(model), LEASE_S)
 
 
-def ring(client: Redis, model: str, lists: Iterable[str]) -> None:
+def wake(client: Redis, model: str, lists: Iterable[str]) -> None:
     """Wakes a worker, because jobs have come to these lists of the inbox."""
     named = {queues.route(model, queues.priority_of(name)).queue for name in lists}
-    full = map(keys.full_bell, filter(queues.is_high, named))
-    for bell in (*map(keys.bell, named), *full):
-        # At most one ring is in a bell.
-        if client.lpush(bell, 1) > 1:
-            client.lpop(bell)
+    full = map(keys.full_wake, filter(queues.is_high, named))
+    for key in (*map(keys.wake, named), *full):
+        # A key holds at most one wake-up.
+        if client.lpush(key, 1) > 1:
+            client.lpop(key)
 
 
 def look(
@@ -48,16 +48,16 @@ def look(
     model: str,
     *,
     weights: str = "",
-    rings_anyway: bool = False,
+    wakes_anyway: bool = False,
     on_repeated: Callable[[str], object] = lambda _: None,
 ) -> float | None:
-    """Moves and rings, with ``rings_anyway`` also for jobs that have been rung for before. Returns
+    """Moves and wakes, with ``wakes_anyway`` also for jobs that woke a worker before. Returns
     after how many seconds to look again, because more is to be moved or a job is due; or None.
 
     ``weights``: of tenants, as the setting has them. ``on_repeated``: gets the ids of messages that
     were dropped because their jobs had ended, the first few.
     """
-    asked = (model, weights, int(rings_anyway))
+    asked = (model, weights, int(wakes_anyway))
     again_ms, *repeated = run_script(client, "watch", asked, queues.inbox_of(model))
     for job_id in repeated:
         on_repeated(text(job_id))

@@ -35,8 +35,8 @@ def ranked(store: redis.Redis) -> list[str]:
     return Affinity(store).candidates(REQUEST, "toy")
 
 
-def rings(store: redis.Redis) -> set[str]:
-    return {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
+def woken(store: redis.Redis) -> set[str]:
+    return {name.removeprefix("llorch:wake:") for name in store.keys("llorch:wake:*")}
 
 
 def preferred(store: redis.Redis, job: Job) -> str | None:
@@ -131,7 +131,7 @@ def test_a_placed_job_waits_for_all_and_wakes_one(
 ) -> None:
     job = producer.submit(REQUEST)
     assert preferred(store, job) == ranked[0]
-    assert rings(store) == {ranked[0]}
+    assert woken(store) == {ranked[0]}
     assert store.zscore(LOAD, ranked[0]) == 1
     # Another worker may take it.
     assert len(look(store, ranked[3]).claims) == 1
@@ -143,7 +143,7 @@ def test_without_placement_a_job_wakes_any_worker(
     settings = producer.settings.model_copy(update={"placement": False})
     with Client(settings, model="toy") as plain:
         assert preferred(store, plain.submit(REQUEST)) is None
-    assert rings(store) == {QUEUE}
+    assert woken(store) == {QUEUE}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_place_has_little_more_to_do_than_the_least_loaded(
         else:
             store.zadd(LOAD, {place: jobs})
     producer.submit(REQUEST)
-    assert rings(store) == {ranked[chosen]}
+    assert woken(store) == {ranked[chosen]}
 
 
 def test_a_worker_that_is_no_candidate_gets_the_job_if_it_has_least_to_do(
@@ -183,7 +183,7 @@ def test_a_worker_that_is_no_candidate_gets_the_job_if_it_has_least_to_do(
     other = place_of("toy", "unheard@host")
     store.zadd(LOAD, {other: 0})
     producer.submit(REQUEST)
-    assert rings(store) == {other}
+    assert woken(store) == {other}
 
 
 def test_jobs_that_come_together_spread(
@@ -191,7 +191,7 @@ def test_jobs_that_come_together_spread(
 ) -> None:
     for _ in range(40):
         producer.submit(REQUEST)
-        store.delete(*map(keys.bell, ranked))
+        store.delete(*map(keys.wake, ranked))
     loads = [jobs for _, jobs in store.zrange(LOAD, 0, -1, withscores=True)]
     assert (sum(loads), len(loads)) == (40, 4)
     assert max(loads) <= 2 * min(loads) + 1
@@ -202,18 +202,18 @@ def test_a_job_for_full_workers_wakes_whoever_has_room_first(
 ) -> None:
     store.delete(LOAD)
     job = producer.submit(REQUEST)
-    assert rings(store) == {QUEUE}
+    assert woken(store) == {QUEUE}
     assert preferred(store, job) == ranked[0]
 
 
-def test_a_worker_that_left_its_last_ring_is_passed_over(
+def test_a_worker_that_left_its_last_wake_up_is_passed_over(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
     for place in ranked[1:]:
         store.zadd(LOAD, {place: 5})
     producer.submit(REQUEST)
     producer.submit(REQUEST)
-    assert rings(store) == {ranked[0], QUEUE}
+    assert woken(store) == {ranked[0], QUEUE}
     assert store.zscore(LOAD, ranked[0]) is None
 
 
@@ -303,13 +303,13 @@ def test_a_time_in_the_future_lets_no_more_jobs_pass(
     assert claimed(store, ranked[1], limit=2) == [first, second]
 
 
-def test_a_worker_rings_for_the_jobs_that_it_leaves(
+def test_a_worker_wakes_another_for_the_jobs_that_it_leaves(
     producer: Client, store: redis.Redis, ranked: list[str]
 ) -> None:
     submit(producer, store, ranked[0], ranked[1])
-    store.delete(*map(keys.bell, ranked))
+    store.delete(*map(keys.wake, ranked))
     claimed(store, ranked[1])
-    assert rings(store) == {QUEUE}
+    assert woken(store) == {QUEUE}
 
 
 def test_an_idle_worker_whose_redis_lacks_replicas_goes_on_waiting(store: redis.Redis) -> None:

@@ -96,7 +96,7 @@ def test_a_revoke_that_a_stock_worker_stored_ends_the_job_at_its_claim(
     job = revoked_elsewhere(producer, stock, scheduled)
     before = stored_result(producer.redis, job.id)
     producer.redis.zadd(keys.scheduled("toy"), {job.id: 0}, xx=True)
-    inbox_watch.look(producer.redis, "toy", rings_anyway=True)
+    inbox_watch.look(producer.redis, "toy", wakes_anyway=True)
     assert not take(producer.redis)
     assert_cancelled(job)
     assert stored_result(producer.redis, job.id) == before
@@ -256,6 +256,6 @@ def test_a_revoke_moves_what_lies_in_the_inbox_by_its_tenants_weights_and_wakes_
     for tenant in ("one", "three"):
         push(store, *(f"{tenant}{number}" for number in range(9)), **{TENANT: tenant})
     cancel(store, "absent", result_ttl_s=60, stream_ttl_s=60, heard_by="toy", weights="three=3")
-    assert store.llen(keys.bell(QUEUE)) == 1
+    assert store.llen(keys.wake(QUEUE)) == 1
     first = waiting_ids(store)[:8]
     assert sum(job_id.startswith("three") for job_id in first) == 6

@@ -89,8 +89,8 @@ def test_of_two_lower_priorities_the_one_that_has_waited_longer_goes_first(
 
 
 def urgent(store: redis.Redis, low_waits_ms: int = MINUTE_MS) -> list[str]:
-    """The job that a worker without room gets, when none with room has taken the ring."""
-    store.lpush(keys.bell(f"{QUEUE}{queues.HIGH_SUFFIX}"), 1)
+    """The job that a worker without room gets, when none with room has taken the wake-up."""
+    store.lpush(keys.wake(f"{QUEUE}{queues.HIGH_SUFFIX}"), 1)
     found = claims.claim(
         store,
         ClaimRequest(("toy",), (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True),
@@ -111,9 +111,9 @@ def test_a_worker_without_room_gets_no_high_job_while_a_lower_one_is_due(
     assert urgent(store) == ["high1"]
 
 
-def test_a_worker_without_room_leaves_a_ring_that_another_has_taken(store: redis.Redis) -> None:
+def test_a_worker_without_room_leaves_a_wake_up_that_another_has_taken(store: redis.Redis) -> None:
     waiting(store, HIGH, "high1")
-    store.delete(keys.bell(f"{QUEUE}{queues.HIGH_SUFFIX}"))
+    store.delete(keys.wake(f"{QUEUE}{queues.HIGH_SUFFIX}"))
     request = ClaimRequest(("toy",), (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True)
     assert claims.claim(store, request, TERMS).claims == []
 

@@ -60,9 +60,9 @@ def test_redis_tells_of_a_list_once_until_somebody_looks(
 
 
 def test_a_client_of_ours_is_no_news(store: redis.Redis, news: InboxNews) -> None:
-    """It lets its jobs wait, and rings, in one step."""
+    """It lets its jobs wait, and sends a wake-up, in one step."""
     store.zadd(keys.waiting("toy"), {"a": 1})
-    store.lpush(keys.bell(QUEUE), 1)
+    store.lpush(keys.wake(QUEUE), 1)
     assert not told(store, news)
     assert news.has_work()
 

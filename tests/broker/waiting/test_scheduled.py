@@ -30,7 +30,7 @@ def in_s(seconds: float, zone: timezone = UTC) -> str:
 def let_come_due(store: redis.Redis, *job_ids: str) -> None:
     for number, job_id in enumerate(job_ids):
         store.zadd(SCHEDULED, {job_id: number})
-    inbox_watch.look(store, "toy", rings_anyway=True)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
 
 
 def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
@@ -86,7 +86,7 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, offs
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
     assert take(store) == []
-    inbox_watch.look(store, "toy", rings_anyway=True)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
     (claim,) = take(store)
     parsed = datetime.fromisoformat(eta).replace(tzinfo=UTC)
     assert claim.due_ms == round(parsed.timestamp() * 1e3)

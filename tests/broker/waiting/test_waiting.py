@@ -70,7 +70,7 @@ def test_a_queue_that_the_user_of_redis_may_not_read_counts_no_jobs(
 def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:
     for priority in ("high", "normal", "low"):
         store.lpush(route("toy", priority).list_key, "a job")
-    store.lpush(keys.bell("llorch.toy"), "a ring")
+    store.lpush(keys.wake("llorch.toy"), "a wake-up")
     store.set("llorch.tyo", "no list")
     assert unserved(store) == {}
 

@@ -1,16 +1,18 @@
-"""Doorbells: how one job wakes one worker.
+"""Wake-ups: how one job wakes one worker.
 
-Each queue has a bell, a Redis list (``keys.bell``). A worker with room that found no more jobs
-waits for the bells of its queues with BLPOP. Redis serves those that wait in the order in which
-they came, one for each ring. A ring holds no job: the woken worker looks, with ``lua/claim.lua``.
-So no job is ever in nobody's hands, and a ring that dies with its worker costs only time.
+Each queue has a wake key, a Redis list (``keys.wake``). A worker with room that found no more jobs
+waits at the wake keys of its queues with BLPOP. Redis serves those that wait in the order in which
+they came, one for each wake-up. A wake-up holds no job: the woken worker claims, with
+``lua/claim.lua``. So no job is ever in nobody's hands, and a wake-up that dies with its worker
+costs only time.
 
-A worker without room waits for high jobs alone, which it may claim beyond its room. They ring a
-second bell (``keys.full_bell``) together with the first. Such a worker claims only if the ring
-of the first is still there: otherwise a worker with room has taken it, and claims the job itself.
+A worker without room waits for high jobs alone, which it may claim beyond its room. They send a
+wake-up to a second key (``keys.full_wake``) together with the first. Such a worker claims only if
+the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
-Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.inbox_watch`. A ring
-that comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
+Who pushes a job sends a wake-up in the same script, or a worker does it for him: see
+:mod:`.inbox_watch`. One that comes between a worker's look and its BLPOP stays in the list, which
+holds one at most.
 """
 
 from __future__ import annotations
@@ -28,29 +30,29 @@ ASK_AGAIN_S = 0.02
 """A wait whose command arrives after that which ends it is ended by the next."""
 
 
-class Doorbell:
-    """A worker's wait, on a connection that does nothing else."""
+class WakeUps:
+    """A worker's wait for them, on a connection that does nothing else."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._connection: Any = None
         self._id: int | None = None
         """By which Redis knows the connection; None if it does not say."""
-        self.bells: tuple[str, ...] = ()
+        self.keys: tuple[str, ...] = ()
         """Those that it waits for now."""
 
-    def wait(self, bells: Sequence[str], timeout_s: float) -> None:
-        """Begins to wait; :meth:`fileno` becomes readable at a ring, or after ``timeout_s``."""
+    def wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        """Begins to wait; :meth:`fileno` becomes readable at a wake-up, or after ``timeout_s``."""
         if self._connection is None:
             self._connect()
         try:
             # No health check: its PING would take the reply.
-            command = ("BLPOP", *bells, f"{timeout_s:.3f}")
+            command = ("BLPOP", *keys, f"{timeout_s:.3f}")
             self._connection.send_command(*command, check_health=False)
         except RedisError:
             self.close()
             raise
-        self.bells = tuple(bells)
+        self.keys = tuple(keys)
 
     def fileno(self) -> int:
         """The socket, while it waits."""
@@ -62,8 +64,8 @@ class Doorbell:
         return bool(self._connection.can_read(timeout=within_s))
 
     def read(self) -> bool:
-        """Ends a wait whose reply has arrived; whether a bell rang."""
-        self.bells = ()
+        """Ends a wait whose reply has arrived; whether by a wake-up."""
+        self.keys = ()
         try:
             return self._connection.read_response() is not None
         except RedisError:
@@ -72,24 +74,24 @@ class Doorbell:
             raise
 
     def leave(self) -> bool:
-        """Ends a wait, if there is one, by a command on another connection; whether a bell rang
-        meanwhile."""
+        """Ends a wait, if there is one, by a command on another connection; whether a
+        wake-up came meanwhile."""
         give_up_s = time.monotonic() + ANSWER_S
         try:
-            while self.bells and self._id is not None and time.monotonic() < give_up_s:
+            while self.keys and self._id is not None and time.monotonic() < give_up_s:
                 self._client.client_unblock(self._id)
                 if self.has_answer(ASK_AGAIN_S):
                     return self.read()
         except RedisError:
             pass
-        # A ring may just have reached it.
-        waited = bool(self.bells)
+        # A wake-up may just have reached it.
+        waited = bool(self.keys)
         if waited:
             self.close()
         return waited
 
     def close(self) -> None:
-        self.bells = ()
+        self.keys = ()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()

@@ -1,4 +1,4 @@
-"""A worker's wait for a bell."""
+"""A worker's wait for a wake-up."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
-from llorch_worker.broker.waiting.doorbell import Doorbell
+from llorch_worker.broker.waiting.wake_ups import WakeUps
 from tests.broker.test_maxmemory import fill
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.messages import QUEUE
 from tests.services import RedisServer, wait_until
 
 WAIT_S = 60.0
-BELLS = [keys.bell(f"{QUEUE}:high"), keys.bell(QUEUE)]
+WAKE_KEYS = [keys.wake(f"{QUEUE}:high"), keys.wake(QUEUE)]
 
 
 @pytest.fixture
-def doorbell(store: redis.Redis) -> Iterator[Doorbell]:
-    found = Doorbell(store)
+def wake_ups(store: redis.Redis) -> Iterator[WakeUps]:
+    found = WakeUps(store)
     yield found
     found.close()
 
@@ -36,41 +36,41 @@ def test_a_wait_ends_although_its_command_arrives_late(
 ) -> None:
     """Its packet may get lost, and is sent again later."""
     with FaultProxy(LOCALHOST, redis_server.port) as proxy, connect(proxy.url) as client:
-        doorbell = Doorbell(client)
-        doorbell.wait(BELLS, WAIT_S)
-        assert not doorbell.leave()
+        wake_ups = WakeUps(client)
+        wake_ups.wait(WAKE_KEYS, WAIT_S)
+        assert not wake_ups.leave()
         proxy.hold()
-        doorbell.wait(BELLS, WAIT_S)
+        wake_ups.wait(WAKE_KEYS, WAIT_S)
         # The command that ends it goes another way.
-        doorbell._client = store
+        wake_ups._client = store
         healing = threading.Timer(0.1, proxy.heal)
         healing.start()
-        assert not doorbell.leave()
-        assert (blocked(store), store.keys("llorch:bell:*")) == (0, [])
+        assert not wake_ups.leave()
+        assert (blocked(store), store.keys("llorch:wake:*")) == (0, [])
         healing.join()
-        doorbell._client = client
-        doorbell.close()
+        wake_ups._client = client
+        wake_ups.close()
 
 
-def test_a_bell_that_rings_as_the_wait_ends_is_heard(
-    store: redis.Redis, doorbell: Doorbell
+def test_a_wake_up_that_comes_as_the_wait_ends_is_heard(
+    store: redis.Redis, wake_ups: WakeUps
 ) -> None:
-    doorbell.wait(BELLS, WAIT_S)
+    wake_ups.wait(WAKE_KEYS, WAIT_S)
     wait_until(lambda: blocked(store) == 1)
-    store.lpush(BELLS[1], 1)
-    assert doorbell.leave()
-    assert store.keys("llorch:bell:*") == []
-    assert not doorbell.leave(), "it is heard once"
+    store.lpush(WAKE_KEYS[1], 1)
+    assert wake_ups.leave()
+    assert store.keys("llorch:wake:*") == []
+    assert not wake_ups.leave(), "it is heard once"
 
 
-def test_a_wait_ends_although_redis_takes_no_writes(store: redis.Redis, doorbell: Doorbell) -> None:
-    doorbell.wait(BELLS, WAIT_S)
-    sent_by = doorbell.fileno()
+def test_a_wait_ends_although_redis_takes_no_writes(store: redis.Redis, wake_ups: WakeUps) -> None:
+    wake_ups.wait(WAKE_KEYS, WAIT_S)
+    sent_by = wake_ups.fileno()
     fill(store)
-    assert not doorbell.leave()
-    assert (blocked(store), store.keys("llorch:bell:*")) == (0, [])
-    doorbell.wait(BELLS, WAIT_S)
-    assert doorbell.fileno() == sent_by, "the connection is kept"
+    assert not wake_ups.leave()
+    assert (blocked(store), store.keys("llorch:wake:*")) == (0, [])
+    wake_ups.wait(WAKE_KEYS, WAIT_S)
+    assert wake_ups.fileno() == sent_by, "the connection is kept"
 
 
 def test_a_wait_ends_without_the_right_to_end_it(
@@ -80,14 +80,14 @@ def test_a_wait_ends_without_the_right_to_end_it(
     rights = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id")
     store.execute_command("ACL", "SETUSER", "old", *rights)
     with redis.Redis(host=LOCALHOST, port=redis_server.port, username="old") as client:
-        doorbell = Doorbell(client)
-        doorbell.wait(BELLS, WAIT_S)
+        wake_ups = WakeUps(client)
+        wake_ups.wait(WAKE_KEYS, WAIT_S)
         wait_until(lambda: blocked(store) == 1)
-        assert doorbell.leave(), "a bell may have rung"
+        assert wake_ups.leave(), "a wake-up may have come"
         wait_until(lambda: blocked(store) == 0)
-        doorbell.wait(BELLS, WAIT_S)
-        store.lpush(BELLS[0], 1)
-        assert doorbell.has_answer(WAIT_S)
-        assert doorbell.read()
-        doorbell.close()
+        wake_ups.wait(WAKE_KEYS, WAIT_S)
+        store.lpush(WAKE_KEYS[0], 1)
+        assert wake_ups.has_answer(WAIT_S)
+        assert wake_ups.read()
+        wake_ups.close()
     store.execute_command("ACL", "DELUSER", "old")

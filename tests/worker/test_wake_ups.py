@@ -25,7 +25,7 @@ from tests.services import RedisServer, WorkerProcess, begun, wait_until
 from tests.store import held_ids, record_of
 
 GET_S = 60
-BELL = keys.bell("llorch.toy")
+WAKE_KEY = keys.wake("llorch.toy")
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def own_fleet(own_client: Client, tmp_path: Path) -> Iterator[list[WorkerProcess
 
 
 def all_wait(store: redis.Redis) -> None:
-    """Waits until three workers wait for a bell."""
+    """Waits until three workers wait for a wake-up."""
     wait_until(lambda: waiting(store) == 3)
 
 
@@ -87,7 +87,7 @@ def watchers(store: redis.Redis) -> set[str]:
 
 
 def waiting(store: redis.Redis) -> int:
-    """How many workers wait for a bell."""
+    """How many workers wait for a wake-up."""
     # Each worker also waits for questions about tokens.
     blocked = [each for each in store.client_list() if each["cmd"] == "blpop"]
     return len([each for each in blocked if "b" in each["flags"]]) - 3
@@ -148,8 +148,8 @@ def assert_each_wakes_one(server: RedisServer, client: Client, run: Callable[[],
                 wait_until(lambda: waiting(client.redis) == 3)
         return claims.count
 
-    # On a busy machine a worker may answer its bell so late that the watcher rings again, and it
-    # may find a job when it looks by itself.
+    # On a busy machine a worker may answer its wake-up so late that the watcher sends another,
+    # and it may find a job when it looks by itself.
     counts = []
     for _ in range(3):
         counts.append(woken())
@@ -217,10 +217,10 @@ def test_jobs_that_are_pushed_at_once_spread_over_all_workers(
         wait_until(lambda: waiting(client.redis) == 3)
 
 
-def test_a_ring_that_nobody_answers_costs_a_second_and_no_job(
+def test_a_wake_up_that_nobody_answers_costs_a_second_and_no_job(
     own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
-    """A worker may die, or be suspended, with a ring in its hands."""
+    """A worker may die, or be suspended, with a wake-up in its hands."""
     # They are suspended one after another, so that the last to wait is the only one to answer.
     with own_fleet[1].paused(), own_fleet[2].paused():
         jobs = [stock_job(own_server, own_client) for _ in range(4)]
@@ -263,21 +263,21 @@ def test_stock_jobs_are_claimed_after_redis_was_restarted(
     wait_until(lambda: len(watchers(own_client.redis)) == 1)
 
 
-def test_a_full_worker_takes_no_ring(
+def test_a_full_worker_takes_no_wake_up(
     own_server: RedisServer, own_client: Client, own_worker: WorkerProcess
 ) -> None:
     running = [begun(own_client.submit(prompt="x", max_tokens=4000)) for _ in range(2)]
     waits = stock_job(own_server, own_client)
-    wait_until(lambda: own_client.redis.llen(BELL) == 1)
+    wait_until(lambda: own_client.redis.llen(WAKE_KEY) == 1)
     more = [own_client.submit(prompt="x", max_tokens=2) for _ in range(3)]
-    assert own_client.redis.llen(BELL) == 1
+    assert own_client.redis.llen(WAKE_KEY) == 1
     for job in running:
         job.cancel()
     assert {job.result(GET_S).text for job in (waits, *more)} == {"w0 w1 "}
-    wait_until(lambda: not own_client.redis.exists(BELL))
+    wait_until(lambda: not own_client.redis.exists(WAKE_KEY))
 
 
-def test_a_worker_that_one_claim_filled_takes_no_ring(
+def test_a_worker_that_one_claim_filled_takes_no_wake_up(
     own_server: RedisServer, own_client: Client, own_worker: WorkerProcess, latch: Latch
 ) -> None:
     """It began to wait with the claim."""
@@ -285,12 +285,12 @@ def test_a_worker_that_one_claim_filled_takes_no_ring(
     own_client.redis.rename("elsewhere", "llorch.toy")
     wait_until(lambda: len(held_ids(own_client.redis)) == 2)
     waits = stock_job(own_server, own_client)
-    wait_until(lambda: own_client.redis.llen(BELL) == 1)
+    wait_until(lambda: own_client.redis.llen(WAKE_KEY) == 1)
     latch.open()
     assert all(job.result(GET_S) for job in (*filling, waits))
 
 
-def test_a_worker_that_cancels_its_queues_passes_its_ring_on(
+def test_a_worker_that_cancels_its_queues_passes_its_wake_up_on(
     own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     with Celery("operator", broker=own_server.url, set_as_current=False) as operator:

@@ -1,4 +1,4 @@
-"""Which scripts ring, for whom, and how often."""
+"""Which scripts wake a worker, for whom, and how often."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
 from tests.waiting import wait_until
 
-BELL = keys.bell(QUEUE)
+WAKE_KEY = keys.wake(QUEUE)
 OWN_QUEUE = place_of("toy", "gpu0@host")
 
 
-def rings(store: redis.Redis, queue: str = QUEUE) -> int:
-    return int(store.llen(keys.bell(queue)))
+def wake_ups(store: redis.Redis, queue: str = QUEUE) -> int:
+    return int(store.llen(keys.wake(queue)))
 
 
-def test_a_client_rings_for_its_job(producer: Client) -> None:
+def test_a_client_wakes_a_worker_for_its_job(producer: Client) -> None:
     producer.submit(prompt="x", priority="high")
-    assert (rings(producer.redis, f"{QUEUE}:high"), rings(producer.redis)) == (1, 0)
+    assert (wake_ups(producer.redis, f"{QUEUE}:high"), wake_ups(producer.redis)) == (1, 0)
     producer.submit(prompt="x", priority="low")
-    assert rings(producer.redis) == 1
+    assert wake_ups(producer.redis) == 1
 
 
-def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
+def test_a_wake_key_holds_one_wake_up_however_many_jobs_wait(producer: Client) -> None:
     for _ in range(5):
         producer.submit(prompt="x")
-        inbox_watch.look(producer.redis, "toy", rings_anyway=True)
-        assert rings(producer.redis) == 1
+        inbox_watch.look(producer.redis, "toy", wakes_anyway=True)
+        assert wake_ups(producer.redis) == 1
 
 
-def test_a_watcher_that_leaves_rings_for_what_waits(store: redis.Redis) -> None:
+def test_a_watcher_that_leaves_wakes_another_for_what_waits(store: redis.Redis) -> None:
     push(store, "a")
     watcher = InboxWatcher(store, "toy", Settings(), on_repeated=print)
     watcher.start()
-    wait_until(lambda: rings(store))
-    store.delete(keys.bell(QUEUE))
+    wait_until(lambda: wake_ups(store))
+    store.delete(keys.wake(QUEUE))
     watcher.close()
-    assert rings(store) == 1
+    assert wake_ups(store) == 1
     assert inbox_watch.lease(store, "toy").take()
 
 
@@ -64,48 +64,48 @@ def test_a_watcher_tells_of_messages_whose_jobs_had_ended(store: redis.Redis) ->
 
 
 @pytest.mark.parametrize("priority", ["high", "normal"])
-def test_a_ring_is_passed_on_however_fresh_its_job_is(producer: Client, priority: str) -> None:
-    """The ring of a job that came just now is not lost with a worker that takes no more."""
+def test_a_wake_up_is_passed_on_however_fresh_its_job_is(producer: Client, priority: str) -> None:
+    """The wake-up for a job that came just now is not lost with a worker that takes no more."""
     queue = queues.queue_of(route("toy", priority).list_key)
     producer.submit(prompt="x", priority=priority)
-    assert producer.redis.lpop(keys.bell(queue))
-    inbox_watch.look(producer.redis, "toy", rings_anyway=True)
-    assert rings(producer.redis, queue) == 1
+    assert producer.redis.lpop(keys.wake(queue))
+    inbox_watch.look(producer.redis, "toy", wakes_anyway=True)
+    assert wake_ups(producer.redis, queue) == 1
 
 
-def test_a_claim_that_takes_all_jobs_leaves_no_ring(producer: Client) -> None:
+def test_a_claim_that_takes_all_jobs_leaves_no_wake_up(producer: Client) -> None:
     for priority in ("high", "normal", "low"):
         producer.submit(prompt="x", priority=priority)
     assert len(take(producer.redis)) == 3
-    assert rings(producer.redis) == rings(producer.redis, f"{QUEUE}:high") == 0
+    assert wake_ups(producer.redis) == wake_ups(producer.redis, f"{QUEUE}:high") == 0
 
 
-def test_a_claim_that_leaves_jobs_rings_for_the_next_worker(store: redis.Redis) -> None:
+def test_a_claim_that_leaves_jobs_wakes_the_next_worker(store: redis.Redis) -> None:
     push(store, "a", "b", "c")
     store.lpush(route("toy", "high").list_key, *store.lrange(QUEUE, 0, 1))
     assert len(take(store, limit=1)) == 1
-    assert rings(store) == rings(store, f"{QUEUE}:high") == 1
+    assert wake_ups(store) == wake_ups(store, f"{QUEUE}:high") == 1
     assert len(take(store, limit=1)) == 1
-    assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 0)
+    assert (wake_ups(store), wake_ups(store, f"{QUEUE}:high")) == (1, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "bells"),
+    ("name", "woken"),
     [
-        ("llorch.toy", {keys.bell(QUEUE)}),
-        (Route("llorch.toy", 9).list_key, {keys.bell(QUEUE)}),
-        ("llorch.toy:9", {keys.bell(QUEUE)}),
-        ("llorch.toy:high", {keys.bell(f"{QUEUE}:high"), keys.full_bell(f"{QUEUE}:high")}),
-        ("llorch.toy:high:3", {keys.bell(f"{QUEUE}:high"), keys.full_bell(f"{QUEUE}:high")}),
+        ("llorch.toy", {keys.wake(QUEUE)}),
+        (Route("llorch.toy", 9).list_key, {keys.wake(QUEUE)}),
+        ("llorch.toy:9", {keys.wake(QUEUE)}),
+        ("llorch.toy:high", {keys.wake(f"{QUEUE}:high"), keys.full_wake(f"{QUEUE}:high")}),
+        ("llorch.toy:high:3", {keys.wake(f"{QUEUE}:high"), keys.full_wake(f"{QUEUE}:high")}),
     ],
 )
 def test_what_comes_to_the_inbox_wakes_a_worker_before_it_is_moved(
-    store: redis.Redis, name: str, bells: set[str]
+    store: redis.Redis, name: str, woken: set[str]
 ) -> None:
     for _ in range(2):
-        inbox_watch.ring(store, "toy", [name])
-    assert set(store.keys(keys.bell("*"))) == bells
-    assert all(store.llen(bell) == 1 for bell in bells)
+        inbox_watch.wake(store, "toy", [name])
+    assert set(store.keys(keys.wake("*"))) == woken
+    assert all(store.llen(key) == 1 for key in woken)
 
 
 def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis) -> None:
@@ -115,7 +115,7 @@ def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis)
     push(store, *(f"job{number}" for number in range(9)))
     # What is left of 9 after each: 6, 4, 3, 2, 1, 0.
     assert [len(take(store)) for _ in range(6)] == [3, 2, 1, 1, 1, 1]
-    assert rings(store) == 0
+    assert wake_ups(store) == 0
 
 
 def test_a_worker_alone_takes_all_it_has_room_for(store: redis.Redis) -> None:
@@ -124,39 +124,39 @@ def test_a_worker_alone_takes_all_it_has_room_for(store: redis.Redis) -> None:
     assert len(take(store, limit=8)) == 8
 
 
-def test_a_claim_does_not_ring_for_a_suspect_that_may_not_run_here(store: redis.Redis) -> None:
-    """Otherwise two workers that both hold suspects would ring for each other for ever."""
+def test_a_claim_wakes_nobody_for_a_suspect_that_may_not_run_here(store: redis.Redis) -> None:
+    """Otherwise two workers that both hold suspects would wake each other for ever."""
     push(store, "a", "b")
     for claim in take(store):
         claims.blame(store, claim, max_attempts=3, alone=False)
     first = take(store, limit=1)
     assert first[0].suspect
-    store.delete(BELL)
+    store.delete(WAKE_KEY)
     taken = look(store, held=first)
     assert not taken.claims
     # A quarter of the time that the suspect has run.
     assert taken.look_again_s is not None
     assert 0.01 <= taken.look_again_s <= 0.2
-    assert rings(store) == 0
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert rings(store) == 1, "another worker may take it"
+    assert wake_ups(store) == 0
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert wake_ups(store) == 1, "another worker may take it"
 
 
-def test_jobs_without_a_ring_get_one(store: redis.Redis) -> None:
+def test_jobs_without_a_wake_up_get_one(store: redis.Redis) -> None:
     push(store, "a")
     high_jobs(store, "b")
     inbox_watch.look(store, "toy")
-    store.delete(BELL, keys.bell(f"{QUEUE}:high"))
+    store.delete(WAKE_KEY, keys.wake(f"{QUEUE}:high"))
     inbox_watch.look(store, "toy")
-    assert rings(store) == 0, "somebody has been rung for them"
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert rings(store) == rings(store, f"{QUEUE}:high") == 1
+    assert wake_ups(store) == 0, "somebody has been woken for them"
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert wake_ups(store) == wake_ups(store, f"{QUEUE}:high") == 1
 
 
-def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -> None:
+def test_empty_lists_and_lists_of_other_models_get_no_wake_up(store: redis.Redis) -> None:
     store.lpush("llorch.toys", "a job")
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert store.keys("llorch:bell:*") == []
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert store.keys("llorch:wake:*") == []
     assert store.llen("llorch.toys") == 1
 
 
@@ -168,24 +168,24 @@ def test_a_claim_that_settles_many_bytes_of_no_job_goes_on_at_once(store: redis.
     assert [claim.job_id for claim in look(store).claims] == ["a"]
 
 
-@pytest.mark.parametrize(("due_ms", "rung"), [(-1_000, 1), (300_000, 0), (900_000, 0)])
-def test_a_scheduled_job_gets_a_ring_once_it_is_due(
-    store: redis.Redis, monkeypatch: pytest.MonkeyPatch, due_ms: int, rung: int
+@pytest.mark.parametrize(("due_ms", "expected"), [(-1_000, 1), (300_000, 0), (900_000, 0)])
+def test_a_scheduled_job_gets_a_wake_up_once_it_is_due(
+    store: redis.Redis, monkeypatch: pytest.MonkeyPatch, due_ms: int, expected: int
 ) -> None:
     monkeypatch.setattr(inbox_watch, "LOOK_S", 600.0)
     push(store, "a", eta=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
     assert take(store) == []
     seconds, microseconds = store.time()
     store.zadd(keys.scheduled("toy"), {"a": seconds * 1000 + round(microseconds / 1000) + due_ms})
-    store.delete(BELL)
+    store.delete(WAKE_KEY)
     look_again_s = inbox_watch.look(store, "toy")
-    if rung:
+    if expected:
         assert look_again_s is None
-        assert rings(store) == rung
+        assert wake_ups(store) == expected
         return
     assert look_again_s is not None
     assert 0 < look_again_s <= due_ms / 1e3 + 0.001, "rounded up"
-    assert rings(store) == rung
+    assert wake_ups(store) == expected
 
 
 def test_the_watcher_releases_due_jobs_to_their_own_priorities(store: redis.Redis) -> None:
@@ -195,24 +195,24 @@ def test_the_watcher_releases_due_jobs_to_their_own_priorities(store: redis.Redi
     store.lmove(QUEUE, route("toy", "high").list_key, "LEFT", "LEFT")
     while store.exists(*queues.inbox_of("toy")):
         assert take(store, limit=200) == []
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert (rings(store), rings(store, f"{QUEUE}:high")) == (0, 0)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert (wake_ups(store), wake_ups(store, f"{QUEUE}:high")) == (0, 0)
     store.zadd(keys.scheduled("toy"), dict.fromkeys(normal, 1) | {"high": 2})
-    assert inbox_watch.look(store, "toy", rings_anyway=True) == 0.001, "a call releases a hundred"
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 1)
+    assert inbox_watch.look(store, "toy", wakes_anyway=True) == 0.001, "a call releases a hundred"
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert (wake_ups(store), wake_ups(store, f"{QUEUE}:high")) == (1, 1)
     assert urgent(store) == ["high"]
     assert len(take(store, limit=200)) == 150
 
 
-def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
+def test_at_maxmemory_claims_and_watchers_wake_workers(store: redis.Redis) -> None:
     push(store, "a", "b", "c")
     fill(store)
     assert len(take(store, limit=1)) == 1
-    assert rings(store) == 1
-    store.delete(BELL)
-    inbox_watch.look(store, "toy", rings_anyway=True)
-    assert rings(store) == 1
+    assert wake_ups(store) == 1
+    store.delete(WAKE_KEY)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert wake_ups(store) == 1
 
 
 def high_jobs(store: redis.Redis, *job_ids: str) -> None:
@@ -227,28 +227,28 @@ def urgent(store: redis.Redis, limit: int = 4) -> list[str]:
     return [claim.job_id for claim in claims.claim(store, request, TERMS).claims]
 
 
-def test_workers_without_room_are_rung_for_high_jobs_only(producer: Client) -> None:
-    full_bell = keys.full_bell(f"{QUEUE}:high")
+def test_workers_without_room_are_woken_for_high_jobs_only(producer: Client) -> None:
+    full_wake = keys.full_wake(f"{QUEUE}:high")
     producer.submit(prompt="x")
     producer.submit(prompt="x", priority="low")
-    assert not producer.redis.exists(full_bell)
+    assert not producer.redis.exists(full_wake)
     producer.submit(prompt="x", priority="high")
-    assert producer.redis.llen(full_bell) == 1
+    assert producer.redis.llen(full_wake) == 1
 
 
-def test_a_worker_without_room_leaves_a_high_job_to_one_with_room_that_took_the_ring(
+def test_a_worker_without_room_leaves_a_high_job_to_one_with_room_that_took_the_wake_up(
     store: redis.Redis,
 ) -> None:
     high_jobs(store, "a", "b")
     assert urgent(store) == []
-    inbox_watch.look(store, "toy", rings_anyway=True)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
     assert urgent(store) == ["a", "b"]
-    assert rings(store, f"{QUEUE}:high") == store.exists(keys.full_bell(f"{QUEUE}:high")) == 0
+    assert wake_ups(store, f"{QUEUE}:high") == store.exists(keys.full_wake(f"{QUEUE}:high")) == 0
 
 
-def test_a_worker_without_room_that_leaves_high_jobs_rings_for_the_next(store: redis.Redis) -> None:
+def test_a_worker_without_room_that_leaves_high_jobs_wakes_the_next(store: redis.Redis) -> None:
     high_jobs(store, "a", "b")
-    inbox_watch.look(store, "toy", rings_anyway=True)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
     assert urgent(store, limit=1) == ["a"]
-    assert rings(store, f"{QUEUE}:high") == store.llen(keys.full_bell(f"{QUEUE}:high")) == 1
+    assert wake_ups(store, f"{QUEUE}:high") == store.llen(keys.full_wake(f"{QUEUE}:high")) == 1
     assert urgent(store) == ["b"]

@@ -1,0 +1,43 @@
+-- Waking workers: see wake_ups.py.
+
+local WAKE_UP_S = 60 -- how long a wake-up for one worker stays: it may never return
+
+-- The wake key for the jobs of a class: high jobs have one of their own.
+local function wake_key_of_class(model, class)
+  return wake_key(QUEUE_PREFIX .. model .. (class == HIGH and HIGH_SUFFIX or ''))
+end
+
+-- The wake key of workers without room.
+local function full_wake_key(model)
+  return wake_key_of_class(model, HIGH) .. FULL_SUFFIX
+end
+
+-- A wake-up; a key holds at most one. Returns whether it held none before.
+local function wake_once(key)
+  local only = redis.call('LPUSH', key, 1) == 1
+  if not only then
+    redis.call('LPOP', key)
+  end
+  return only
+end
+
+-- Wake the worker that has waited longest. If none waits, the wake-up stays for the next; one is enough,
+-- because whoever takes it looks at everything and wakes another if jobs are left.
+local function wake_class(model, class)
+  wake_once(wake_key_of_class(model, class))
+  if class == HIGH then
+    wake_once(full_wake_key(model))
+  end
+end
+
+local function wake(list)
+  wake_class(model_of(list), class_of(list))
+end
+
+-- Wake one worker. Returns whether it has answered all wake-ups before.
+local function wake_place(place)
+  local key = wake_key(place)
+  local only = wake_once(key)
+  redis.call('EXPIRE', key, WAKE_UP_S)
+  return only
+end
