@@ -2,7 +2,7 @@
 
     python -m benches.engine_process --model FILE [--sequences 1,16] [--threads 2]
 
-Two engines of one file take turns; new tokens go to a callback, as in a worker. The one apart is a
+Two engines of one file alternate; new tokens go to a callback, as in a worker. The one apart is a
 worker's, with an intake, and its tokens come as often as a worker writes them. The first token
 counts from the submission, with all that prepares it. The keeper's processor time is that of this
 process while the other one computes. Exit code 1 if a token differs.

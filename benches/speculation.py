@@ -2,7 +2,7 @@
 
     python -m benches.speculation --model FILE [--sequences 1,8] [--threads 2]
 
-Two engines of one file take turns. Repeating texts answer thirty chats that ask for code with an
+Two engines of one file alternate. Repeating texts answer thirty chats that ask for code with an
 edit, for JSON of a text, or for quotes of it; free texts answer ten open questions; for predicted
 ones each request brings as its ``prediction`` the answer itself, without every tenth word.
 Everything is greedy, but for half of the free texts. Exit code 1 if a token differs.

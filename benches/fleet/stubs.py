@@ -54,7 +54,7 @@ class Loop:
     def later(self, after_s: float, act: Callable[[], None]) -> None:
         self._timers.enter(after_s, 0, act)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         due_s = self._timers.run(blocking=False)
         for key, _ in self.selector.select(1.0 if due_s is None else min(due_s, 1.0)):
             key.data()
@@ -172,7 +172,7 @@ def main(url: str, first: int, workers: int, slots: int, service_s: float) -> No
         stub.look()
     print("ready", flush=True)
     while not over.is_set():
-        loop.turn()
+        loop.run_once()
     print(json.dumps({stub.name: stub.claimed for stub in stubs}), flush=True)
 
 

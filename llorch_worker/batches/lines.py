@@ -69,7 +69,7 @@ class Line(ABC):
 
     @property
     def jobs(self) -> int:
-        """A line that cannot be understood waits for its turn like one job."""
+        """A line that cannot be understood waits like one job."""
         return 1 if isinstance(self.requests, LlorchError) else len(self.requests)
 
     @abstractmethod

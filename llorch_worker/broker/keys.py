@@ -145,8 +145,8 @@ shares = Key("shares:{}")
 searched = Key("searched:{}")
 """By model. Hash: class and what callers have in common -> the score up to which the last search by
 such a caller found no job that it can take. Expires soon after."""
-turns = Key("turns:{}")
-"""By model. Hash: class -> when one of its jobs went before more urgent ones for its age."""
+aged = Key("aged:{}")
+"""By model. Hash: class -> when one of its jobs last went before more urgent ones for its age."""
 
 FULL_SUFFIX = ":full"
 wake = Key("wake:{}")

@@ -59,7 +59,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "worker_key": keys.worker,
     "searched_key": keys.searched,
     "shares_key": keys.shares,
-    "turns_key": keys.turns,
+    "aged_key": keys.aged,
     "usage_key": keys.usage,
     "rates_key": keys.key_rates,
     "gateway_document_key": keys.gateway_document,

@@ -120,12 +120,12 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
     head_dim = 2 * len(periods)
 
-    def pair_that_turns(rotations: float) -> float:
+    def pair_that_makes(rotations: float) -> float:
         """The (fractional) pair that makes this many rotations within the original context."""
         wavelength = scaling.original_max_context / (rotations * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
-    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    low, high = pair_that_makes(scaling.beta_fast), pair_that_makes(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)

@@ -26,7 +26,7 @@ from llorch_worker.contract import JobLost, JobResult, LlorchError
 MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command."""
 MOST_HEARD_AT_ONCE = 100
-"""Messages that are read before others have their turn."""
+"""Messages that are read before other tasks run."""
 MOST_SILENT_POLLS = 4
 """So many times the listener asks over its subscription without an answer before it makes another.
 """

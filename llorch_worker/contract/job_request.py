@@ -41,7 +41,7 @@ class JobRequest(BaseModel):
     """The name of the Celery task whose arguments these are."""
 
     tenant: str | None = Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
-    """On whose behalf. Tenants of one priority take turns."""
+    """On whose behalf. Tenants of one priority have fair shares."""
     model: str | None = Field(None, min_length=1, max_length=200)
     priority: Priority = "normal"
     deadline_s: float | None = Field(None, gt=0, le=LONGEST_DEADLINE_S)

@@ -25,7 +25,7 @@ arrival, choice). The rules:
   cancelled, preempted or fails, the next step does not contain it. The first running sequence
   never sits out, because no chunk precedes its own.
 - A suspect, whose job may end the engine, computes in steps of its own until its first token. They
-  take turns with those of all others, and no step is planned ahead of or after them.
+  alternate with those of all others, and no step is planned ahead of or after them.
 - A step without a prefill computes the drafts that promise more speed, as far as the
   token budget and free blocks go.
 - A step is planned while the one before it is still on the device and its tokens are unknown,
@@ -132,9 +132,9 @@ class Scheduler:
                 self.blocks.trim(running)
         self._age()
         self._preempt_for_high()
-        plan = self._plan(self._turn())
-        if not plan.chunks and (suspect := self._turn()) is not None:
-            # The others' turn, but the only one of them has given up its blocks.
+        plan = self._plan(self._isolated())
+        if not plan.chunks and (suspect := self._isolated()) is not None:
+            # The others' step, but the only one of them has given up its blocks.
             plan = self._plan(suspect)
         return self._launch(plan)
 
@@ -168,7 +168,7 @@ class Scheduler:
                 return None
         return self._launch(ahead)
 
-    def _turn(self) -> int | None:
+    def _isolated(self) -> int | None:
         """The arrival of the suspect whose step is next; None if it is that of all others."""
         ready = [*self._running, *self._waiting[:1]]
         if any(s.suspect for s in ready) and self._waiting and self._admissible(None) is None:
@@ -179,8 +179,8 @@ class Scheduler:
         return suspect.arrival if suspect is not None and self._was_alone else None
 
     def _plan(self, suspect: int | None, after: StepPlan | None = None) -> StepPlan:
-        """``suspect``: see :meth:`_turn`. ``after``: a launched step, whose sequences go on behind
-        its chunks. Raises ``_Undecided`` where its end decides what to compute."""
+        """``suspect``: see :meth:`_isolated`. ``after``: a launched step, whose sequences go on
+        behind its chunks. Raises ``_Undecided`` where its end decides what to compute."""
         launched = {} if after is None else {chunk.sequence: chunk for chunk in after.chunks}
 
         def takes_part(sequence: Sequence) -> bool:

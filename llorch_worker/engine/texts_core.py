@@ -54,7 +54,7 @@ class TextsCore:
         self._low_waits_at_most_s = low_waits_at_most_s
         self._board = board
         self._jobs: list[TextsGeneration] = []
-        """Those that are not done; whose turn it is comes first."""
+        """Those that are not done, in the order in which they are taken."""
         self.rate = TokenRate()
         self._sizes = TallyCounts(STEP_TOKENS)
         self.tokens_total = self.steps_total = self.finished_total = 0
@@ -130,9 +130,9 @@ class TextsCore:
                 return
         urgency = {job: self._urgency(job, now_s) for job in self._jobs}
         first = min(urgency.values())
-        turns = [job for job in self._jobs if urgency[job] == first]
-        counts = dict.fromkeys(turns, 0)
-        tokens, going = 0, turns
+        equals = [job for job in self._jobs if urgency[job] == first]
+        counts = dict.fromkeys(equals, 0)
+        tokens, going = 0, equals
         while going:
             for job in going:
                 length = len(job.prepared.token_ids[job.computed + counts[job]])
@@ -143,10 +143,10 @@ class TextsCore:
                 tokens += length
                 counts[job] += 1
             going = [job for job in going if counts[job] < job.left]
-        taken = [job for job in turns if counts[job]]
+        taken = [job for job in equals if counts[job]]
         # Who got fewest of this step is first in the next.
-        last = next((at for at, job in enumerate(turns) if counts[job] < counts[turns[0]]), 0)
-        order = [*turns[last:], *turns[:last]]
+        last = next((at for at, job in enumerate(equals) if counts[job] < counts[equals[0]]), 0)
+        order = [*equals[last:], *equals[:last]]
         self._jobs = [*(job for job in self._jobs if job not in counts), *order]
         for job in taken:
             job.last_taken_s = now_s

@@ -1,8 +1,8 @@
 """Requests begin a few at a time, so that thousands at once keep nobody else waiting.
 
 Each takes a millisecond or two of the event loop until it waits for Redis. If all that have come
-began in one turn of the loop, everything else, probes and tokens of other streams too, would come
-after the last of them.
+began in one iteration of the loop, everything else, probes and tokens of other streams too, would
+come after the last of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llorch_worker.gateway.errors import RateLimited, error_answer
 
-MOST_A_TURN: Final = 4
-"""Requests that begin in one turn of the event loop."""
+MOST_AN_ITERATION: Final = 4
+"""Requests that begin in one iteration of the event loop."""
 MOST_WAITING: Final = 8_192
 """Requests of one key, or of all without a known one, that wait to begin."""
 AT_ONCE: Final = frozenset({"/health", "/ready", "/metrics"})
@@ -26,20 +26,20 @@ AT_ONCE: Final = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Entrance:
-    """Who has a key begins in turn with the others; all without one have one turn together."""
+    """Keys alternate, one request each; all without one count as one key."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._begun = 0
-        """In this turn."""
+        """In this iteration."""
 
     async def enter(self, find: Callable[[], str]) -> None:
         """Waits until a request may begin. ``find`` tells whose it is, where that counts. Raises
         ``RateLimited`` if too many of theirs wait."""
         loop = asyncio.get_running_loop()
         if not (self._begun or self._waiting):
-            loop.call_soon(self._next_turn)
-        if self._begun < MOST_A_TURN and not self._waiting:
+            loop.call_soon(self._next_iteration)
+        if self._begun < MOST_AN_ITERATION and not self._waiting:
             self._begun += 1
             return
         who = find()
@@ -49,9 +49,9 @@ class Entrance:
         self._waiting.setdefault(who, deque()).append(place)
         await place
 
-    def _next_turn(self) -> None:
+    def _next_iteration(self) -> None:
         self._begun = 0
-        while self._waiting and self._begun < MOST_A_TURN:
+        while self._waiting and self._begun < MOST_AN_ITERATION:
             who, places = self._waiting.popitem(last=False)
             place = places.popleft()
             if places:
@@ -61,7 +61,7 @@ class Entrance:
                 place.set_result(None)
                 self._begun += 1
         if self._begun:
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            asyncio.get_running_loop().call_soon(self._next_iteration)
 
 
 def entering(app: ASGIApp, name_of: Callable[[Mapping[str, str]], str]) -> ASGIApp:

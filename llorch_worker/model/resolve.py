@@ -159,7 +159,7 @@ def _windowed(read: Reader, graph: Graph, layers: int, context: int, key: str) -
     return replace(graph, windows=tuple(window if slides else None for slides in sliding))
 
 
-def _turns(config: ModelConfig) -> bool:
+def _rotates(config: ModelConfig) -> bool:
     """Whether every angle of every rotation is a finite number, at short and long contexts."""
     return all(
         bool((inverse_frequencies(rope, config.head_dim, context) * context).isfinite().all())
@@ -191,7 +191,7 @@ def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
         problem = f"a RoPE factor is {min(factors)}, but must be positive"
     if problem is None:
         check_tensors(checkpoint, config)  # also that a head is no larger than the file
-        if not _turns(config):
-            problem = "its RoPE turns by angles that are no finite numbers"
+        if not _rotates(config):
+            problem = "its RoPE rotates by angles that are no finite numbers"
     if problem:
         raise ModelLoadFailed(f"{checkpoint.path}: {problem}; convert the model again.")

@@ -23,7 +23,7 @@ _READS_BYTES_PER_S: Final = 10e6
 _PROC: Final = Path("/proc")
 # Of /proc/PID/stat, after the name.
 _STATE, _SESSION, _FAULTS, _TICKS = 0, 3, 9, slice(11, 15)
-_WAITS_FOR_ITS_TURN: Final = "RD"
+_WAITS_FOR_THE_MACHINE: Final = "RD"
 """States of one that waits for a processor or a disk."""
 
 
@@ -63,7 +63,7 @@ class Standstill:
         work_s = sum(work_s for _, work_s in found)
         # It is less than before where a process of them has ended.
         works = before_s is None or abs(work_s - before_s) >= _WORKS * idle_s
-        if works or not found or any(state in _WAITS_FOR_ITS_TURN for state, _ in found):
+        if works or not found or any(state in _WAITS_FOR_THE_MACHINE for state, _ in found):
             self._worked_s, self._work_s = now_s, work_s
         elif idle_s >= self._idle_s:
             return f"it did nothing for {idle_s:.0f} s"

@@ -1,4 +1,4 @@
-"""An event loop's selector that lets tokens gather, so that many cost one turn of the loop."""
+"""An event loop's selector that lets tokens gather, so that many cost one iteration of the loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Ready = list[tuple[selectors.SelectorKey, int]]
 class GatheringSelector(selectors.DefaultSelector):
     """While answers stream, what is ready waits a moment for company: longer if none is urgent.
 
-    If each token had a turn of its own, the worker would interrupt the server's threads so often,
-    all of which wait in each step for the one that was interrupted.
+    If each token had an iteration of its own, the worker would interrupt the server's threads so
+    often, all of which wait in each step for the one that was interrupted.
     """
 
     def __init__(self) -> None:

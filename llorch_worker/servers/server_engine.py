@@ -52,8 +52,8 @@ from llorch_worker.servers.connection import (
     WrongAnswer,
 )
 from llorch_worker.servers.gathering import GatheringSelector
+from llorch_worker.servers.isolation import Isolation
 from llorch_worker.servers.probe import Found, probe
-from llorch_worker.servers.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class ServerEngine(Mortal):
             weakens=found.weakens,
         )
         self._tasks: dict[ServerGeneration, asyncio.Task[None]] = {}
-        self._turns = Turns()
+        self._isolation = Isolation()
         self._cuts: set[ServerGeneration] = set()
         self._prompt_tokens = self._generated = self._cached = self._finished = 0
         self._token_gaps = TallyCounts(TOKEN_GAP_S)
@@ -152,7 +152,7 @@ class ServerEngine(Mortal):
         """
         selector = GatheringSelector()
         loop = asyncio.SelectorEventLoop(selector)
-        threading.Thread(target=_turn, args=(loop,), name="llorch-server", daemon=True).start()
+        threading.Thread(target=_run, args=(loop,), name="llorch-server", daemon=True).start()
         try:
             while True:
                 try:
@@ -351,7 +351,7 @@ class ServerEngine(Mortal):
     async def _run(self, generation: ServerGeneration) -> None:
         if generation.ended_before:
             return
-        async with self._turns.turn(generation):
+        async with self._isolation.enter(generation):
             generation.send()
             try:
                 await self._ask(generation)
@@ -392,7 +392,7 @@ class ServerEngine(Mortal):
                 told = choice.take(piece)
                 if told is not None:
                     generation.tell(told)
-                    self._turns.clear(generation)
+                    self._isolation.clear(generation)
                     now_s = time.monotonic()
                     if last_s:
                         self._token_gaps.add(now_s - last_s)
@@ -433,7 +433,7 @@ class ServerEngine(Mortal):
             )
             # One that was started again at once answers, but all answers of the other are cut.
             await asyncio.sleep(CUT_TOGETHER_S)
-            if len(self._turns.there) > 1 and self._cuts >= self._turns.there:
+            if len(self._isolation.there) > 1 and self._cuts >= self._isolation.there:
                 self._die(_away("it was started again"), self._suspects())
         except ServerAway as away:
             self._die(_away(away), self._suspects() if away.ended else ())
@@ -444,11 +444,11 @@ class ServerEngine(Mortal):
     def _suspects(self) -> tuple[str, ...]:
         """Who may have ended the server: the one that was there alone, or those that were there
         also when it ended before."""
-        hands = frozenset(each.id for each in self._turns.there)
+        hands = frozenset(each.id for each in self._isolation.there)
         return tuple(hands if len(hands) == 1 else hands & self._address.last_hands)
 
     def _die(self, death: Death, suspects: tuple[str, ...] = ()) -> None:
-        hands = frozenset(each.id for each in self._turns.there)
+        hands = frozenset(each.id for each in self._isolation.there)
         if self._note_death(replace(death, suspects=suspects)):
             self._address.last_hands = hands
             self._end_task = self._loop.create_task(self._end())
@@ -491,7 +491,7 @@ class ServerEngine(Mortal):
                 logger.exception("the look at the server failed")
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
 

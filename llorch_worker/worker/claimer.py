@@ -125,7 +125,7 @@ class Claimer(Repeater):
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        super().__init__("claimer", "claim jobs", self._turn)
+        super().__init__("claimer", "claim jobs", self._step)
 
     # On any thread -------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Claimer(Repeater):
         self._wake_reader.close()
         self._wake_writer.close()
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         if self.arrived or self.repeated:
             self._sleep(hears=False)
             return

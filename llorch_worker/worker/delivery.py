@@ -65,7 +65,7 @@ class Delivery:
             }
         )
         if request.tenant not in (None, self.tenant):
-            rule = "takes turns only in jobs that Client or a gateway sends: leave it out"
+            rule = "has a share only in jobs that Client or a gateway sends: leave it out"
             fault = Fault(field="tenant", rule=rule, got=describe(request.tenant))
             raise InvalidRequest.from_faults([fault])
         queued = priority_of(self.claim.list_key)

@@ -34,7 +34,7 @@ class LeaseKeeper(Repeater):
     its broker connection is down.
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
-    some time for its claim. One sweep is enough for a fleet, so workers take turns: a key that
+    some time for its claim. One sweep is enough for a fleet, so one worker does it: a key that
     expires shows that one has swept.
 
     It sweeps at its start too: a worker that replaces a dead one may not live until its second
@@ -133,14 +133,14 @@ class LeaseKeeper(Repeater):
 
     def _sweep(self) -> None:
         # Somewhat less, so that the worker that swept may do it again when its own time comes.
-        turn = Lease(self._redis, keys.SWEPT, 0.9 * self._sweep_every_s)
-        if not self._leases_exist or not turn.take():
+        lease = Lease(self._redis, keys.SWEPT, 0.9 * self._sweep_every_s)
+        if not self._leases_exist or not lease.take():
             return
         try:
             self._return_jobs()
         except RedisError:
             with suppress(RedisError):
-                turn.leave()
+                lease.leave()
             raise
 
     def _return_jobs(self) -> None:

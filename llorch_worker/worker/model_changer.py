@@ -25,7 +25,7 @@ from llorch_worker.broker.jobs.deadlines import next_deadlines
 from llorch_worker.broker.jobs.ended_jobs import EndedJob
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
-from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, turn_s
+from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, rotation_s
 
 if TYPE_CHECKING:
     from llorch_worker.worker.engine_loader import EngineLoader
@@ -147,7 +147,7 @@ class ModelChanger(Repeater):
         elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self._is_pinned:
             self._unload(f"unloaded after {self._idle_unload_s:.0f} s without jobs")
         elif not self._warned:
-            self._warn_of_long_turns(seen)
+            self._warn_of_long_rotation(seen)
         self.closing.wait(random.uniform(0.0, 0.1) * LOOK_S)
 
     def _noted(self) -> Notes:
@@ -232,20 +232,20 @@ class ModelChanger(Repeater):
             slack_s=due_s - job_s,
         )
 
-    def _warn_of_long_turns(self, seen: Notes) -> None:
+    def _warn_of_long_rotation(self, seen: Notes) -> None:
         self._warned = True
-        turning = [note for note in seen.of_workers if not note.pinned]
-        models = {name for note in turning for name in note.load_s}
-        longest_s = max((load for note in turning for load in note.load_s.values()), default=0.0)
-        turn = turn_s(len(models), len(turning), longest_s, self._terms)
-        if turn > self._terms.max_wait_s:
+        changing = [note for note in seen.of_workers if not note.pinned]
+        models = {name for note in changing for name in note.load_s}
+        longest_s = max((load for note in changing for load in note.load_s.values()), default=0.0)
+        rotation = rotation_s(len(models), len(changing), longest_s, self._terms)
+        if rotation > self._terms.max_wait_s:
             logger.warning(
-                "jobs may wait longer than LLORCH_MAX_WAIT_S=%.0f for their model: %d models take "
-                "turns on %d workers, which takes %.0f s; start more workers, or raise it",
+                "jobs may wait longer than LLORCH_MAX_WAIT_S=%.0f for their model: %d models "
+                "share %d workers, so one may wait %.0f s; start more workers, or raise it",
                 self._terms.max_wait_s,
                 len(models),
-                len(turning),
-                turn,
+                len(changing),
+                rotation,
             )
 
     # Changing ----------------------------------------------------------------------------------

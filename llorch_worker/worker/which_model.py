@@ -92,9 +92,9 @@ def next_change(
     return fleet.for_wait() or fleet.for_backlog()
 
 
-def turn_s(models: int, workers: int, load_s: float, terms: Terms) -> float:
-    """How long a model waits for its turn if all of these always have jobs: for the others that
-    share a worker with it. If this is more than ``max_wait_s``, no rule can hold that."""
+def rotation_s(models: int, workers: int, load_s: float, terms: Terms) -> float:
+    """How long a model waits for a worker if all of these always have jobs: for the others that
+    share one with it. If this is more than ``max_wait_s``, no rule can hold that."""
     sharing = math.ceil(models / max(1, workers))
     return (sharing - 1) * (load_s + terms.min_resident_s)
 
@@ -106,12 +106,12 @@ class _Fleet:
         self._waiting = {name: each for name, each in waiting.items() if each.worth_s > 0}
         self._terms = terms
         self._keepers = Counter(worker.resident for worker in workers)
-        self._turning = [worker for worker in workers if not worker.pinned]
+        self._changing = [worker for worker in workers if not worker.pinned]
         self._load_s: dict[str, float] = {}
-        for worker in self._turning:
+        for worker in self._changing:
             for name, load_s in worker.load_s.items():
                 self._load_s[name] = min(load_s, self._load_s.get(name, math.inf))
-        self._free_s = {worker.name: self._free_within_s(worker) for worker in self._turning}
+        self._free_s = {worker.name: self._free_within_s(worker) for worker in self._changing}
         unkept = [name for name in self._load_s if not self._keepers[name]]
         self._begin_s = {name: self._begin_within_s(name) for name in unkept}
         """By model without a worker: when the load of one must begin."""
@@ -121,7 +121,7 @@ class _Fleet:
         would wait too long."""
         wanted = sorted(self._waiting.keys() & self._begin_s, key=self._order)
         later_s = {name: max(free_s, self._terms.look_s) for name, free_s in self._free_s.items()}
-        kept = {each.name: each.resident for each in self._turning}
+        kept = {each.name: each.resident for each in self._changing}
         if not wanted or self._in_time(later_s, self._begin_s, kept):
             return None
         model = wanted[0]
@@ -162,13 +162,13 @@ class _Fleet:
         if worker.resident in self._load_s and self._keepers[worker.resident] == 1:
             begin_s[worker.resident] = self._begin_within_s(worker.resident, leaves=True)
         busy_s = worker.load_s[name] + self._terms.min_resident_s
-        kept = {each.name: each.resident for each in self._turning} | {worker.name: name}
+        kept = {each.name: each.resident for each in self._changing} | {worker.name: name}
         free_s = self._free_s | {worker.name: busy_s}
         if self._in_time(free_s, begin_s, kept):
             return True
         longest_s = max(self._load_s.values())
-        turn = turn_s(len(self._load_s), len(self._turning), longest_s, self._terms)
-        if turn <= self._terms.max_wait_s:
+        rotation = rotation_s(len(self._load_s), len(self._changing), longest_s, self._terms)
+        if rotation <= self._terms.max_wait_s:
             return False
         with_jobs = {other: begin_s[other] for other in begin_s.keys() & self._waiting}
         return self._in_time(free_s, with_jobs, {})
@@ -201,7 +201,7 @@ class _Fleet:
         return True
 
     def _free(self) -> list[Keeper]:
-        return [worker for worker in self._turning if self._free_s[worker.name] <= 0]
+        return [worker for worker in self._changing if self._free_s[worker.name] <= 0]
 
     def _free_within_s(self, worker: Keeper) -> float:
         """When the worker may change."""

@@ -24,7 +24,7 @@ LAST_EVENTS = ("finished", "failed", "cancelled")
 REGISTRY = {
     keys.DEAD, keys.LETTERS, keys.LETTERS_HELD, keys.MODELS, keys.live("toy"),
     keys.load(queues.normal_queue("toy")), keys.shares("toy"),
-    keys.turns("toy"), keys.contexts("toy"),
+    keys.aged("toy"), keys.contexts("toy"),
 }  # fmt: skip
 """Keys that stay when all jobs have ended."""
 

@@ -237,7 +237,7 @@ def test_an_idle_engine_sleeps_until_somebody_calls(
     gate: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The thread makes one turn for each call, and none of its own accord."""
+    """The thread makes one iteration for each call, and none of its own accord."""
     hold = gate(at=2)
     engine = make_engine(model=watched(hold))
     generation = engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=100))
@@ -246,20 +246,20 @@ def test_an_idle_engine_sleeps_until_somebody_calls(
     hold.open()
     with pytest.raises(Cancelled):
         generation.result(timeout=60)
-    turns = []
+    iterations = []
     take_inbox = engine._thread._take_inbox
 
     def counted() -> bool:
-        turns.append(1)
+        iterations.append(1)
         return take_inbox()
 
     monkeypatch.setattr(engine._thread, "_take_inbox", counted)
-    engine.check_integrity()  # ends the turn that was under way uncounted
+    engine.check_integrity()  # ends the iteration that was under way uncounted
     engine.check_integrity()
-    before = len(turns)
+    before = len(iterations)
     for _ in range(50):
         engine.check_integrity()
-    assert len(turns) == before + 50
+    assert len(iterations) == before + 50
 
 
 def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(

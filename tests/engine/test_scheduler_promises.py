@@ -447,7 +447,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             return
         # No livelock: the first of those that run gains a token or a chunk in each step, and what
         # it has it never loses, so all of them together cannot take longer than one by one, twice
-        # as long where suspects take turns with them.
+        # as long where suspects alternate with them.
         tokens = sum(s.prompt_length + s.max_tokens for s in self.sequences)
         for _ in range(2 * tokens + 1):
             if not self.scheduler.has_work:

@@ -121,7 +121,7 @@ class Connection:
             await asyncio.gather(*waiting, return_exceptions=True)
             for each in self._writers:
                 abort(each)
-            # The loop closes an aborted socket in its next turn.
+            # The loop closes an aborted socket in its next iteration.
             await asyncio.sleep(0)
             if self._caught is not None:
                 self._caught.spring()

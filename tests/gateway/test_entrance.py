@@ -1,4 +1,4 @@
-"""Requests begin a few a turn of the event loop, each key's in turn."""
+"""Requests begin a few an iteration of the event loop, and keys alternate."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.gateway.entrance import MOST_A_TURN, MOST_WAITING, entering
+from llorch_worker.gateway.entrance import MOST_AN_ITERATION, MOST_WAITING, entering
 
 Begun = list[tuple[int, str]]
-"""In which turn of the loop a request began, and whose it was."""
+"""In which iteration of the loop a request began, and whose it was."""
 
 
 KNOWN = ("alice", "bob")
@@ -26,20 +26,20 @@ def requests(
 ) -> Begun:
     """A request of each of ``keys``, all at once; the first ``cancelled`` that wait are given up.
 
-    Every answer takes a turn of its own, as if it waited for Redis.
+    Every answer takes an iteration of its own, as if it waited for Redis.
     """
 
     async def run() -> Begun:
         loop = asyncio.get_running_loop()
-        turn, begun = 0, []
+        iteration, begun = 0, []
 
         def count() -> None:
-            nonlocal turn
-            turn += 1
+            nonlocal iteration
+            iteration += 1
             loop.call_soon(count)
 
         async def app(scope: Any, _receive: Any, _send: Any) -> None:
-            begun.append((turn, dict(scope["headers"])[header.encode()].decode()))
+            begun.append((iteration, dict(scope["headers"])[header.encode()].decode()))
             await asyncio.sleep(0)
 
         def name_of(headers: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ def requests(
         loop.call_soon(count)
         tasks = [asyncio.create_task(ask(key)) for key in keys]
         await asyncio.sleep(0)
-        for task in tasks[MOST_A_TURN : MOST_A_TURN + cancelled]:
+        for task in tasks[MOST_AN_ITERATION : MOST_AN_ITERATION + cancelled]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return begun
@@ -70,33 +70,33 @@ def requests(
 
 
 @pytest.mark.parametrize("cancelled", [0, 3, 1000])
-def test_thousands_at_once_begin_a_few_a_turn(cancelled: int) -> None:
+def test_thousands_at_once_begin_a_few_an_iteration(cancelled: int) -> None:
     begun = requests(["alice"] * 2000, cancelled=cancelled)
-    turns = [turn for turn, _ in begun]
-    assert len(turns) == 2000 - cancelled
-    assert max(map(turns.count, set(turns))) == MOST_A_TURN
-    assert len(set(turns)) == len(turns) / MOST_A_TURN or cancelled % MOST_A_TURN
+    seen = [iteration for iteration, _ in begun]
+    assert len(seen) == 2000 - cancelled
+    assert max(map(seen.count, set(seen))) == MOST_AN_ITERATION
+    assert len(set(seen)) == len(seen) / MOST_AN_ITERATION or cancelled % MOST_AN_ITERATION
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 def test_a_key_with_one_request_does_not_wait_for_another_keys_thousands(header: str) -> None:
     begun = requests(["alice"] * 2000 + ["bob"], header=header)
-    assert [key for _, key in begun].index("bob") <= 2 * MOST_A_TURN
+    assert [key for _, key in begun].index("bob") <= 2 * MOST_AN_ITERATION
 
 
-def test_keys_that_nobody_has_share_one_turn() -> None:
+def test_keys_that_nobody_has_count_as_one() -> None:
     begun = requests([f"invented {number}" for number in range(2000)] + ["bob"])
-    assert [key for _, key in begun].index("bob") <= 2 * MOST_A_TURN
+    assert [key for _, key in begun].index("bob") <= 2 * MOST_AN_ITERATION
 
 
 def test_more_than_may_wait_are_refused_and_nobody_else_is() -> None:
     refused: list[Any] = []
-    invented = [f"invented {number}" for number in range(MOST_A_TURN + MOST_WAITING + 5)]
+    invented = [f"invented {number}" for number in range(MOST_AN_ITERATION + MOST_WAITING + 5)]
     begun = requests([*invented, "bob"], refused=refused)
     assert refused == [(429, b"5")] * 5
-    assert len(begun) == MOST_A_TURN + MOST_WAITING + 1
+    assert len(begun) == MOST_AN_ITERATION + MOST_WAITING + 1
 
 
 def test_a_probe_begins_at_once() -> None:
-    turns = {turn for turn, _ in requests(["nobody"] * 100, path="/health")}
-    assert len(turns) == 1
+    seen = {iteration for iteration, _ in requests(["nobody"] * 100, path="/health")}
+    assert len(seen) == 1

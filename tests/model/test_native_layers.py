@@ -86,7 +86,7 @@ def test_the_layers_of_each_family_in_one_call_have_the_bits_of_its_blocks(
 def test_matrices_of_all_block_types_alone_and_mixed_have_the_bits_of_their_products(
     open_pair: Any, run: int, tmp_path: Path
 ) -> None:
-    """The types take turns, a run of tensors each: of one type, Q, K and V are one piece."""
+    """The types alternate, a run of tensors each: of one type, Q, K and V are one piece."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
     reference = make_reference("llama", **shape, num_hidden_layers=1 + 2 * run)
     kinds = [kind for kind in KINDS for _ in range(run)]

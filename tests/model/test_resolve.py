@@ -233,9 +233,9 @@ def test_rope_factors_that_make_no_frequency_are_refused(
             {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "rope_theta": 5e5},
             "two values of rope_theta",
         ),
-        ({"rope_theta": 1e-308}, "its RoPE turns by angles that are no finite numbers"),
-        ({"rope_scaling": LINEAR | {"factor": 1e-308}}, "its RoPE turns by angles"),
-        ({"rope_scaling": YARN | {"factor": 1e-308}}, "its RoPE turns by angles"),
+        ({"rope_theta": 1e-308}, "its RoPE rotates by angles that are no finite numbers"),
+        ({"rope_scaling": LINEAR | {"factor": 1e-308}}, "its RoPE rotates by angles"),
+        ({"rope_scaling": YARN | {"factor": 1e-308}}, "its RoPE rotates by angles"),
         ({"rope_scaling": YARN, "rope_theta": 1}, "YaRN cannot scale RoPE with a theta of 1"),
         (
             {

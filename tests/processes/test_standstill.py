@@ -1,4 +1,4 @@
-"""A process that does nothing is told from one that works, or waits for its turn."""
+"""A process that does nothing is told from one that works, or waits for a processor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def resting(start: Callable[[str], subprocess.Popen[bytes]]) -> subprocess.Popen
     process = start(RESTS)
     assert process.stdout is not None
     process.stdout.readline()
-    # On a busy machine it waits for its turn before it rests.
+    # On a busy machine it waits for a processor before it rests.
     wait_until(lambda: [state for state, _ in standstill._found(process.pid)] == ["S"])
     return process
 
@@ -97,7 +97,7 @@ def test_one_that_computes_is_given_up_only_if_it_tells_nothing(
 
 
 def _computes(session: int) -> bool:
-    """Whether a process of the session has nothing else to wait for than its turn."""
+    """Whether a process of the session has nothing else to wait for than a processor."""
     found = [*standstill._found(session)]
     return any(state == "R" and work_s > 0.1 for state, work_s in found)
 

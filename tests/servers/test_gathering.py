@@ -1,4 +1,4 @@
-"""Tokens that gather, so that many cost one turn of the loop."""
+"""Tokens that gather, so that many cost one iteration of the loop."""
 
 from __future__ import annotations
 

@@ -231,8 +231,8 @@ def zipf_arrivals(
     gaps = (random_.expovariate(load / mean_work_s) for _ in range(jobs))
     arrivals = []
     for came_s in accumulate(gaps):
-        turn = int(came_s / favourite_s) % len(models)
-        in_order = [*models[turn:], *models[:turn]]
+        first = int(came_s / favourite_s) % len(models)
+        in_order = [*models[first:], *models[:first]]
         [model] = random_.choices(in_order, weights)
         arrivals.append(Job(model, came_s, random_.expovariate(1 / mean_work_s)))
     return arrivals

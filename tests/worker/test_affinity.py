@@ -55,7 +55,7 @@ def test_jobs_that_begin_alike_run_on_one_worker(
     client: Client, fleet: dict[str, WorkerProcess]
 ) -> None:
     def most_on_one() -> int:
-        """Of twelve jobs; workers that take turns would run four each."""
+        """Of twelve jobs; workers that share them evenly would run four each."""
         return max(Counter(run(client, "k") for _ in range(12)).values())
 
     # On a busy machine a worker may answer its wake-up too late and lose jobs to others.

@@ -34,10 +34,10 @@ def test_two_workers_of_one_name_warn_once_each(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry, "ANNOUNCE_INTERVAL_S", 0.01)
-    turns = {1.0: 0, 2.0: 0}
+    iterations = {1.0: 0, 2.0: 0}
 
     def made(started_at: float) -> WorkerCard:
-        turns[started_at] += 1
+        iterations[started_at] += 1
         return card(started_at)
 
     def warnings() -> list[str]:
@@ -48,12 +48,12 @@ def test_two_workers_of_one_name_warn_once_each(
         registry.announce(client, card(0.0))
         with closing(Announcer(client, "w@h", lambda: made(1.0))) as first:
             first.start()
-            wait_until(lambda: turns[1.0] > 3)
+            wait_until(lambda: iterations[1.0] > 3)
             assert warnings() == []
             with closing(Announcer(client, "w@h", lambda: made(2.0))) as second:
                 second.start()
                 wait_until(lambda: len(warnings()) == 2)
-                so_far = dict(turns)
-                wait_until(lambda: all(turns[each] > so_far[each] + 5 for each in turns))
+                so_far = dict(iterations)
+                wait_until(lambda: all(iterations[each] > so_far[each] + 5 for each in iterations))
         assert len(warnings()) == 2
         assert "w@h" in warnings()[0]

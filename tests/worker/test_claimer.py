@@ -150,7 +150,7 @@ def test_nothing_is_claimed_before_the_loop_has_taken_what_came(
     wait_until(lambda: len(claimer.arrived) == 1)
     push(store, "b")
     store.lpush(keys.wake(QUEUE), 1)
-    for _ in range(2):  # after the second it has been through a whole turn since the first
+    for _ in range(2):  # after the second it has been through a whole iteration since the first
         claimer.look_again()
         wait_until(lambda: not select.select([claimer._wake_reader], [], [], 0)[0])
     assert [claim.job_id for claim in take(store)] == ["b"]

@@ -87,7 +87,7 @@ def test_a_keeper_sweeps_at_its_start_if_redis_has_been_up_for_a_lease(
     assert swept == (lease_s == 0.2)
 
 
-def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
+def test_one_keeper_sweeps_at_a_time(own_server: RedisServer) -> None:
     with connect(own_server.url) as client:
         push(client, "a")
         (claim,) = take(client)
@@ -102,7 +102,7 @@ def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
             wait_until(lambda: not leases_in(client))
 
 
-def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping(
+def test_a_sweep_before_redis_clock_was_set_back_keeps_nobody_from_sweeping(
     own_server: RedisServer,
 ) -> None:
     with connect(own_server.url) as client:

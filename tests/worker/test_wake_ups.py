@@ -183,7 +183,7 @@ def test_one_job_of_a_stock_producer_wakes_one_worker(
     )
 
 
-def test_workers_take_turns(
+def test_workers_are_woken_one_after_another(
     redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
 ) -> None:
     ran = []

@@ -14,7 +14,7 @@ from llorch_worker.worker.which_model import (
     Terms,
     Waiting,
     next_change,
-    turn_s,
+    rotation_s,
 )
 from tests.worker.fleet_of_models import (
     TICK_S,
@@ -58,8 +58,8 @@ def test_no_model_waits_longer_for_a_worker_than_it_may_with_few_more_changes_th
     models, workers = "ABCDE"[: chance.randint(2, 5)], chance.randint(1, 3)
     load_s = {model: chance.uniform(1, 20) for model in models}
     least = Terms(max_wait_s=0.0, min_resident_s=chance.uniform(0, 10), look_s=TICK_S)
-    turn = turn_s(len(models), workers, max(load_s.values()), least)
-    terms = replace(least, max_wait_s=turn * chance.uniform(1, 3) + 1)
+    rotation = rotation_s(len(models), workers, max(load_s.values()), least)
+    terms = replace(least, max_wait_s=rotation * chance.uniform(1, 3) + 1)
     arrivals = zipf_arrivals(
         chance,
         models,

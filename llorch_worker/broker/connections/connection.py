@@ -37,12 +37,12 @@ from llorch_worker.broker.connections.time_limits import (
     AsyncLimitedRetry,
     AsyncLimitedSSLConnection,
     AsyncLimitedUnixConnection,
+    Greetings,
     LimitedConnection,
     LimitedRetry,
     LimitedSSLConnection,
     LimitedUnixConnection,
     NotThisRedis,
-    Turns,
 )
 from llorch_worker.broker.connections.url import (
     NO_CLUSTER,
@@ -157,7 +157,7 @@ def _connect(
         "password": parsed.password,
     } | parsed.options
     if kind is _ASYNCHRONOUS:
-        options["turns"] = Turns()
+        options["greetings"] = Greetings()
     if reply_timeout_s is not None:
         options["socket_timeout"] = min(reply_timeout_s, options["socket_timeout"])
     if parsed.scheme == UNIX:

@@ -37,7 +37,7 @@ CONNECTING_AT_ONCE = 32
 """Of one client. What makes hundreds of connections at once shares its time among their
 greetings, and none would be over in time."""
 LOOK_UP_S = 1.0
-"""How often a connection that waits for its turn looks whether others are greeted."""
+"""How often a connection that waits for its slot looks whether others are greeted."""
 _GREETED: set[tuple[str, int]] = set()
 """Where a Redis has answered this process. If it stops, it is away."""
 
@@ -140,8 +140,8 @@ class LimitedUnixConnection(Limited, redis.connection.UnixDomainSocketConnection
     pass
 
 
-class Turns:
-    """The turns of one client's connections to be made."""
+class Greetings:
+    """Lets a few of one client's connections be greeted at a time."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(CONNECTING_AT_ONCE)
@@ -149,41 +149,41 @@ class Turns:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Waits for a turn as long as others are greeted.
+        """Waits for a slot as long as others are greeted.
 
         Raises: NoReply if none was for ``CONNECT_TIMEOUT_S``.
         """
         # It keeps its place among those who wait, however often this looks up.
-        turn = asyncio.ensure_future(self._free.acquire())
+        slot = asyncio.ensure_future(self._free.acquire())
         silent_s = 0.0
         try:
-            while not turn.done():
+            while not slot.done():
                 greeted = self._greeted
-                await asyncio.wait({turn}, timeout=LOOK_UP_S)
+                await asyncio.wait({slot}, timeout=LOOK_UP_S)
                 # However long a busy loop takes, it counts once: it could not hear a greeting.
                 silent_s = silent_s + LOOK_UP_S if greeted == self._greeted else 0.0
-                if silent_s >= CONNECT_TIMEOUT_S and not turn.done():
+                if silent_s >= CONNECT_TIMEOUT_S and not slot.done():
                     raise NoReply("Timeout connecting to server")
             yield
             self._greeted += 1
         finally:
-            if not turn.cancel():
+            if not slot.cancel():
                 self._free.release()
 
 
 class AsyncLimited:
-    """:class:`Limited` for asyncio. ``turns`` are those of its client."""
+    """:class:`Limited` for asyncio. ``greetings`` are those of its client."""
 
-    def __init__(self, *args: Any, turns: Turns, **options: Any) -> None:
+    def __init__(self, *args: Any, greetings: Greetings, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._turns = turns
+        self._greetings = greetings
 
     async def connect_check_health(self: Any, *_: Any, **options: Any) -> None:
         if self.is_connected:
             return
         reply_timeout_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
         try:
-            async with self._turns.take():
+            async with self._greetings.take():
                 await super().connect_check_health(**options | {"check_health": False})  # type: ignore[misc]
         except _PROBED_ERRORS as error:
             if _may_be_another(self, error) and (

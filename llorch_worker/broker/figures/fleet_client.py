@@ -78,7 +78,7 @@ class FleetClient:
         return answers[0].get("error") if answers else "it does not answer"
 
     def jobs(self, limit: int) -> Listing:
-        """Jobs that run or wait, those that run first, then those whose turn comes first."""
+        """Jobs that run or wait, those that run first, then those that are claimed next."""
         with broker_errors(self._url):
             return listed_jobs(self._redis, limit)
 

@@ -63,8 +63,8 @@ def listed_jobs(
     owner: str | None = None,
     ids: Collection[str] | None = None,
 ) -> Listing:
-    """Up to ``limit`` jobs of these ``states``, those that run first, then those whose turn comes
-    first; of ``ids`` alone, if they are given. ``tenant`` is that or the gateway's key, ``owner``
+    """Up to ``limit`` jobs of these ``states``, those that run first, then those that are claimed
+    next; of ``ids`` alone, if they are given. ``tenant`` is that or the gateway's key, ``owner``
     only the key. Raises ``RedisError``."""
     models = [name for name in registry.models(client) if model in (None, name)]
     inboxes = [name for each in models for name in inbox_of(each)]

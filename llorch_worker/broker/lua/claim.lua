@@ -104,16 +104,16 @@ end
 
 local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
 
--- The class behind others whose first job has waited longest, if that is as long as the rule of age says. A class has
--- a turn in so much time, not each of its jobs.
+-- The class behind others whose first job has waited longest, if that is as long as the rule of age says. In so much
+-- time one job of a class goes first, not each that is old.
 local function class_of_age()
   local oldest, oldest_ms
   for i = 2, #classes do
     local first, last = bounds_of(classes[i])
     local id = redis.call('ZRANGEBYSCORE', waiting, first, last, 'LIMIT', 0, 1)[1]
-    local turn_ms = tonumber(redis.call('HGET', turns_key(model), classes[i]) or 0)
-    -- A later turn was before the clock was set back.
-    local since_ms = math.max(read_record(id).since_ms, turn_ms <= now_ms() and turn_ms or 0)
+    local aged_ms = tonumber(redis.call('HGET', aged_key(model), classes[i]) or 0)
+    -- A later time is from before the clock was set back.
+    local since_ms = math.max(read_record(id).since_ms, aged_ms <= now_ms() and aged_ms or 0)
     if now_ms() - since_ms >= terms.low_waits_ms and (not oldest or since_ms < oldest_ms) then
       oldest, oldest_ms = classes[i], since_ms
     end
@@ -200,7 +200,7 @@ local all = jobs + #claims
 local living = all > 1 and redis.call('ZCOUNT', live_key(model), now_ms() - terms.gone_ms, '+inf') or 1
 local share = math.min(most, math.ceil(all / math.max(1, living)))
 if due and may_claim(due) and share > #claims and take_from(due, 1) > 0 then
-  redis.call('HSET', turns_key(model), due, now_ms())
+  redis.call('HSET', aged_key(model), due, now_ms())
 end
 for _, class in ipairs(classes) do
   if may_claim(class) and #claims < share then

@@ -4,7 +4,7 @@
 -- ARGV: what is asked for as JSON: see listed_jobs.py. `ids`: these jobs alone.
 --
 -- Returns JSON: `now_ms`; `running`, `waiting` and `scheduled`, how many there are; `looked`, at how many; and
--- `jobs`, the matching ones, those that have run longest first, then those whose turns come first.
+-- `jobs`, the matching ones, those that have run longest first, then those that are claimed next.
 --
 -- Parts: names, score
 

@@ -14,7 +14,7 @@ from llorch_worker.processors import idle_s, involuntary_switches
 logger = logging.getLogger(__name__)
 
 WINDOW_S: Final = 0.1
-"""Steps are compared over this long: many turns of processes that share a processor."""
+"""Steps are compared over this long: many time slices of processes that share a processor."""
 DISPLACED_PER_S: Final = 100
 """Fewer involuntary switches than this cost nothing: the system's own processes cause them too."""
 FIRST_PAUSE_S: Final = 0.2
@@ -26,7 +26,7 @@ IDLE_PACE: Final = 5
 CLEARLY_FASTER: Final = 1.2
 """Fewer threads must be so much faster to stay. Beside other work they are faster by more."""
 LEAST_GAIN: Final = 0.1
-"""Of the speed that more threads would have if nothing else ran. Else equals would take turns."""
+"""Of the speed that more threads would have if nothing else ran. Else equals would alternate."""
 ROWS_OF_ONE_STEP: Final = 16
 """A step of so many rows takes about twice as long as a step of one."""
 

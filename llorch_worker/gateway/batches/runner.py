@@ -17,13 +17,13 @@ from llorch_worker.contract.errors import defect_of
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
-from llorch_worker.gateway.turns import Due, in_turn
+from llorch_worker.gateway.fair_share import Due, fairly
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 MOST_AT_ONCE = 8
-"""Batches that one gateway drives. Others wait for another gateway, or for their turn."""
+"""Batches that one gateway drives. Others wait for another gateway, or for room."""
 SLICE_S = 60.0
 """How long a batch is driven at least, if others wait, more keys than there are places."""
 
@@ -62,7 +62,7 @@ async def drive_all(store: BatchStore, new_run: NewRun) -> None:
 
 async def _begin(store: BatchStore, new_run: NewRun, waiting: list[Due], runs: Runs) -> None:
     """Raises ``BrokerUnavailable``."""
-    for batch in in_turn(waiting, _counts(runs), MOST_AT_ONCE - len(runs)):
+    for batch in fairly(waiting, _counts(runs), MOST_AT_ONCE - len(runs)):
         token = uuid.uuid4().hex
         try:
             record = await store.claim(batch.id, token)
@@ -77,7 +77,7 @@ async def _begin(store: BatchStore, new_run: NewRun, waiting: list[Due], runs: R
 
 
 def _give_way(runs: Runs, waiting: list[Due]) -> None:
-    """Ends a run for a key that waits with fewer; the batch waits for its next turn then."""
+    """Ends a run for a key that waits with fewer; the batch waits again then."""
     counts = _counts(runs)
     if not waiting:
         return

@@ -13,9 +13,9 @@ from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.gateway.batches.record import ENDED, Batch, BatchRecord, Counts
 from llorch_worker.gateway.documents import Documents
 from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.fair_share import Due, due
 from llorch_worker.gateway.files.record import FileRecord
 from llorch_worker.gateway.keys import Caller
-from llorch_worker.gateway.turns import Due, due
 
 LEASE_S = 5.0
 

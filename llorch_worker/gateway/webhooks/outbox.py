@@ -12,7 +12,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
-from llorch_worker.gateway.turns import Due, due
+from llorch_worker.gateway.fair_share import Due, due
 
 KEPT_S = LONGEST_WAIT_S
 """How long a webhook is known at most."""

@@ -20,10 +20,10 @@ from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
 from llorch_worker.contract.errors import defect_of
+from llorch_worker.gateway.fair_share import MOST_DUE, Due, fairly
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may
 from llorch_worker.gateway.settings import GatewaySettings
-from llorch_worker.gateway.turns import MOST_DUE, Due, in_turn
 from llorch_worker.gateway.webhooks.address import url_fault
 from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
 from llorch_worker.gateway.webhooks.post import ATTEMPT_S, NotDelivered, Poster
@@ -204,10 +204,10 @@ class Webhooks:
         return due
 
     def _startable(self, waiting: list[Due], under_way: list[Due]) -> dict[str, Due]:
-        """What may be tried now: keys take turns, and every receiver has its bounds."""
+        """What may be tried now: each key has a fair share, and every receiver has its bounds."""
         per_receiver = Counter(receiver_of(each.what) for each in under_way)
         chosen: dict[str, Due] = {}
-        for each in in_turn(waiting, Counter(each.owner for each in under_way), len(waiting)):
+        for each in fairly(waiting, Counter(each.owner for each in under_way), len(waiting)):
             if len(under_way) + len(chosen) == MOST_AT_ONCE:
                 break
             receiver = receiver_of(each.what)

@@ -166,34 +166,34 @@ class CharacterRules:
     def _repeat_instead_of_ending_with(self, name: str) -> None:
         """Makes ``name``, if it ends with itself (``a: b a | c``), a repetition: ``a: b* c``.
 
-        Each turn of the former makes the parser slower, until it gives up.
+        Each round of the former makes the parser slower, until it gives up.
         """
-        turns, ends = self._turns_and_ends(name, name)
-        if turns:
-            turn = self.group(turns)
-            self._alternatives[name] = [[replace(turn, low=0, high=None), *end] for end in ends]
+        repeated, ends = self._repeated_and_ends(name, name)
+        if repeated:
+            again = self.group(repeated)
+            self._alternatives[name] = [[replace(again, low=0, high=None), *end] for end in ends]
 
-    def _turns_and_ends(self, name: str, part: str) -> tuple[list[Sequence], list[Sequence]]:
+    def _repeated_and_ends(self, name: str, part: str) -> tuple[list[Sequence], list[Sequence]]:
         """The alternatives of ``part`` that end with ``name``, without that, and the others."""
-        turns: list[Sequence] = []
+        repeated: list[Sequence] = []
         ends: list[Sequence] = []
         for sequence in self._alternatives[part]:
             match sequence:
                 case [*start, Item(symbol, 1, 1)] if symbol == name:
-                    turns.append(start)
+                    repeated.append(start)
                 case [*start, Item(symbol, 0 | 1 as low, 1)] if symbol in self._groups:
-                    inner_turns, inner_ends = self._turns_and_ends(name, symbol)
-                    if not inner_turns:
+                    inner_repeated, inner_ends = self._repeated_and_ends(name, symbol)
+                    if not inner_repeated:
                         ends.append(sequence)
                         continue
-                    turns.append([*start, self.group(inner_turns)])
+                    repeated.append([*start, self.group(inner_repeated)])
                     if inner_ends:
                         ends.append([*start, self.group(inner_ends)])
                     if low == 0:
                         ends.append(start)
                 case _:
                     ends.append(sequence)
-        return turns, ends
+        return repeated, ends
 
     def _unite_classes(self) -> None:
         """Makes one class of each choice between classes, and uses it instead of the rule.

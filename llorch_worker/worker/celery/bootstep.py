@@ -312,7 +312,7 @@ def _take_over_jobs(settings: Settings, model: str) -> None:
 
 
 def _shut_down() -> None:
-    # Celery checks this in every turn of its event loop.
+    # Celery checks this in every iteration of its event loop.
     state.should_stop = EX_FAILURE
 
 

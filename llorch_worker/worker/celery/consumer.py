@@ -118,7 +118,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                     # Latest first: each goes to the head, so the earliest ends up in front.
                     self._give_back(arrived.pop())
         finally:
-            # After an error the rest waits for the next turn, or for the next connection.
+            # After an error the rest waits for the next iteration, or for the next connection.
             (self._call_take if arrived or repeated else self.claimer.wake)()
 
     def _take(self, claim: Claim) -> None:
@@ -195,8 +195,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         return Startable(0, wait_s) if wait_s else Startable(1)
 
     def on_send_event_buffered(self) -> None:
-        """Sends buffered events every few ms. Sending them at each turn of the event loop would
-        take much of its time with many short jobs. An idle worker sends them at once."""
+        """Sends buffered events every few ms. Sending them at each iteration of the event loop
+        would take much of its time with many short jobs. An idle worker sends them at once."""
         if not len(HELD_CLAIMS):
             super().on_send_event_buffered()
         elif self.hub is not None and not self._events_due:

@@ -31,7 +31,7 @@ from llorch_worker.worker.claimer import MOST_URGENT_JOBS
 
 logger = get_logger(__name__)
 
-DRAIN_TURN_S = 0.5
+DRAIN_WAIT_S = 0.5
 
 Callback = Callable[[Any], Any]
 
@@ -137,7 +137,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
         Celery then calls this inside its signal handler. What the signal interrupted may hold a
         lock that the jobs' threads need, or be about to give them a job, so that waiting here could
-        last for ever. Celery calls ``terminate`` at the next turn of its loop, which this ends.
+        last for ever. Celery calls ``terminate`` at its loop's next iteration, which this ends.
         """
         if not state.should_terminate:
             super().stop()
@@ -178,9 +178,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
         Running the loop here also hands back a job that was popped at the last moment, and sends
         heartbeats.
         """
-        # A cold shutdown may have interrupted a turn of the loop.
-        turning = self._hub is not None and not state.should_terminate
-        if turning:
+        # A cold shutdown may have interrupted an iteration of the loop.
+        loops = self._hub is not None and not state.should_terminate
+        if loops:
             # A loop that ended with an error has forgotten its readers.
             self.register_with_event_loop(self._hub)
         give_up_s = None if grace_s is None else time.monotonic() + grace_s
@@ -188,17 +188,17 @@ class EnginePool(BasePool):  # type: ignore[misc]
             if give_up_s is not None and time.monotonic() > give_up_s:
                 give_up_s = None
                 self._hand_back_all()
-            if turning:
-                turning = self._turn_hub()
+            if loops:
+                loops = self._run_hub()
             else:
-                self._has_returned.wait(DRAIN_TURN_S)
+                self._has_returned.wait(DRAIN_WAIT_S)
             self._deliver()
 
-    def _turn_hub(self) -> bool:
+    def _run_hub(self) -> bool:
         try:
             self._hub.run_once()
         except Exception as error:  # noqa: BLE001 - jobs must end even if the loop breaks
-            # A cold shutdown that began during this turn closes its connections.
+            # A cold shutdown that began meanwhile closes its connections.
             if not state.should_terminate:
                 logger.warning("the event loop broke while draining: %s", type(error).__name__)
             return False

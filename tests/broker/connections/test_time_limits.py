@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.connections import time_limits
 from llorch_worker.broker.connections.connection import broker_errors, connect, connect_async
-from llorch_worker.broker.connections.time_limits import LAST_TRY_S, Turns
+from llorch_worker.broker.connections.time_limits import LAST_TRY_S, Greetings
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract.errors import BrokerUnavailable
 from tests.faults.test_urls import tls_options
@@ -124,13 +124,13 @@ def test_a_redis_that_has_answered_and_stops_is_given_up(use: Callable[[str], No
 def test_no_cancellation_is_lost_wherever_a_command_is(connected: bool) -> None:
     async def use() -> None:
         async with connect_async(server.url) as client:
-            for turns in range(60):
+            for laps in range(60):
                 if connected:
                     await client.ping()
                 else:
                     await client.connection_pool.disconnect()
                 waits = asyncio.create_task(client.blpop(["none"], 0))
-                for _ in range(turns):
+                for _ in range(laps):
                     await asyncio.sleep(0)
                 waits.cancel()
                 await asyncio.wait([waits], timeout=5)
@@ -140,29 +140,29 @@ def test_no_cancellation_is_lost_wherever_a_command_is(connected: bool) -> None:
         asyncio.run(use())
 
 
-def test_a_connection_that_waits_long_for_its_turn_keeps_its_place(
+def test_a_connection_that_waits_long_for_its_greeting_keeps_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time_limits, "CONNECTING_AT_ONCE", 2)
     monkeypatch.setattr(time_limits, "LOOK_UP_S", 0.01)
     served: list[str] = []
 
-    async def connect_as(name: str, turns: Turns) -> None:
-        async with turns.take():
+    async def connect_as(name: str, greetings: Greetings) -> None:
+        async with greetings.take():
             served.append(name)
 
     async def use() -> None:
-        turns, over = Turns(), asyncio.Event()
+        greetings, over = Greetings(), asyncio.Event()
 
         async def hold() -> None:
-            async with turns.take():
+            async with greetings.take():
                 await over.wait()
 
         holders = [asyncio.create_task(hold()) for _ in range(2)]
-        first = asyncio.create_task(connect_as("first", turns))
+        first = asyncio.create_task(connect_as("first", greetings))
         # Many looks, in which it must not leave its place.
         await asyncio.sleep(0.2)
-        second = asyncio.create_task(connect_as("second", turns))
+        second = asyncio.create_task(connect_as("second", greetings))
         await asyncio.sleep(0.015)
         over.set()
         await asyncio.gather(*holders, first, second)
@@ -171,7 +171,7 @@ def test_a_connection_that_waits_long_for_its_turn_keeps_its_place(
     assert served == ["first", "second"]
 
 
-def test_who_gives_up_waiting_for_a_turn_leaves_it_to_others(
+def test_who_gives_up_waiting_for_a_greeting_leaves_it_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time_limits, "CONNECTING_AT_ONCE", 1)
@@ -179,15 +179,15 @@ def test_who_gives_up_waiting_for_a_turn_leaves_it_to_others(
     monkeypatch.setattr(time_limits, "CONNECT_TIMEOUT_S", 0.05)
 
     async def use() -> None:
-        turns = Turns()
-        async with turns.take():
+        greetings = Greetings()
+        async with greetings.take():
             with pytest.raises(NoReply):
-                await turns.take().__aenter__()
-            gone = asyncio.create_task(turns.take().__aenter__())
+                await greetings.take().__aenter__()
+            gone = asyncio.create_task(greetings.take().__aenter__())
             await asyncio.sleep(0)
             gone.cancel()
             await asyncio.wait({gone})
-        async with turns.take():
+        async with greetings.take():
             pass
 
     asyncio.run(use())

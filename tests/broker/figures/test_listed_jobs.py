@@ -27,7 +27,7 @@ def test_a_filter_finds_a_job_behind_more_of_others_than_are_listed(producer: Cl
     assert found.whole
 
 
-def test_those_that_run_come_first_and_then_those_whose_turn_comes_first(producer: Client) -> None:
+def test_those_that_run_come_first_and_then_those_that_are_claimed_next(producer: Client) -> None:
     store = producer.redis
     runs = producer.submit(prompt="secret", tenant="acme").id
     (claim,) = take(store, limit=1, worker="gpu0@h")
@@ -108,4 +108,4 @@ def test_of_very_many_only_the_first_are_looked_at(producer: Client) -> None:
     late = producer.submit(prompt="x", tenant="acme").id
     found = listed_jobs(store, 50)
     assert (len(found.jobs), found.waiting) == (50, 2_501)
-    assert late in ids(found), "tenants take turns"
+    assert late in ids(found), "tenants have fair shares"

@@ -14,7 +14,7 @@ from llorch_worker.broker.scripts import run_script
 from tests.broker.test_maxmemory import fill
 from tests.waiting import wait_until
 
-KEY = "llorch:turn:test"
+KEY = "llorch:lease:test"
 LEASE_S = 1.0
 Prepare = Callable[[redis.Redis], None]
 

@@ -1,4 +1,4 @@
-"""The rule of age: a lower priority behind endless urgent jobs has a turn in so much time."""
+"""The rule of age: a lower priority behind endless urgent jobs goes first once in so much time."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def test_its_first_job_goes_first_once_it_has_waited_for_the_bound(store: redis.
     assert claimed(store, 9) == ["low1", "high1", "high2", "high3", "low2"]
 
 
-def test_a_lower_priority_has_one_turn_in_the_bound_however_old_its_jobs_are(
+def test_a_lower_priority_goes_first_once_in_the_bound_however_old_its_jobs_are(
     store: redis.Redis,
 ) -> None:
     waiting(store, LOW, *(f"low{n}" for n in range(50)), ago_ms=100 * MINUTE_MS)
     waiting(store, HIGH, *(f"high{n}" for n in range(50)))
     assert claimed(store, 3) == ["low0", "high0", "high1"]
-    store.hincrby(keys.turns("toy"), "2", -MINUTE_MS)
+    store.hincrby(keys.aged("toy"), "2", -MINUTE_MS)
     assert claimed(store, 3) == ["low1", "high2", "high3"]
 
 
-def test_a_clock_that_is_set_back_keeps_no_class_from_its_turn(store: redis.Redis) -> None:
+def test_a_clock_that_is_set_back_keeps_no_class_from_going_first(store: redis.Redis) -> None:
     waiting(store, LOW, "low1", "low2", ago_ms=MINUTE_MS)
     waiting(store, HIGH, "high1", "high2")
     assert claimed(store, 1) == ["low1"]
-    store.hincrby(keys.turns("toy"), "2", 120 * MINUTE_MS)
+    store.hincrby(keys.aged("toy"), "2", 120 * MINUTE_MS)
     assert claimed(store, 1) == ["low2"]
 
 
@@ -119,9 +119,9 @@ def test_a_worker_without_room_leaves_a_wake_up_that_another_has_taken(store: re
 
 
 @pytest.mark.parametrize("low_waits_ms", [0, MINUTE_MS])
-def test_a_priority_that_nothing_passes_needs_no_turn(
+def test_a_priority_that_nothing_passes_never_goes_first_for_its_age(
     store: redis.Redis, low_waits_ms: int
 ) -> None:
     waiting(store, LOW, "low1", "low2", ago_ms=MINUTE_MS)
     assert claimed(store, 2, low_waits_ms) == ["low1", "low2"]
-    assert not store.exists(keys.turns("toy"))
+    assert not store.exists(keys.aged("toy"))

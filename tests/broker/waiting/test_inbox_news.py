@@ -95,7 +95,7 @@ def test_it_looks_again_at_lists_that_redis_cannot_track(
     """Redis tracks a limited number of keys for all its clients together."""
     store.config_set("tracking-table-max-keys", 1)
     try:
-        # Redis forgets some at each turn, and tells of them.
+        # Redis forgets some at each cycle, and tells of them.
         wait_until(lambda: told(store, news))
     finally:
         store.config_set("tracking-table-max-keys", 1_000_000)

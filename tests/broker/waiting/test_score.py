@@ -55,7 +55,7 @@ def weigh(producer: Client, weights: str) -> None:
     producer._admission._models_read_s = float("-inf")
 
 
-def test_tenants_take_turns_and_keep_their_own_order(producer: Client) -> None:
+def test_tenants_share_a_priority_and_keep_their_own_order(producer: Client) -> None:
     many, few = send(producer, "many", 50), send(producer, "few", 3)
     order = claimed(producer.redis, 53)
     assert [sorted(names(order[at : at + 2], many=many, few=few)) for at in (0, 2, 4)] == [
@@ -72,7 +72,7 @@ def test_jobs_of_many_tenants_that_are_alike_go_in_the_order_in_which_they_came(
     assert claimed(producer.redis, 40) == ids
 
 
-def test_tenants_take_turns_by_tokens_and_not_by_jobs(producer: Client) -> None:
+def test_tenants_share_by_tokens_and_not_by_jobs(producer: Client) -> None:
     long, short = send(producer, "long", 3, max_tokens=4000), send(producer, "short", 90)
     order = claimed(producer.redis, 60)
     shorts = names(order, long=long, short=short).split("l")
@@ -116,13 +116,13 @@ def test_weights_of_the_models_card_divide_the_cost(producer: Client) -> None:
     assert 8 <= found["h"] <= 10, found
 
 
-def test_a_claim_of_many_jobs_takes_turns_too(producer: Client) -> None:
+def test_a_claim_of_many_jobs_is_shared_too(producer: Client) -> None:
     many, few = send(producer, "many", 20), send(producer, "few", 2)
     order = [claim.job_id for claim in take(producer.redis, limit=6)]
     assert sorted(names(order[:4], many=many, few=few)) == list("ffmm")
 
 
-def test_jobs_that_come_back_keep_their_turns(producer: Client) -> None:
+def test_jobs_that_come_back_keep_their_places(producer: Client) -> None:
     many, few = send(producer, "many", 8), send(producer, "few", 8)
     first = take(producer.redis, limit=4)
     for claim in first:

@@ -85,7 +85,7 @@ def apply(
     return caller
 
 
-def turn_until(hub: Hub, condition: Callable[[], bool]) -> None:
+def run_until(hub: Hub, condition: Callable[[], bool]) -> None:
     def turned() -> bool:
         hub.run_once()
         return condition()
@@ -95,7 +95,7 @@ def turn_until(hub: Hub, condition: Callable[[], bool]) -> None:
 
 def test_a_task_is_called_back_on_the_thread_of_the_event_loop(pool: EnginePool, hub: Hub) -> None:
     caller = apply(pool, threading.get_ident)
-    turn_until(hub, lambda: caller.ended)
+    run_until(hub, lambda: caller.ended)
     assert caller.threads == [threading.get_ident()]
     assert caller.returned != [threading.get_ident()]
 
@@ -125,7 +125,7 @@ def test_any_error_of_a_target_is_called_back(
     pool: EnginePool, hub: Hub, raised: BaseException, reported: type[Exception]
 ) -> None:
     caller = apply(pool, raiser(raised))
-    turn_until(hub, lambda: caller.ended)
+    run_until(hub, lambda: caller.ended)
     assert type(caller.failed[0]) is reported
     assert getattr(caller.failed[0], "requeue", None) in (None, True), "it goes back to its queue"
     assert "secret" not in str(caller.failed[0])
@@ -140,7 +140,7 @@ def test_a_callback_that_fails_is_followed_by_a_failure(pool: EnginePool, hub: H
         error_callback=caller.failure,
         correlation_id="job",
     )
-    turn_until(hub, lambda: caller.ended)
+    run_until(hub, lambda: caller.ended)
     assert isinstance(caller.failed[0], InternalError)
 
 
@@ -156,7 +156,7 @@ def test_each_task_has_its_own_pid_and_terminate_reaches_that_task_only(
     stopped = {name: pool.active_jobs.enter(claim_on(name)).stopped for name in ("first", "second")}
     assert stopped == {"first": False, "second": True}
     go.set()
-    turn_until(hub, lambda: first.ended and second.ended)
+    run_until(hub, lambda: first.ended and second.ended)
 
 
 def test_work_beyond_the_limit_waits_unaccepted_for_a_thread(pool: EnginePool, hub: Hub) -> None:
@@ -165,7 +165,7 @@ def test_work_beyond_the_limit_waits_unaccepted_for_a_thread(pool: EnginePool, h
     accepted = [caller.pid is not None for caller in callers]
     go.set()
     assert accepted == [True] * THREADS + [False]
-    turn_until(hub, lambda: all(caller.ended for caller in callers))
+    run_until(hub, lambda: all(caller.ended for caller in callers))
 
 
 def test_a_drain_finishes_running_work_although_nobody_runs_the_loop(
@@ -219,7 +219,7 @@ def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
     assert [type(error) for error in refused.failed] == [Reject] * 3
     assert pool.active_jobs.ids() == []
     later = apply(pool, int)
-    turn_until(hub, lambda: later.ended)
+    run_until(hub, lambda: later.ended)
     assert later.returned == [0]
 
 
@@ -238,9 +238,9 @@ def test_a_cold_shutdown_while_an_outcome_is_reported_returns_the_other_jobs(
             super().__delitem__(pid)
 
     pool._running = Interrupted(pool._running)
-    turn_until(hub, lambda: reported.ended)
+    run_until(hub, lambda: reported.ended)
     gate.set()
-    turn_until(hub, lambda: running.ended)
+    run_until(hub, lambda: running.ended)
 
 
 def test_a_cold_shutdown_during_an_acceptance_waits_for_nothing_inside_its_signal_handler(

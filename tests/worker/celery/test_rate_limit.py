@@ -70,7 +70,7 @@ def test_a_limit_outlives_a_restart_of_redis_and_can_be_lifted_after_it(
     _, waiting = limited(own_client, stock_app, own_worker)
     own_server.halt()
     own_server.start()
-    # It replies, so its loop turns again.
+    # It replies, so its loop runs again.
     assert told(stock_app, own_worker, "reserved") == []
     assert {job.status().state for job in waiting} == {"queued"}
     limit(stock_app, own_worker, 0)

@@ -3,13 +3,13 @@
 -- A score is class * 2^51 + start tag. Within a class this is start-time fair queueing (Goyal, Vin and Cheng 1996): a
 -- job starts at the class's virtual time, or where its tenant's last one finishes, whichever is later; it finishes
 -- after its expected tokens divided by the tenant's weight; and the virtual time is the start of the job that was
--- claimed last. So tenants with jobs take turns by tokens. Jobs without a tenant are one more tenant's.
+-- claimed last. So tenants with jobs have fair shares of the tokens. Jobs without a tenant are one more tenant's.
 --
 -- A tag counts UNITS a token. 2^51 of them are 1.4e14 tokens of one class: at a million a second, four years. From then
 -- on its jobs go in the order of their ids. A double holds whole numbers up to 2^53, which three classes do not reach.
 -- The virtual time is moved by a unit at each start, so that jobs of many tenants keep their order.
 --
--- A job keeps its score: if it comes back, it is before all that were sent after it and its tenant's turn.
+-- A job keeps its score: if it comes back, it is before all whose start tags are later.
 --
 -- shares_key: a sorted set with the virtual times, by class, and the finishes that are later, by class/tenant. Both
 -- are scores. A finish that the virtual time has passed says nothing. A job that is

@@ -1,4 +1,4 @@
-"""Keys take turns, with their batches too."""
+"""Keys have a fair share, of batches too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from llorch_worker.client import Client
 from llorch_worker.gateway.batches.runner import MOST_AT_ONCE
+from llorch_worker.gateway.fair_share import Due, fairly
 from llorch_worker.gateway.keys import new_key
-from llorch_worker.gateway.turns import Due, in_turn
 from tests.gateway.test_batches import begun, ended, line
 from tests.gateways import running_gateway
 from tests.latch import Latch
@@ -77,5 +77,5 @@ def test_a_line_of_one_key_does_not_wait_behind_anothers_in_the_queue(
 
 def test_who_has_the_fewest_under_way_is_next_and_of_a_key_the_oldest() -> None:
     waiting = [Due("a1", "a", ""), Due("a2", "a", ""), Due("b1", "b", ""), Due("a3", "a", "")]
-    assert [each.id for each in in_turn(waiting, {"a": 1}, 3)] == ["b1", "a1", "a2"]
-    assert [each.id for each in in_turn(waiting, {}, 9)] == ["a1", "b1", "a2", "a3"]
+    assert [each.id for each in fairly(waiting, {"a": 1}, 3)] == ["b1", "a1", "a2"]
+    assert [each.id for each in fairly(waiting, {}, 9)] == ["a1", "b1", "a2", "a3"]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from llorch_worker.servers.answer import ServerGeneration
 
 
-class Turns:
+class Isolation:
     """A suspect waits until nobody else is there, and others wait until it has its first token."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Turns:
         self.there: set[ServerGeneration] = set()
 
     @asynccontextmanager
-    async def turn(self, generation: ServerGeneration) -> AsyncIterator[None]:
+    async def enter(self, generation: ServerGeneration) -> AsyncIterator[None]:
         async with self._changed:
             if generation.suspect:
                 self._suspects_waiting += 1

@@ -1,4 +1,4 @@
-"""Whose work is next: keys take turns, and of one key's work the oldest comes first."""
+"""Whose work is next: each key has a fair share, and of one key's work the oldest comes first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def due(
     ]
 
 
-def in_turn(pieces: Iterable[Due], under_way: Mapping[str, int], most: int) -> Sequence[Due]:
+def fairly(pieces: Iterable[Due], under_way: Mapping[str, int], most: int) -> Sequence[Due]:
     """Up to ``most`` of ``pieces``, each of the owner who has the fewest ``under_way`` then."""
     waiting: dict[str, deque[Due]] = defaultdict(deque)
     for piece in pieces:
