@@ -63,6 +63,11 @@ class Journal:
         return bool(self.choices or self.vectors) or self.terminal is not None
 
     @property
+    def begins_again(self) -> bool:
+        """Whether tokens were void, and none has come since."""
+        return self.restarted and not self
+
+    @property
     def computed(self) -> int:
         """The number of texts that are in ``vectors``."""
         return self.vectors[-1].index + self.vectors[-1].count if self.vectors else 0

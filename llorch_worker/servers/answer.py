@@ -157,6 +157,7 @@ class ServerGeneration(ComputedGeneration):
         """``told``: see :class:`.ComputedGeneration`."""
         super().__init__(id, request, earlier_arithmetic=journal.arithmetic, **told)
         self.suspect = suspect
+        self.begins_again = journal.begins_again
         self.cancelled = False
         self.seed = job_seed(id) if request.seed is None else request.seed
         self.choices = [

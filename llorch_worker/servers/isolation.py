@@ -10,7 +10,8 @@ from llorch_worker.servers.answer import ServerGeneration
 
 
 class Isolation:
-    """A suspect waits until nobody else is there, and others wait until it has its first token."""
+    """A suspect waits until nobody else is there, and others wait until it is cleared: by its first
+    token, or by its end if a death would void its tokens."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -41,7 +42,7 @@ class Isolation:
                 self._tell()
 
     def clear(self, generation: ServerGeneration) -> None:
-        """It has a token, or has ended: others may come."""
+        """Others may come."""
         if self._alone is generation:
             self._alone = None
             self._tell()

@@ -392,7 +392,8 @@ class ServerEngine(Mortal):
                 told = choice.take(piece)
                 if told is not None:
                     generation.tell(told)
-                    self._isolation.clear(generation)
+                    if not generation.begins_again:
+                        self._isolation.clear(generation)
                     now_s = time.monotonic()
                     if last_s:
                         self._token_gaps.add(now_s - last_s)

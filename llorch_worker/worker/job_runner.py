@@ -93,7 +93,7 @@ class JobRunner:
         self._key_ttl_s = key_ttl_s
         self._max_attempts = max_attempts
         self._suspects: set[str] = set()
-        """Those that run here and have no token yet."""
+        """Those that run here and that no token has cleared yet."""
         self._blamed: deque[tuple[Death, tuple[str, ...]]] = deque(maxlen=MOST_DEATHS)
         self._counting = threading.Lock()
         self.deliveries = Counter(attempts=0, redeliveries=0, resumes=0)
@@ -122,7 +122,8 @@ class JobRunner:
             self.deliveries.update(attempts=1, redeliveries=not claim.first, resumes=resumes)
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
-        self._publisher.open(claim, max(page.next_entry, claim.fence))
+        clears = self._clears(page.journal)
+        self._publisher.open(claim, max(page.next_entry, claim.fence), clears=clears)
         try:
             self._check_wanted(job, claim)
             generation = self._submit(job, delivery, page.journal)
@@ -190,6 +191,10 @@ class JobRunner:
             raise HandedBack from None
         return JournalPage(Journal(restarted=True), entry + 1)
 
+    def _clears(self, journal: Journal) -> bool:
+        """Whether the first token clears a suspect: not if it would be void again after a death."""
+        return self._engine.facts.replays or not journal.begins_again
+
     # Into the engine -------------------------------------------------------------------------
 
     @property
@@ -224,6 +229,7 @@ class JobRunner:
         self, job: ActiveJob, delivery: Delivery, journal: Journal
     ) -> GenerationHandle[JobRequest, JobResult]:
         claim = delivery.claim
+        publish = partial(self._publish, claim, clears=self._clears(journal))
         try:
             request = _request_of(delivery)
             self._check_idempotency(request, claim.job_id)
@@ -242,8 +248,8 @@ class JobRunner:
                 retried_at=delivery.retried_at_s(),
                 journal=journal,
                 suspect=claim.suspect,
-                on_event=partial(self._publish, claim),
-                on_tokens=partial(self._publish, claim),
+                on_event=publish,
+                on_tokens=publish,
                 on_asked=job.attach,
             )
         except ContextLengthExceeded:
@@ -281,13 +287,13 @@ class JobRunner:
 
     # Out of the engine -----------------------------------------------------------------------
 
-    def _publish(self, claim: Claim, event: Event | TokensTold) -> bool:
+    def _publish(self, claim: Claim, event: Event | TokensTold, *, clears: bool) -> bool:
         """Whether somebody may read the job's stream now."""
         # The last event is written with the result, in one step.
         if isinstance(event, TERMINAL_EVENTS):
             self._publisher.expect_end(claim)
             return False
-        if self._suspects and isinstance(event, Tokens | TokensTold | Vectors):
+        if clears and self._suspects and isinstance(event, Tokens | TokensTold | Vectors):
             self._suspects.discard(claim.job_id)
         return self._publisher.append(claim, event)
 

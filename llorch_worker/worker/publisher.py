@@ -45,6 +45,7 @@ class _Outbox:
 
     claim: Claim
     next_entry: int
+    clears: bool = True
     events: list[Event | TokensTold] = field(default_factory=list)
     sending: list[Event] = field(default_factory=list)
     written_at_s: float = field(default_factory=time.monotonic)
@@ -107,10 +108,11 @@ class Publisher(Repeater):
         nearly all tokens are."""
         super().__init__("publisher", "write to streams", self._write_until_closed)
 
-    def open(self, claim: Claim, next_entry: int) -> None:
-        """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on."""
+    def open(self, claim: Claim, next_entry: int, *, clears: bool = True) -> None:
+        """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on.
+        ``clears``: see :func:`.queue_append`."""
         with self._changed:
-            self._outboxes[claim.tag] = _Outbox(claim, next_entry)
+            self._outboxes[claim.tag] = _Outbox(claim, next_entry, clears)
 
     def append(self, claim: Claim, event: Event | TokensTold) -> bool:
         """Takes one event of an open job, and tells whether a client read its stream at the last
@@ -251,7 +253,9 @@ class Publisher(Repeater):
     def _queue(self, pipe: Pipeline, outbox: _Outbox) -> bool:
         """Adds a write to ``pipe``; False if the events cannot be encoded, which drops them."""
         try:
-            journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
+            journal.queue_append(
+                pipe, outbox.claim, outbox.next_entry, outbox.sending, clears=outbox.clears
+            )
         except ValueError as error:
             # The message may quote the answer.
             logger.error(

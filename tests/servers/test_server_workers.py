@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from llorch_worker import devices
-from llorch_worker.broker.jobs.dead_letters import count
+from llorch_worker.broker.jobs.dead_letters import count, letters
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
 from llorch_worker.engine_options import SEQUENCES
@@ -325,19 +325,52 @@ def test_a_servers_worker_is_not_sized_for_the_cards_of_its_machine(
 
 
 @pytest.mark.parametrize("prompt", ["cut 2", "die at 2"])
-def test_a_job_that_always_begins_again_ends_after_so_many_deaths(
+def test_tokens_that_begin_again_clear_no_job_of_its_servers_deaths(
     own_server: RedisServer, own_client: Client, tmp_path: Path, prompt: str
 ) -> None:
     """Each attempt has tokens, of which none is kept where there are no ids."""
     with (
         running_server("another server", tmp_path) as server,
-        worker_of(server, own_server, tmp_path, max_attempts=2, max_deaths=3),
+        worker_of(server, own_server, tmp_path),
     ):
         job = own_client.submit(model=MODEL, prompt=prompt, max_tokens=9)
-        assert started_again_until_it_ends(server, job) <= 3
+        started_again_until_it_ends(server, job)
         with pytest.raises(AttemptsExhausted):
             job.result(timeout=60)
-        assert count(own_client.redis) == 1
+        (letter,) = letters(own_client.redis)
+        assert letter.attempts == 3
+
+
+def test_a_job_that_always_begins_again_ends_after_so_many_deaths(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with (
+        running_server("another server", tmp_path) as server,
+        worker_of(server, own_server, tmp_path, max_attempts=5, max_deaths=2),
+    ):
+        job = own_client.submit(model=MODEL, prompt="die at 2", max_tokens=9)
+        assert started_again_until_it_ends(server, job) == 2
+        with pytest.raises(AttemptsExhausted):
+            job.result(timeout=60)
+
+
+def test_a_job_that_ends_the_server_after_tokens_is_found_where_all_begin_again(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with (
+        running_server("another server", tmp_path, step_ms=100) as server,
+        worker_of(server, own_server, tmp_path),
+    ):
+        others = [own_client.submit(model=MODEL, prompt="one", max_tokens=30) for _ in range(2)]
+        for job in others:
+            begun(job)
+        poison = own_client.submit(model=MODEL, prompt="die at 9", max_tokens=20)
+        assert started_again_until_it_ends(server, poison) <= 8
+        with pytest.raises(AttemptsExhausted):
+            poison.result(timeout=60)
+        for job in others:
+            result = job.result(timeout=60)
+            assert result.text == read_by(job) == "".join(f"w{i} " for i in range(30))
 
 
 def test_batches_webhooks_and_traces_run_as_with_an_engine_of_ours(

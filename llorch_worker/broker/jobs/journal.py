@@ -51,8 +51,11 @@ def _is_progress(event: Event) -> bool:
     )
 
 
-def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event]) -> None:
-    """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline.
+def queue_append(
+    pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, clears: bool = True
+) -> None:
+    """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline. ``clears``:
+    whether tokens clear the job of deaths that it is blamed for.
 
     The reply is 0 if the claim was lost. Else it has ``WRITTEN``, and ``CANCEL_REQUESTED`` and
     ``IS_READ`` if they hold. Sending it twice writes the events once.
@@ -64,7 +67,7 @@ def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Eve
             claim.job_id,
             claim.fence,
             first_entry,
-            int(any(map(_is_progress, events))),
+            int(clears and any(map(_is_progress, events))),
             *(encode_event(event) for event in events),
         ],
     )
