@@ -16,6 +16,9 @@ from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.servers.gathering import GatheringSelector
 
 CONNECT_S: Final = 5.0
+KEEP_S: Final = 0.1
+"""How long a connection may be used again: at once, such as for the answer after a question about
+its tokens. One that the server closes as it idles would look like a cut answer."""
 ANSWER_S: Final = 60.0
 """How long a question about tokens may take."""
 MOST_ANSWER_BYTES: Final = 32 * 2**20
@@ -97,8 +100,7 @@ class Connection:
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
-            # A connection that the server closes as it idles would look like a cut answer.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers=headers,
             auto_decompress=False,

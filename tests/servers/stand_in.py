@@ -66,6 +66,8 @@ class StandIn:
         self.counted: dict[str, Any] = {}
         """What it has counted otherwise."""
         self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.callers: list[Any] = []
+        """The address of each who sent something."""
         self.open = self.most_open = 0
         self._step_s = float(os.environ.get("STAND_IN_STEP_MS", "0")) / 1e3
 
@@ -90,6 +92,8 @@ class StandIn:
     async def _admit(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if request.method == "POST":
+            self.callers.append(request.transport.get_extra_info("peername"))
         return await handler(request)
 
     async def _models(self, _: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ from llorch_worker.contract import (
     read_journal,
 )
 from llorch_worker.engine.interface import Death, EngineDied
-from llorch_worker.servers import server_engine
+from llorch_worker.servers import connection, server_engine
 from llorch_worker.servers.answer import ChoiceSoFar
 from llorch_worker.servers.bodies import texts_of
 from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
@@ -98,6 +98,16 @@ def test_a_chat_is_sent_as_a_chat(stand_in: StandIn) -> None:
             assert (path, body["prompt"]) == ("/completion", "one two")
         else:
             assert (path, body["messages"]) == ("/v1/chat/completions", messages)
+
+
+def test_an_answer_comes_on_the_connection_of_the_question_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_S", 60)  # on a slow machine
+    with StandIn("llama-server").running() as server, engine_at(server) as engine:
+        assert engine.submit(asked()).result().text == "w0 w1 w2 w3 "
+        assert len(server.callers) == 2
+        assert len(set(server.callers)) == 1
 
 
 def test_choices_are_requests_with_seeds_of_their_own(stand_in: StandIn) -> None:
