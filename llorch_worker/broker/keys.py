@@ -143,8 +143,8 @@ scheduled = Key("scheduled:{}")
 shares = Key("shares:{}")
 """By model. Sorted set of tenants' shares: see ``lua/parts/score.lua``."""
 searched = Key("searched:{}")
-"""By model. Hash: class and what callers have in common -> the score up to which the last search by
-such a caller found no job that it can take. Expires soon after."""
+"""By model, class and what callers have in common. The score up to which the last search by such a
+caller found no job that it can take. Expires soon after."""
 aged = Key("aged:{}")
 """By model. Hash: class -> when one of its jobs last went before more urgent ones for its age."""
 

@@ -276,7 +276,6 @@ class Claimer(Repeater):
             inbox_watch.look(
                 self._redis,
                 self._waited_for,
-                weights=self._terms.tenant_weights,
                 wakes_anyway=True,
                 on_repeated=self.note_repeated,
             )

@@ -124,7 +124,6 @@ class InboxWatcher(Repeater):
         again_s = inbox_watch.look(
             self._redis,
             self._model,
-            weights=self._settings.tenant_weights,
             wakes_anyway=wakes_anyway,
             on_repeated=self._on_repeated,
         )

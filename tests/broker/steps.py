@@ -31,6 +31,12 @@ def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
     announce_model(store, name, card(limit, name).model_dump_json())
 
 
+def weigh(store: redis.Redis, weights: str) -> None:
+    """As if the model's workers had these weights of tenants."""
+    weighed = card().model_copy(update={"tenant_weights": weights})
+    announce_model(store, "toy", weighed.model_dump_json())
+
+
 def note_seen(store: redis.Redis, *places: str, ago_s: float = 0) -> None:
     """As if the workers of these names had announced themselves so long ago, without cards."""
     seconds, _ = store.time()

@@ -227,7 +227,6 @@ class _OneEnd(Backend):  # type: ignore[misc]
                 result_ttl_s=settings.result_ttl_s,
                 stream_ttl_s=settings.stream_ttl_s,
                 heard_by=self.app.settings.served_name,
-                weights=settings.tenant_weights,
             )
             return
         with self._following_up(task_id, request, REVOKED):

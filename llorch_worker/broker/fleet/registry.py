@@ -70,7 +70,8 @@ class ModelCard(_Card):
     queue_limit: Count = 0
     """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
     tenant_weights: str = ""
-    """``acme=3,beta=2``: the shares of tenants that have not 1. Likewise."""
+    """``acme=3,beta=2``: the shares of tenants that have not 1, for ``lua/parts/score.lua``.
+    Likewise."""
     last_seen: float
     """Unix time by the clock of the worker that wrote it."""
     generation_config: CheckedConfig = Field(default_factory=dict)
@@ -80,12 +81,6 @@ class ModelCard(_Card):
     created: Count | None = None
     """Unix time at which a worker first announced it; None before Redis has the card. The last
     field: see ``lua/announce.lua``."""
-
-    def weight_of(self, tenant: str | None) -> int:
-        """A tenant's share of the workers, where another has 1."""
-        named = (each.partition("=") for each in self.tenant_weights.split(","))
-        weights = {name: int(weight) for name, _, weight in named if weight.isdecimal()}
-        return max(1, weights.get(tenant or "", 1))
 
 
 class WorkerCard(_Card):

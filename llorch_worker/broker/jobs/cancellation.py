@@ -32,13 +32,12 @@ def cancel(
     result_ttl_s: int,
     stream_ttl_s: int,
     heard_by: str | None = None,
-    weights: str = "",
 ) -> CancelOutcome:
     """Cancels a job. The script decides in one step whether a worker's claim came first.
 
     ``heard_by``: the model of a worker that heard of it from somebody who knows the job. So an id
     without a trace in Redis is that of a stock producer's job in an inbox. It ends too, and what
-    lies there with it is moved: ``weights`` of tenants, as the setting has them.
+    lies there with it is moved.
     """
     return _end(
         client,
@@ -48,7 +47,6 @@ def cancel(
         result_ttl_s=result_ttl_s,
         stream_ttl_s=stream_ttl_s,
         heard_by=heard_by,
-        weights=weights,
         publish_on=channel(client),
     )
 
@@ -76,7 +74,6 @@ def _end(
     result_ttl_s: int,
     stream_ttl_s: int,
     heard_by: str | None = None,
-    weights: str = "",
     publish_on: str = "",
 ) -> CancelOutcome:
     outcome: CancelOutcome = run_script(
@@ -91,7 +88,6 @@ def _end(
             max(LONGEST_WAIT_S, result_ttl_s),
             int(heard_by is not None),
             publish_on,
-            weights,
         ],
         [] if heard_by is None else inbox_of(heard_by),
     )

@@ -62,7 +62,6 @@ class ClaimTerms:
     result_ttl_s: int
     """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
-    tenant_weights: str = ""
     low_waits_at_most_ms: int = round(EngineOptions.low_waits_at_most_s * 1e3)
     max_message_bytes: int = MAX_MESSAGE_BYTES
     dead_letters_bytes: int = DEAD_LETTERS_BYTES
@@ -75,7 +74,6 @@ class ClaimTerms:
             max_deaths=settings.max_deaths,
             result_ttl_s=settings.result_ttl_s,
             stream_ttl_s=settings.stream_ttl_s,
-            tenant_weights=settings.tenant_weights,
             low_waits_at_most_ms=round(settings.low_waits_at_most_s * 1e3),
             max_message_bytes=settings.max_message_bytes,
             dead_letters_bytes=settings.dead_letters_bytes,
@@ -199,7 +197,6 @@ def _claim_of(
         "letters_bytes": terms.dead_letters_bytes,
         "most_letters": MOST_DEAD_LETTERS,
         "low_waits_ms": terms.low_waits_at_most_ms,
-        "weights": terms.tenant_weights,
         "call": request.call,
         "call_key": keys.call(queues.place_of(model, request.worker)),
         "model": model,
@@ -290,7 +287,7 @@ def _reread(client: Redis, claims: Sequence[Claim], terms: ClaimTerms) -> None:
     for claim in claims:
         message = _reread_message(claim.message, terms)
         letter = letter_of(claim, terms)
-        known = (claim.job_id, claim.fence, message or "", *letter, terms.tenant_weights)
+        known = (claim.job_id, claim.fence, message or "", *letter)
         if run_script(client, "reread", known) and message is None:
             sizes.append(len(claim.message))
     if sizes:

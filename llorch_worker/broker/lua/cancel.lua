@@ -22,13 +22,12 @@ local stream_s = ARGV[5] -- for event streams
 local record_s = ARGV[6]
 local heard = ARGV[7] == '1' -- whether the job waits although it has no record: a stock producer's
 local channel = ARGV[8] -- of cancels in this database, or '' to end the job only if it waits
-local weights = ARGV[9] -- of tenants, for what is moved
 local job, cancel = job_key(job_id), cancel_key(job_id)
 local MOST_MOVED = 1000
 
 if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
   -- Nobody else hears of what is in the inbox no more.
-  local model = move_inbox(KEYS, MOST_MOVED, weights) > 0 and model_of(KEYS[1])
+  local model = empty_inbox(KEYS, MOST_MOVED, let_come) > 0 and model_of(KEYS[1])
   for _, class in ipairs(model and classes_that_wait(model) or {}) do
     wake_class(model, class)
   end

@@ -22,7 +22,7 @@
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
 local LEAST_WAIT_MS, MOST_WAIT_MS = 10, 200
 local MOST_REPLY_BYTES = 4 * 2 ^ 20
--- How many records a call reads of a class: so many first ones, then as many where an earlier search stopped.
+-- How many records a search reads: the first of a class, and as many from where the last such search stopped.
 local MOST_LOOKED = 250
 local SEARCH_MS = 2000 -- how long it is known where that was
 local MOST_MOVED = 64
@@ -30,9 +30,8 @@ local MOST_MOVED = 64
 local terms = cjson.decode(ARGV[1])
 local model, limit = terms.model, terms.limit
 local waiting = waiting_key(model)
-local claims, dropped, gone = {}, {}, {}
+local claims, dropped = {}, {}
 local bytes, unfit, suspects_wait, goes_on = 0, 0, false, false
-local suspect_since_us = false -- when the caller claimed the suspect that it holds
 
 local function reply(again_ms)
   local values = {again_ms, #claims}
@@ -53,10 +52,32 @@ if terms.sent_before then
   end
 end
 
+local suspect_since_us = false -- when the caller claimed the suspect that it holds
 for _, id in ipairs(terms.suspects_held) do
   local record = read_record(id)
   -- A fence is a time.
   suspect_since_us = suspect_since_us or is_suspect(record, terms) and record.fence
+end
+
+local function may_claim(class)
+  return terms.classes[tostring(class)] and (class == HIGH or not terms.urgent)
+end
+
+-- Claim a job, if it can be. Returns what came of it: see settle_waiting.
+local function settle(record, score)
+  local outcome, claim = settle_waiting(record, score, terms, suspect_since_us)
+  if outcome == 'claimed' then
+    claims[#claims + 1] = claim
+    bytes = bytes + #claim[2]
+    suspect_since_us = suspect_since_us or claim[10] == 1 and now_us()
+  elseif outcome == 'buried' then
+    dropped[#dropped + 1] = {record.id, outcome}
+  elseif outcome == 'suspect' then
+    suspects_wait = true
+  elseif outcome == 'unfit' then
+    unfit = unfit + 1
+  end
+  return outcome
 end
 
 -- The first jobs that wait, with their scores; if they are all, nothing else needs to be asked.
@@ -66,34 +87,24 @@ local function first_jobs()
 end
 local first, is_all = first_jobs()
 
-local function may_claim(class)
-  return terms.classes[tostring(class)] and (class == HIGH or not terms.urgent)
-end
-
--- Claim a job, if it can be; returns its score then.
-local function settle(record, score)
-  local is_gone, outcome, value = settle_waiting(record, score, terms, suspect_since_us)
-  gone[record.id] = is_gone or nil
-  if outcome == 'claimed' then
-    claims[#claims + 1] = value
-    bytes = bytes + #value[2]
-    suspect_since_us = suspect_since_us or value[10] == 1 and now_us()
-    return score
-  elseif outcome == 'buried' then
-    dropped[#dropped + 1] = {value, outcome}
-  elseif outcome == 'suspect' then
-    suspects_wait = true
-  elseif outcome == 'unfit' then
-    unfit = unfit + 1
+-- A job that comes while none waits need not wait itself.
+local starts = #first == 0 and limit > 0 and not terms.urgent
+local function receive(job)
+  if not starts then
+    return let_come(job)
+  end
+  starts, job.state = false, 'waiting'
+  local score = score_at_tail(job.list, job.tenant, job.tokens, true)
+  redis.call('SET', message_key(job.id), job.message)
+  local outcome = settle(job, tonumber(score))
+  if outcome == 'suspect' or outcome == 'unfit' then
+    let_come(job, score)
   end
 end
 
-local moved, repeated, is_more = 0, {}, false
+local moved, is_more, repeated = 0, false, {}
 if #KEYS > 0 then
-  -- A job that comes while none waits need not wait itself.
-  local is_idle = #first == 0 and limit > 0 and not terms.urgent
-  moved, repeated, is_more = move_inbox(KEYS, MOST_MOVED, terms.weights, is_idle and settle)
-  gone = {}
+  moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, receive)
   if moved > #claims + #repeated then
     first, is_all = first_jobs()
   end
@@ -109,8 +120,8 @@ local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
 local function class_of_age()
   local oldest, oldest_ms
   for i = 2, #classes do
-    local first, last = bounds_of(classes[i])
-    local id = redis.call('ZRANGEBYSCORE', waiting, first, last, 'LIMIT', 0, 1)[1]
+    local least, last = bounds_of(classes[i])
+    local id = redis.call('ZRANGEBYSCORE', waiting, least, last, 'LIMIT', 0, 1)[1]
     local aged_ms = tonumber(redis.call('HGET', aged_key(model), classes[i]) or 0)
     -- A later time is from before the clock was set back.
     local since_ms = math.max(read_record(id).since_ms, aged_ms <= now_ms() and aged_ms or 0)
@@ -130,49 +141,64 @@ local function page_of(class, from, offset, count)
   return redis.call('ZRANGEBYSCORE', waiting, from or least, last, 'WITHSCORES', 'LIMIT', offset, count)
 end
 
--- Take up to `most` jobs of a class; returns how many. Behind many that the caller cannot take, the next call goes on.
+-- Jobs that wait no more: their ids, and whether a job is one.
+local settled, is_settled = {}, {}
+
+-- Take up to `most` jobs of a class; returns how many.
 local function take_from(class, most)
-  local before, looked, at_most, from, offset, page, top, score = #claims, 0, MOST_LOOKED, nil, 0, nil, nil, nil
-  -- What makes callers skip the same jobs.
-  local alike = table.concat({class, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}, ' ')
-  repeat
-    local count = math.min(at_most - looked, math.max(WINDOW, most))
-    page = page_of(class, from, offset, count)
-    local found = {}
-    for i = 1, #page, 2 do
-      score = page[i + 1]
-      if not gone[page[i]] then
-        found[#found + 1] = {id = page[i], score = tonumber(score)}
-      end
-    end
-    if looked == 0 and terms.place ~= '' and #found > 1 then
-      for i = 1, math.min(WINDOW, #found) do
-        found[i].record = read_record(found[i].id)
-      end
-      found = own_first(found, terms.place)
-    end
-    for _, job in ipairs(found) do
-      if #claims - before >= most or bytes >= MOST_REPLY_BYTES then
-        break
-      end
-      local claimed = settle(job.record or read_record(job.id), job.score)
-      top = claimed and math.max(top or 0, claimed) or top
-    end
-    offset, looked = offset + count, looked + count
-    if looked == MOST_LOOKED then
-      local stopped = redis.call('HGET', searched_key(model), alike)
-      if stopped and tonumber(stopped) > tonumber(score or 0) then
-        from, offset = stopped, 0
-      end
-      at_most = 2 * MOST_LOOKED
-    end
-  until #claims - before >= most or #page == 0 or bytes >= MOST_REPLY_BYTES or looked >= at_most
-  if looked == 2 * MOST_LOOKED and #page > 0 and #claims - before < most then
-    goes_on = true
-    redis.call('HSET', searched_key(model), alike, score)
-    redis.call('PEXPIRE', searched_key(model), SEARCH_MS)
+  local before, top = #claims, 0
+
+  local function has_enough()
+    return #claims - before >= most or bytes >= MOST_REPLY_BYTES
   end
-  if top then
+
+  local function try(job)
+    local outcome = settle(job.record or read_record(job.id), job.score)
+    if outcome ~= 'suspect' and outcome ~= 'unfit' then
+      settled[#settled + 1], is_settled[job.id] = job.id, true
+    end
+    top = outcome == 'claimed' and math.max(top, job.score) or top
+  end
+
+  -- Try so many jobs as one search reads, from a score or the class's first on. Returns the score at which it
+  -- stopped, if others are behind and the caller has not enough.
+  local function search(from)
+    local count, stopped = math.max(WINDOW, most), nil
+    for offset = 0, MOST_LOOKED - 1, count do
+      local page, jobs = page_of(class, from, offset, count), {}
+      for i = 1, #page, 2 do
+        jobs[#jobs + 1] = not is_settled[page[i]] and {id = page[i], score = tonumber(page[i + 1])} or nil
+      end
+      if not from and offset == 0 and terms.place ~= '' and #jobs > 1 then
+        jobs = own_first(jobs, terms.place)
+      end
+      for _, job in ipairs(jobs) do
+        if has_enough() then
+          return nil
+        end
+        try(job)
+      end
+      if #page < 2 * count or has_enough() then
+        return nil
+      end
+      stopped = page[#page]
+    end
+    return stopped
+  end
+
+  local stopped = search()
+  if stopped then
+    -- The caller cannot take the first ones. It goes on where callers like it stopped last, and the next call from there.
+    local alike = {class, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}
+    local note = searched_key(model .. ' ' .. table.concat(alike, ' '))
+    local noted = redis.call('GET', note)
+    stopped = search(noted and tonumber(noted) > tonumber(stopped) and noted or stopped)
+    if stopped then
+      goes_on = true
+      redis.call('SET', note, stopped, 'PX', SEARCH_MS)
+    end
+  end
+  if top > 0 then
     note_start(model, class, top)
   end
   return #claims - before
@@ -206,10 +232,6 @@ for _, class in ipairs(classes) do
   if may_claim(class) and #claims < share then
     take_from(class, share - #claims)
   end
-end
-local settled = {}
-for id in pairs(gone) do
-  settled[#settled + 1] = id
 end
 if #settled > 0 then
   redis.call('ZREM', waiting, unpack(settled))

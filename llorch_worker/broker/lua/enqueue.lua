@@ -18,12 +18,12 @@ local keep_s = ARGV[6] -- for the idempotency key of a job that is never claimed
 local idempotency = ARGV[7] -- the key, or ''
 local request = ARGV[8] -- with a key, a digest of the request
 local tenant = ARGV[9] -- or ''
-local tokens, weight = tonumber(ARGV[10]), tonumber(ARGV[11]) -- see parts/score.lua
-local deadline_ms = ARGV[12] -- from now, or ''
-local owner = ARGV[13] -- the gateway's key that sends the job, or ''
-local awaited_s = ARGV[14] -- for how long a reader counts as there already; 0 for none
-local least_context = ARGV[15] -- that its worker must have, or '' if nobody knows
-local candidates = {unpack(ARGV, 16)} -- places, the best first; none for a job that is not placed
+local tokens = tonumber(ARGV[10]) -- that it is expected to take: see parts/score.lua
+local deadline_ms = ARGV[11] -- from now, or ''
+local owner = ARGV[12] -- the gateway's key that sends the job, or ''
+local awaited_s = ARGV[13] -- for how long a reader counts as there already; 0 for none
+local least_context = ARGV[14] -- that its worker must have, or '' if nobody knows
+local candidates = {unpack(ARGV, 15)} -- places, the best first; none for a job that is not placed
 local job, model = job_key(job_id), model_of(list)
 
 if idempotency ~= '' then
@@ -58,7 +58,7 @@ local function note(name, value)
     fields[#fields + 1] = value
   end
 end
-local score, cost = score_at_tail(model, class_of(list), tenant, tokens, weight)
+local score, cost = score_at_tail(list, tenant, tokens)
 note('cost', cost)
 note('tenant', tenant)
 note('owner', owner)

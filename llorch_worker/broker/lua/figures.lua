@@ -17,12 +17,9 @@ for _, class in ipairs({HIGH, NORMAL, LOW}) do
   local found = {jobs = redis.call('ZCOUNT', waiting_key(model), first, last), since_ms = 0}
   for i, id in ipairs(found.jobs > 0 and redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0,
       MOST_LOOKED) or {}) do
-    local sent, came_ms, strikes, progress, eta_ms = unpack(redis.pcall('HMGET', job_key(id), 'sent', 'came_ms', 'strikes',
-      'progress', 'eta_ms'))
-    suspects = suspects + (strikes and progress ~= '1' and 1 or 0)
-    if i == 1 then
-      found.since_ms = waits_since_ms(sent, came_ms, eta_ms)
-    end
+    local job = read_record(id)
+    suspects = suspects + (job.strikes and job.progress ~= '1' and 1 or 0)
+    found.since_ms = i == 1 and job.since_ms or found.since_ms
   end
   classes[#classes + 1] = found
 end

@@ -10,7 +10,6 @@ local id, fence = ARGV[1], ARGV[2]
 local reread = ARGV[3] -- the message with the job's id, or '' if it names no job
 local letter = ARGV[4] -- the message as UTF-8, or ''
 local message_bytes, letters_bytes, most_letters = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local weights = ARGV[8]
 
 local list, score = unpack(redis.call('HMGET', job_key(id), 'list', 'score'))
 if not is_claimed(id, fence) then
@@ -19,9 +18,11 @@ end
 redis.call('ZREM', LEASES, id)
 redis.call('DEL', job_key(id), message_key(id), result_key(id))
 if reread ~= '' then
-  local job, its_score = accept(reread, list, weights, score)
-  if job then
-    redis.call('ZADD', waiting_key(model_of(list)), its_score, job.id)
+  local job = job_of(reread, list)
+  if job.is_new then
+    let_come(job, score)
+  else
+    note_copy(job, reread, list)
   end
 else
   bury({id = '', reason = 'malformed', message = letter, message_bytes = message_bytes, list = list,

@@ -68,7 +68,6 @@ else
 end
 -- Behind the jobs that already wait.
 local tenant = redis.call('HGET', job, 'tenant') or ''
-let_wait(letter.id, letter.list,
-  score_at_tail(model_of(letter.list), class_of(letter.list), tenant, #letter.message / 4, 1))
+let_wait(letter.id, letter.list, (score_at_tail(letter.list, tenant, tokens_of(letter.message))))
 wake(letter.list)
 return 'retried'

@@ -8,12 +8,12 @@
 -- Parts: names, wake_ups, message, score, waiting, inbox
 -- Writes at maxmemory.
 
-local model, weights = ARGV[1], ARGV[2]
-local wakes_anyway = ARGV[3] == '1' -- also for jobs whose wake-up somebody may have taken and lost
+local model = ARGV[1]
+local wakes_anyway = ARGV[2] == '1' -- also for jobs whose wake-up somebody may have taken and lost
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 
-local moved, repeated, is_more = move_inbox(KEYS, MOST_MOVED, weights)
+local moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, let_come)
 local released = release_due(model, MOST_DUE)
 for _, class in ipairs((moved + released > 0 or wakes_anyway) and classes_that_wait(model) or {}) do
   wake_class(model, class)

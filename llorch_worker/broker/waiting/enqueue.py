@@ -80,7 +80,6 @@ def enqueue(
                 digest or request_digest([request]),
                 request.tenant or "",
                 _expected_tokens(request, len(before) + len(after)),
-                model.weight_of(request.tenant),
                 "" if request.deadline_s is None else round(request.deadline_s * 1e3),
                 owner,
                 awaited_s,

@@ -47,17 +47,16 @@ def look(
     client: Redis,
     model: str,
     *,
-    weights: str = "",
     wakes_anyway: bool = False,
     on_repeated: Callable[[str], object] = lambda _: None,
 ) -> float | None:
     """Moves and wakes, with ``wakes_anyway`` also for jobs that woke a worker before. Returns
     after how many seconds to look again, because more is to be moved or a job is due; or None.
 
-    ``weights``: of tenants, as the setting has them. ``on_repeated``: gets the ids of messages that
-    were dropped because their jobs had ended, the first few.
+    ``on_repeated``: gets the ids of messages that were dropped because their jobs had ended, the
+    first few.
     """
-    asked = (model, weights, int(wakes_anyway))
+    asked = (model, int(wakes_anyway))
     again_ms, *repeated = run_script(client, "watch", asked, queues.inbox_of(model))
     for job_id in repeated:
         on_repeated(text(job_id))

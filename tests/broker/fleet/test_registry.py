@@ -137,9 +137,3 @@ def test_workers_that_are_long_gone_are_forgotten(store: redis.Redis) -> None:
     note_seen(store, place_of("m", "old@h"), ago_s=DAYS_S)
     registry.announce(store, card("a@h"))
     assert registry.remembered(store)["m"] == ["llorch.m@a.h"]
-
-
-@pytest.mark.parametrize(("tenant", "weight"), [("acme", 3), ("b", 20), ("other", 1), (None, 1)])
-def test_a_models_card_knows_the_weights_of_tenants(tenant: str | None, weight: int) -> None:
-    model = registry.ModelCard(name="m", max_context=1, last_seen=0, tenant_weights="acme=3,b=20")
-    assert model.weight_of(tenant) == weight

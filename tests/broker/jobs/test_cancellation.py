@@ -20,7 +20,7 @@ from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.broker.steps import TERMS, load, push, sweep, take
+from tests.broker.steps import TERMS, load, push, sweep, take, weigh
 from tests.messages import QUEUE
 from tests.store import (
     cancel_asked,
@@ -253,9 +253,10 @@ def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Clie
 def test_a_revoke_moves_what_lies_in_the_inbox_by_its_tenants_weights_and_wakes_a_worker(
     store: redis.Redis,
 ) -> None:
+    weigh(store, "three=3")
     for tenant in ("one", "three"):
         push(store, *(f"{tenant}{number}" for number in range(9)), **{TENANT: tenant})
-    cancel(store, "absent", result_ttl_s=60, stream_ttl_s=60, heard_by="toy", weights="three=3")
+    cancel(store, "absent", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
     assert store.llen(keys.wake(QUEUE)) == 1
     first = waiting_ids(store)[:8]
     assert sum(job_id.startswith("three") for job_id in first) == 6

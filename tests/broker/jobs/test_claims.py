@@ -556,9 +556,21 @@ def test_jobs_that_a_worker_cannot_take_hide_none_behind_them(
     push(store, "early")
     inbox_watch.look(store, "toy")
     store.zadd(keys.waiting("toy"), {"early": store.zscore(keys.waiting("toy"), "unfit-800") - 1})
-    store.delete(keys.searched("toy"))  # it expires
+    store.delete(*store.keys(keys.searched("*")))  # it expires
     assert search(store)[1] == ["early"]
     assert store.zcard(keys.waiting("toy")) == 1_500
+
+
+def test_a_search_does_not_prolong_what_is_known_of_other_callers_searches(
+    store: redis.Redis,
+) -> None:
+    unfit(store, 1_500, least_context=512)
+    search(store, fingerprint="a")
+    # As if that search had stopped before the other begins.
+    (known,) = store.keys(keys.searched("*"))
+    store.pexpire(known, 10**7)
+    search(store, fingerprint="b")
+    assert store.pttl(known) > 10**6, "it expires with its own search"
 
 
 def test_suspects_that_a_worker_cannot_take_now_hide_none_behind_them(store: redis.Redis) -> None:

@@ -24,7 +24,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.worker.delivery import Delivery
-from tests.broker.steps import TERMS, load, sweep, take
+from tests.broker.steps import TERMS, load, sweep, take, weigh
 from tests.store import add_letter, clear_letters, follow_ups_in, lose, message_of, store_result
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
@@ -161,6 +161,19 @@ def test_a_retried_job_that_dies_again_keeps_the_whole_history(
     assert workers == [
         *(f"w{n}@h" for n in range(first)), "(retried)", *(f"later{n}@h" for n in range(first)),
     ]  # fmt: skip
+
+
+def test_a_retried_job_is_charged_by_the_weight_of_its_tenant(producer: Client) -> None:
+    weigh(producer.redis, "heavy=4")
+    charged = {}
+    for tenant in ("heavy", "light"):
+        job = producer.submit(prompt="secret", tenant=tenant)
+        die(producer, "w", tokens=False)
+        assert retry(producer, the_letter(producer)) == "retried"
+        starts = producer.redis.zscore(keys.waiting("toy"), job.id)
+        charged[tenant] = producer.redis.zscore(keys.shares("toy"), f"1/{tenant}") - starts
+        take(producer.redis, limit=1)
+    assert charged["light"] == pytest.approx(4 * charged["heavy"], rel=0.05)
 
 
 def test_a_letter_is_retried_once(producer: Client) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 import redis
@@ -15,8 +15,7 @@ from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.waiting import purge
 from llorch_worker.client import Client
-from tests.broker.steps import announce, push, take
-from tests.store import announce_model
+from tests.broker.steps import announce, push, take, weigh
 
 TOKENS = 100
 """What each of these jobs is expected to make: far more than its message."""
@@ -48,14 +47,7 @@ def names(order: list[str], **jobs: list[str]) -> str:
     return "".join(whose[job_id][0] for job_id in order)
 
 
-def weigh(producer: Client, weights: str) -> None:
-    """As if the model's workers had these weights."""
-    card = producer.model_card("toy").model_copy(update={"tenant_weights": weights})
-    announce_model(producer.redis, "toy", card.model_dump_json())
-    producer._admission._models_read_s = float("-inf")
-
-
-def test_tenants_share_a_priority_and_keep_their_own_order(producer: Client) -> None:
+def test_tenants_take_turns_and_keep_their_own_order(producer: Client) -> None:
     many, few = send(producer, "many", 50), send(producer, "few", 3)
     order = claimed(producer.redis, 53)
     assert [sorted(names(order[at : at + 2], many=many, few=few)) for at in (0, 2, 4)] == [
@@ -110,7 +102,7 @@ def test_a_tenant_that_was_idle_starts_again_beside_the_others(producer: Client)
 
 
 def test_weights_of_the_models_card_divide_the_cost(producer: Client) -> None:
-    weigh(producer, "other=9,heavy=3")
+    weigh(producer.redis, "other=9,heavy=3")
     heavy, light = send(producer, "heavy", 18), send(producer, "light", 6)
     found = Counter(names(claimed(producer.redis, 12), heavy=heavy, light=light))
     assert 8 <= found["h"] <= 10, found
@@ -159,7 +151,7 @@ def test_two_tenants_with_work_differ_by_the_sum_of_their_largest_costs_over_wei
     producer: Client, seed: int
 ) -> None:
     draw = random.Random(seed)
-    weigh(producer, "b=2,c=5")
+    weigh(producer.redis, "b=2,c=5")
     weight = {"a": 1, "b": 2, "c": 5}
     cost: dict[str, float] = {}
     left: dict[str, int] = dict.fromkeys(weight, 0)
@@ -187,6 +179,35 @@ def test_two_tenants_with_work_differ_by_the_sum_of_their_largest_costs_over_wei
                 # Units are whole, and arrivals take some.
                 bound = largest[one] + largest[other] + 8
                 assert abs(served[one] - served[other]) <= bound, (one, other)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_loses_by_cancels_what_it_cancelled_at_most_and_takes_it_from_nobody(
+    producer: Client, seed: int
+) -> None:
+    draw = random.Random(seed)
+    cost: dict[str, float] = {}
+    left: dict[str, list[str]] = {"a": [], "b": []}
+    served, cancelled = dict.fromkeys(left, 0.0), dict.fromkeys(left, 0.0)
+    for _ in range(30):
+        for tenant, waiting in left.items():
+            for _ in range(4 if len(waiting) < 4 else 0):
+                most = draw.choice((50, 400))
+                (job_id,) = send(producer, tenant, 1, max_tokens=most)
+                cost[job_id] = most + producer.redis.strlen(keys.message(job_id)) // 4
+                waiting.append(job_id)
+        for job_id in draw.sample(left["a"], 2):
+            producer.job(job_id).cancel()
+            left["a"].remove(job_id)
+            cancelled["a"] += cost[job_id]
+        for job_id in claimed(producer.redis, 2):
+            (tenant,) = (name for name, waiting in left.items() if job_id in waiting)
+            left[tenant].remove(job_id)
+            served[tenant] += cost[job_id]
+        bound = 2 * max(cost.values()) + 16
+        for one, other in permutations(left, 2):
+            assert served[one] - served[other] <= bound + cancelled[other], (one, other)
+    assert cancelled["a"] > bound < served["a"]
 
 
 def test_scores_are_whole_numbers_below_2_to_the_53(producer: Client) -> None:

@@ -33,16 +33,17 @@ local function choose_place(candidates)
   return least
 end
 
--- The jobs in their order, but those that prefer this worker first. The first ones have their records, by read_record.
+-- The jobs of a page in their order, but of the first ones those that prefer this worker before the others.
 local function own_first(jobs, place)
   local own, others = {}, {}
-  for i, found in ipairs(jobs) do
-    local is_own = i <= WINDOW and found.record.prefers == place
-      and found.record.since_ms <= jobs[1].record.since_ms + OVERTAKE_MS
-    table.insert(is_own and own or others, found)
+  for i, job in ipairs(jobs) do
+    job.record = i <= WINDOW and read_record(job.id)
+    local is_own = job.record and job.record.prefers == place
+      and job.record.since_ms <= jobs[1].record.since_ms + OVERTAKE_MS
+    table.insert(is_own and own or others, job)
   end
-  for _, found in ipairs(others) do
-    own[#own + 1] = found
+  for _, job in ipairs(others) do
+    own[#own + 1] = job
   end
   return own
 end

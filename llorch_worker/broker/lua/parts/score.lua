@@ -14,10 +14,12 @@
 -- shares_key: a sorted set with the virtual times, by class, and the finishes that are later, by class/tenant. Both
 -- are scores. A finish that the virtual time has passed says nothing. A job that is
 -- cancelled, expires or is purged before its first claim is taken off its tenant's finish: one who has nothing left
--- starts with the others again. What he sends then may go before what he had sent behind that job.
+-- starts with the others again. What he sends then may go before what he had sent behind that job, which keeps its
+-- place: so a cancel delays nobody, and costs its tenant at most what he cancelled.
 
 local UNITS = 16
 local MOST_FINISHES = 64 -- that stay though they say nothing
+local ANSWER_TOKENS = 256 -- that a job makes, as far as anybody knows without its body
 
 local function whole(score)
   return string.format('%.0f', score)
@@ -32,15 +34,38 @@ local function virtual_time(shares, class)
   return tonumber(redis.call('ZSCORE', shares, class) or nil) or class * CLASS
 end
 
--- The score of a job that is sent now, and what its tenant is charged for it. `tokens`: how many it is expected to take;
--- `starts`: whether it is claimed at once.
-local function score_at_tail(model, class, tenant, tokens, weight, starts)
+-- How many tokens the job of a message is expected to take, if its producer does not say.
+local function tokens_of(message)
+  return #message / 4 + ANSWER_TOKENS
+end
+
+-- A tenant's share of a model's workers, as the model's card says it, or 1.
+local weights_of = {}
+local function weight_of(model, tenant)
+  if tenant == '' then
+    return 1
+  elseif not weights_of[model] then
+    local card = redis.pcall('HGET', MODELS, model)
+    weights_of[model] = type(card) == 'string' and card:match('"tenant_weights":"([^"]*)"') or ''
+  end
+  for name, weight in weights_of[model]:gmatch('([%w._-]+)=(%d+)') do
+    if name == tenant then
+      return tonumber(weight)
+    end
+  end
+  return 1
+end
+
+-- The score of a job that is sent now, and what its tenant is charged for it. `list`: its own; `tokens`: how many it is
+-- expected to take; `starts`: whether it is claimed at once.
+local function score_at_tail(list, tenant, tokens, starts)
+  local model, class = model_of(list), class_of(list)
   local shares, last = shares_key(model), (class + 1) * CLASS - 1
   local whose = class .. '/' .. tenant
   local now, finished = unpack(redis.call('ZMSCORE', shares, class, whose))
   now = tonumber(now or nil) or class * CLASS
   local start = math.min(last, math.max(now, tonumber(finished or nil) or now))
-  local finish = math.min(last, start + math.max(1, math.floor(tokens * UNITS / weight)))
+  local finish = math.min(last, start + math.max(1, math.floor(tokens * UNITS / weight_of(model, tenant))))
   local cost = whole(finish - start)
   now = starts and start or start == now and now + 1 or now
   redis.call('ZADD', shares, whole(now), class, whole(finish), whose)

@@ -15,23 +15,6 @@ local function is_suspect(record, terms)
     or record.deaths > 0 and record.deaths >= terms.max_deaths - 1
 end
 
--- Nothing in it is known if somebody's key of another type is in its place.
-local function read_record(id)
-  local fields = redis.pcall('HMGET', job_key(id), 'state', 'list', 'attempts', 'history', 'fence', 'deaths', 'strikes',
-    'progress', 'idempotency', 'first_claim_ms', 'retried_ms', 'eta_ms', 'eta', 'unread', 'sent', 'came_ms', 'prefers',
-    'needs_fingerprint', 'least_context')
-  return {
-    id = id, state = fields[1], list = fields[2], attempts = tonumber(fields[3] or 0), history = fields[4] or '',
-    fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0), strikes = tonumber(fields[7] or nil),
-    progress = fields[8], idempotency = fields[9], first_claim_ms = fields[10], retried_ms = fields[11],
-    eta_ms = tonumber(fields[12] or nil), eta = fields[13] and fields[13] ~= '' and fields[13],
-    unread = fields[14] == '1', sent = fields[15],
-    since_ms = waits_since_ms(fields[15], fields[16], fields[12]),
-    prefers = fields[17],
-    needs_fingerprint = fields[18] or '', least_context = tonumber(fields[19] or nil) or 0,
-  }
-end
-
 -- Whether the job has had all its attempts.
 local function is_exhausted(record, terms)
   return record.deaths > 0
@@ -128,22 +111,23 @@ local function begun_by(terms)
   return again
 end
 
--- Settle a job that waits. Returns whether it waits no more, and
+-- Settle a job that waits. Returns
 --   'claimed', the claim
---   'buried', its id
---   'suspect' if it is one and the caller `holds_suspect`, or 'unfit' if the caller lacks what it needs: it waits on
---   nothing, if it has gone in another way
+--   'buried'
+--   'gone', if it has ended in another way
+--   'suspect', if it is one and the caller `holds_suspect`, or 'unfit', if the caller lacks what it needs: it waits on
 local function settle_waiting(record, score, terms, holds_suspect)
   local id = record.id
   local message = record.state == 'waiting' and (record.message or redis.call('GET', message_key(id)))
   if not message then
     -- Somebody has deleted a part of it.
-    return true
+    return 'gone'
   end
-  local waits = not is_exhausted(record, terms)
+  local exhausted = is_exhausted(record, terms)
+  local waits = not exhausted
     and (holds_suspect and is_suspect(record, terms) and 'suspect' or not fits(record, terms) and 'unfit')
   -- A worker claims only what it has room for, so a job starts with its claim, unless it is put back at once.
-  local starts = waits == false and (record.eta_ms or not record.eta and not record.unread)
+  local starts = not exhausted and not waits and (record.eta_ms or not record.eta and not record.unread)
   local is_revoked
   if starts then
     is_revoked = not store_unless_revoked(id, document_of(terms.started, id), terms.keep_s)
@@ -156,12 +140,12 @@ local function settle_waiting(record, score, terms, holds_suspect)
     end
     end_record(id, terms.keep_s, terms.keep_s, nil, 0)
     end_stream(id, terms.cancel_event, terms.stream_s)
-    return true
-  elseif waits then
-    return false, waits
-  elseif is_exhausted(record, terms) then
+    return 'gone'
+  elseif exhausted then
     exhaust(record, message, terms)
-    return true, 'buried', id
+    return 'buried'
+  elseif waits then
+    return waits
   end
-  return true, 'claimed', begin(record, message, score, terms)
+  return 'claimed', begin(record, message, score, terms)
 end

@@ -5,6 +5,21 @@ local function waits_since_ms(sent, came_ms, eta_ms)
   return math.max(tonumber(eta_ms or 0), tonumber(came_ms or nil) or 1000 * tonumber(sent or 0))
 end
 
+-- A job's record. `is_strange`: somebody's key of another type is in its place, so nothing in it is known.
+local function read_record(id)
+  local fields = redis.pcall('HMGET', job_key(id), 'state', 'list', 'attempts', 'history', 'fence', 'deaths', 'strikes',
+    'progress', 'idempotency', 'first_claim_ms', 'retried_ms', 'eta_ms', 'eta', 'unread', 'sent', 'came_ms', 'prefers',
+    'needs_fingerprint', 'least_context')
+  return {
+    id = id, is_strange = fields.err, state = fields[1], list = fields[2], attempts = tonumber(fields[3] or 0),
+    history = fields[4] or '', fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
+    strikes = tonumber(fields[7] or nil), progress = fields[8], idempotency = fields[9], first_claim_ms = fields[10],
+    retried_ms = fields[11], eta_ms = tonumber(fields[12] or nil), eta = fields[13] and fields[13] ~= '' and fields[13],
+    unread = fields[14] == '1', since_ms = waits_since_ms(fields[15], fields[16], fields[12]), prefers = fields[17],
+    needs_fingerprint = fields[18] or '', least_context = tonumber(fields[19] or nil) or 0,
+  }
+end
+
 -- Those of these jobs with scores that are of a class.
 local function of_class(jobs, class)
   local found = {}
