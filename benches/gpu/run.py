@@ -17,8 +17,8 @@ from benches.gpu.report import Report, one_line
 from llorch_worker.bench.instruments.model_costs import kv_token_bytes
 from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.device.graphs import Recorder
+from llorch_worker.engine.memory.compute_device import free_bytes
 from llorch_worker.engine.memory.load_plan import CACHE_SHARE, cache_shape
-from llorch_worker.engine.memory.placement import free_bytes
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import choose_ops
 from llorch_worker.model import ModelConfig

@@ -172,7 +172,7 @@ def devices(settings: Settings) -> Iterator[Check]:
     import torch
 
     from llorch_worker.devices import DeviceUnavailable, usable_cards
-    from llorch_worker.engine.memory.placement import resolve_device
+    from llorch_worker.engine.memory.compute_device import resolve_device
 
     yield Check("torch", "ok", f"torch {torch.__version__}")
     try:
@@ -196,7 +196,7 @@ def devices(settings: Settings) -> Iterator[Check]:
 
 def _device_fault(name: str) -> str | None:
     """The reason why the device cannot be used, or None."""
-    from llorch_worker.engine.memory.placement import resolve_device
+    from llorch_worker.engine.memory.compute_device import resolve_device
 
     try:
         resolve_device(name)

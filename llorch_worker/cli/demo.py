@@ -97,7 +97,7 @@ def demo(
 
 def _workers(device: str) -> tuple[tuple[str, str], ...]:
     """Two workers, so that one can go on for the other; a card takes only one."""
-    from llorch_worker.stack.placement import worker_devices
+    from llorch_worker.stack.worker_devices import worker_devices
 
     found = worker_devices(device, gpus=None, devices=None, workers=None)
     if found.cards:

@@ -129,7 +129,7 @@ def _model(load: ModelLoad) -> dict[str, Any]:
         "fingerprints": dict(load.fingerprints),
         "slots": load.slots,
         "running": load.running,
-        "abandoned": load.abandoned,
+        "orphaned": load.orphaned,
         "preempting": load.preempting,
         "saturation": load.saturation,
         "tokens_per_s": load.tokens_per_s,

@@ -202,9 +202,9 @@ def notices(reading: Reading) -> Iterator[Text]:
         if load.waiting and not load.workers:
             yield _waits(load.model, load.waiting)
     for load in fleet.models:
-        if load.abandoned:
+        if load.orphaned:
             rest = f" of {load.model}: another worker takes over when the lease ends"
-            yield _warning(f"{counted(load.abandoned, 'job')} of a silent worker", rest)
+            yield _warning(f"{counted(load.orphaned, 'job')} of a silent worker", rest)
     servers = {(card.model, card.device): card for card in fleet.workers if card.weakens}
     for card in servers.values():
         yield Text(f"{card.model} is computed by {card.device}: {'; '.join(card.weakens)}.")

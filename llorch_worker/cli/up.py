@@ -100,10 +100,10 @@ def up(
     if settings.metrics_port is not None:
         extras.require("metrics")
     from llorch_worker.stack import ports
-    from llorch_worker.stack.placement import worker_devices
     from llorch_worker.stack.plan import Plan
     from llorch_worker.stack.programs import find_redis_server
     from llorch_worker.stack.stack import Stack
+    from llorch_worker.stack.worker_devices import worker_devices
 
     screen = Screen(as_json=as_json)
     redis_url = settings.redis_url if "redis_url" in settings.model_fields_set else None

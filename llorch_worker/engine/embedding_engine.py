@@ -22,8 +22,8 @@ from llorch_worker.contract import (
 from llorch_worker.engine.device.queue import begin_thread, use_device
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import misplaced_tensors, part_of_load, resident_tensors
+from llorch_worker.engine.memory.compute_device import visible_cards
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
-from llorch_worker.engine.memory.placement import visible_cards
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine

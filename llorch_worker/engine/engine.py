@@ -30,8 +30,8 @@ from llorch_worker.engine.drafter import drafter_maker
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import LoadedModel, load_as_planned, part_of_load
+from llorch_worker.engine.memory.compute_device import resolve_device, visible_cards
 from llorch_worker.engine.memory.load_plan import plan_load
-from llorch_worker.engine.memory.placement import resolve_device, visible_cards
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler

@@ -24,8 +24,8 @@ from llorch_worker.engine.device.graphs import (
 )
 from llorch_worker.engine.device.pieces import RecordedPieces, piece_sizes
 from llorch_worker.engine.device.step_errors import is_out_of_memory
+from llorch_worker.engine.memory.compute_device import free_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan
-from llorch_worker.engine.memory.placement import free_bytes
 from llorch_worker.kernels import end_own_threads
 from llorch_worker.model import ForwardModel, Transformer
 

@@ -101,7 +101,7 @@ def test_a_step_whose_script_redis_forgot_breaks_no_promise(
 
 
 OF_NO_JOB = {
-    "abandoned", "acquire", "announce", "drop_letter", "figures", "list_jobs",
+    "orphaned", "acquire", "announce", "drop_letter", "figures", "list_jobs",
     "misplaced", "purge",
 }  # fmt: skip
 """No job's end depends on these; see tests/gateway, tests/broker and tests/worker."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from llorch_worker.contract.errors import InvalidLoadOption
-from llorch_worker.engine.memory.placement import check_kernels
+from llorch_worker.engine.memory.compute_device import check_kernels
 from llorch_worker.engine_options import KernelChoice, Variant
 from llorch_worker.kernels import choose_ops
 from llorch_worker.kernels.native import library, variants

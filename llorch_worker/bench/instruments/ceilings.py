@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.bench.instruments.provenance import Frozen
-from llorch_worker.engine.memory.placement import free_bytes
+from llorch_worker.engine.memory.compute_device import free_bytes
 from llorch_worker.kernels.arena import Arena
 
 MIN_RUNS = 5

@@ -21,7 +21,7 @@ from llorch_worker.contract import Priority
 from llorch_worker.contract.quantities import counted
 
 SCAN_INTERVAL_S = 30.0
-MOST_ABANDONED = 1_000
+MOST_ORPHANED = 1_000
 """Jobs of dead workers that are counted."""
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
@@ -51,7 +51,7 @@ class ModelLoad:
     """Sequences that those which have loaded it can run at once."""
     running: int
     """Sequences that they run, as of their last announcements."""
-    abandoned: int
+    orphaned: int
     """Claimed jobs whose worker renews their leases no more. Others take them when these end."""
     preempting: int
     """Sequences that are in them and wait for room: as many urgent jobs preempt others."""
@@ -85,8 +85,8 @@ class ModelLoad:
 
     @property
     def work(self) -> int:
-        """What the workers have to do: running + preempting + waiting + abandoned."""
-        return self.running + self.preempting + self.waiting + self.abandoned
+        """What the workers have to do: running + preempting + waiting + orphaned."""
+        return self.running + self.preempting + self.waiting + self.orphaned
 
     @property
     def saturation(self) -> float | None:
@@ -130,18 +130,18 @@ def read_fleet(client: Redis) -> Fleet:
     ``RedisError``."""
     workers = registry.workers(client)
     cards = sorted(registry.models(client).values(), key=lambda card: card.name)
-    abandoned = Counter(
-        model_of(text(name)) for name in run_script(client, "abandoned", [MOST_ABANDONED])
+    orphaned = Counter(
+        model_of(text(name)) for name in run_script(client, "orphaned", [MOST_ORPHANED])
     )
     return Fleet(
         workers=workers,
-        models=[_load(client, card, workers, abandoned[card.name]) for card in cards],
+        models=[_load(client, card, workers, orphaned[card.name]) for card in cards],
         dead_letters=dead_letters.count(client),
     )
 
 
 def _load(
-    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], abandoned: int
+    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], orphaned: int
 ) -> ModelLoad:
     found = waiting(client, card.name)
     serving = [worker for worker in workers if worker.model == card.name]
@@ -153,7 +153,7 @@ def _load(
         workers=sum(card.name in worker.served for worker in workers),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
-        abandoned=abandoned,
+        orphaned=orphaned,
         preempting=sum(worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),

@@ -7,7 +7,7 @@ them whose load is bounded, and wakes that worker instead of any.
 
 A place is a preference and no more. The job waits like any other, and any worker with room may
 take it at any moment: nothing has to be stolen from a busy worker or saved from a dead one. See
-``lua/parts/place.lua``.
+``lua/parts/affinity.lua``.
 """
 
 from __future__ import annotations

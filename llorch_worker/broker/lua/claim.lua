@@ -16,7 +16,7 @@
 -- of each dead letter, and of each message whose job had ended, its id, and 'buried' or 'repeated'. All in one
 -- array: Redis would send each that lies in another in a packet of its own.
 --
--- Parts: names, wake_ups, message, letters, score, waiting, inbox, place, take
+-- Parts: names, wake_ups, message, letters, score, waiting, inbox, affinity, take
 -- Writes at maxmemory.
 
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.

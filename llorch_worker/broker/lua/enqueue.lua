@@ -8,7 +8,7 @@
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, {'other', its id} if it was
 -- sent with another request, or {'full', jobs that wait}.
 --
--- Parts: names, wake_ups, place, score, waiting, first_job
+-- Parts: names, wake_ups, affinity, score, waiting, first_job
 
 local job_id = ARGV[1]
 local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time

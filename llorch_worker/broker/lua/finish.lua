@@ -7,7 +7,7 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 --
--- Parts: place, usage
+-- Parts: affinity, usage
 -- Writes at maxmemory.
 
 local job_id = ARGV[1]

@@ -12,13 +12,13 @@ import torch
 from llorch_worker.contract import EmbedRequest, ModelLoadFailed, RerankRequest, ScoreRequest
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.quantities import human_bytes
-from llorch_worker.engine.memory.load_plan import vocabulary_bytes
-from llorch_worker.engine.memory.placement import (
+from llorch_worker.engine.memory.compute_device import (
     check_kernels,
     free_bytes,
     resolve_device,
     resolve_dtype,
 )
+from llorch_worker.engine.memory.load_plan import vocabulary_bytes
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model.encoder import EncoderConfig, Pooling, resolve_encoder
 from llorch_worker.model.encoder.config import is_encoder

@@ -18,7 +18,7 @@ from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
-from llorch_worker.engine.memory.placement import (
+from llorch_worker.engine.memory.compute_device import (
     check_kernels,
     free_bytes,
     resolve_device,

@@ -86,7 +86,7 @@ class Model(BaseModel):
     workers: int
     slots: int
     running: int
-    abandoned: int
+    orphaned: int
     preempting: int
     waiting: int
     saturation: float | None

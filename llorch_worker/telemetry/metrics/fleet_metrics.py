@@ -37,10 +37,10 @@ _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "running": ("Sequences that the workers ran up to 5 s ago.", lambda load: load.running),
     "waiting": ("Jobs that wait in Redis.", lambda load: load.waiting),
     "saturation": (
-        "(running + preempting + waiting + abandoned) / slots, or the sum itself without slots.",
+        "(running + preempting + waiting + orphaned) / slots, or the sum itself without slots.",
         lambda load: load.work / max(1, load.slots),
     ),
-    "abandoned": ("Claimed jobs of dead workers.", lambda load: load.abandoned),
+    "orphaned": ("Claimed jobs of dead workers.", lambda load: load.orphaned),
 }
 
 

@@ -107,12 +107,12 @@ def test_jobs_of_a_worker_that_renews_no_lease_are_told(store: redis.Redis) -> N
     announce(store)
     push(store, "a", "b", "c")
     assert len(take(store)) == 3
-    assert only_model(store).abandoned == 0
+    assert only_model(store).orphaned == 0
     seconds, _ = store.time()
     for job_id in ("a", "b"):
         store.zadd(keys.LEASES, {job_id: 1000 * seconds + TERMS.lease_ms // 4})
     found = read_fleet(store)
-    assert (found.models[0].abandoned, found.models[0].waiting) == (2, 0)
+    assert (found.models[0].orphaned, found.models[0].waiting) == (2, 0)
     # So that a fleet without workers starts one for them.
     assert found.models[0].work == 2
     said = [notice.plain for notice in notices(Reading(found, 0))]

@@ -88,7 +88,7 @@ export class Fleet {
       }
       const besides = [];
       if (model.scheduled) besides.push(`${count(model.scheduled)} scheduled`);
-      if (model.abandoned) besides.push(`${count(model.abandoned)} of a silent worker`);
+      if (model.orphaned) besides.push(`${count(model.orphaned)} of a silent worker`);
       if (model.suspects) besides.push(counted(model.suspects, "suspect"));
       const served = Object.keys(model.fingerprints).length;
       if (served > 1) besides.push(`${count(served)} different models`);

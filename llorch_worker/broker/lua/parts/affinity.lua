@@ -1,4 +1,4 @@
--- Placement: preferring a worker that may have the beginning of a job's prompt in its KV cache. See
+-- Affinity: preferring a worker that may have the beginning of a job's prompt in its KV cache. See
 -- fleet/affinity.py.
 --
 -- A place is a worker's name in the registry. A placed job waits like any other, and any worker may take it; its

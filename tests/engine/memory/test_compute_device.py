@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.engine.memory import placement
-from llorch_worker.engine.memory.placement import free_bytes, resolve_device, resolve_dtype
+from llorch_worker.engine.memory import compute_device
+from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device, resolve_dtype
 from llorch_worker.kernels import find_native_kernels
 from tests.engine.conftest import LoadedModel
 
@@ -81,14 +81,14 @@ def test_a_containers_limit_counts_as_the_machines(
 ) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    assert placement._cgroup_free_bytes(tmp_path) == 3_000
+    assert compute_device._cgroup_free_bytes(tmp_path) == 3_000
     # Cached files, the model's own among them, make room for whoever asks.
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 900\nactive_file 100\n")
-    assert placement._cgroup_free_bytes(tmp_path) == 4_000
+    assert compute_device._cgroup_free_bytes(tmp_path) == 4_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert placement._cgroup_free_bytes(tmp_path) is None
-    assert placement._cgroup_free_bytes(tmp_path / "none") is None
-    monkeypatch.setattr(placement, "_cgroup_free_bytes", lambda: 3_000)
+    assert compute_device._cgroup_free_bytes(tmp_path) is None
+    assert compute_device._cgroup_free_bytes(tmp_path / "none") is None
+    monkeypatch.setattr(compute_device, "_cgroup_free_bytes", lambda: 3_000)
     assert free_bytes(torch.device("cpu")) == 3_000
 
 
