@@ -25,6 +25,8 @@ class Job:
     kind: str = PLAIN
     due_s: float = 0.0
     """It must not start before."""
+    is_low: bool = False
+    """Whether more urgent jobs go before it, for a minute at most."""
     after: tuple[str, ...] = ()
     """The first job of its chain, or the parts of the chord whose body it is."""
 

@@ -47,7 +47,9 @@ def mixed(plain: Iterator[Order], seed: int) -> Iterator[tuple[Order, ...]]:
                     parts.append(_cancelled(waits, dice.uniform(0, LATEST_CANCEL_S), how))
                 yield (*parts, _after(parts, next(plain), dice))
             case "ours":
-                yield (replace(order, ours=_ours(dice)),)
+                fields = _ours(dice)
+                low = fields["priority"] == "low"
+                yield (replace(order, ours=fields, job=replace(order.job, is_low=low)),)
             case "chain":
                 yield order, _after([order], next(plain), dice)
             case "poison":

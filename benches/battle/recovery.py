@@ -15,13 +15,14 @@ TERMINAL_EVENTS = ("finished", "failed", "cancelled")
 
 def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
     """How long the jobs of a struck worker paused, by kind of strike, and for all jobs that were
-    struck once.
+    struck once. Low jobs are apart: they also wait for more urgent ones.
 
     Measured from ``gone_s`` to the job's next tokens or its end, from any worker. Jobs that never
     continued are left out: they are lost.
     """
     by_kind: defaultdict[str, list[float]] = defaultdict(list)
     poison = {job.id for job in ledger.jobs if job.kind == POISON}
+    low = {job.id for job in ledger.jobs if job.is_low}
     strikes = Counter(job_id for kill in ledger.kills for job_id in kill.held)
     for kill in ledger.kills:
         for job_id, place in kill.held.items():
@@ -32,7 +33,8 @@ def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
             for kind in (kill.kind, "all"):
                 by_kind[kind].append(seen_s - kill.gone_s)
                 if once:
-                    by_kind[f"{kind}, struck once"].append(seen_s - kill.gone_s)
+                    what = "low, struck once" if job_id in low else "struck once"
+                    by_kind[f"{kind}, {what}"].append(seen_s - kill.gone_s)
     return {kind: spread(times) for kind, times in by_kind.items()}
 
 

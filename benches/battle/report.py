@@ -14,7 +14,14 @@ from llorch_worker.bench.instruments.provenance import Figures
 from llorch_worker.bench.tables import Cell, table, title
 
 KILLS = (*KINDS, ENGINE, "poison")
-RECOVERIES = (*KINDS, ENGINE, "SIGKILL, struck once", "all, struck once", "all")
+RECOVERIES = (
+    *KINDS,
+    ENGINE,
+    "SIGKILL, struck once",
+    "all, struck once",
+    "all, low, struck once",
+    "all",
+)
 
 
 class BattleFigures(Figures):

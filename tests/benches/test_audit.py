@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,6 +180,14 @@ def test_a_job_whose_next_worker_is_struck_before_its_first_sign_was_not_struck_
     ledger.kills.append(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
     ledger.kills.append(Kill("network", "", "b", gone_s=again_s, held={}))
     assert ("SIGKILL, struck once" in audit(ledger).recovery_s) == once
+
+
+def test_the_pauses_of_low_jobs_are_apart_because_they_also_wait_for_more_urgent_ones() -> None:
+    ledger = recorded()
+    ledger.jobs = [replace(job, is_low=True) for job in ledger.jobs]
+    ledger.kills.append(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
+    found = set(audit(ledger).recovery_s)
+    assert found == {"SIGKILL", "SIGKILL, low, struck once", "all", "all, low, struck once"}
 
 
 def test_a_new_start_alone_is_no_recovery() -> None:
