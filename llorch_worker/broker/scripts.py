@@ -53,6 +53,8 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "wake_key": keys.wake,
     "load_key": keys.load,
     "message_key": keys.message,
+    "staged_key": keys.staged,
+    "APART_BYTES": keys.APART_BYTES,
     "waiting_key": keys.waiting,
     "scheduled_key": keys.scheduled,
     "live_key": keys.live,

@@ -221,6 +221,15 @@ def test_a_job_of_our_client_is_streamed_read_and_cancelled(
     assert_streamed_read_and_cancelled(producer, admin, tokens=20, within_s=GET_S, priority="low")
 
 
+@pytest.mark.parametrize("user", ["llorch-producer", "llorch-gateway", "llorch-worker"])
+def test_a_large_job_is_sent_and_ends(
+    redis_server: RedisServer, worker: WorkerProcess, user: str
+) -> None:
+    with Client(url_of(redis_server, user), model="toy") as client:
+        job = client.submit(prompt="x" * keys.APART_BYTES, max_tokens=1)
+        assert job.result(GET_S).text == "w0 "
+
+
 def test_jobs_of_tenants_wait_and_end(producer: Client, worker: WorkerProcess) -> None:
     with worker.paused():
         jobs = [producer.submit(**FIELDS, tenant=tenant) for tenant in ("a", "a", "a", "b")]

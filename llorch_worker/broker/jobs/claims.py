@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from kombu.log import get_logger
 from redis import Redis
+from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.fleet import registry
@@ -46,6 +47,8 @@ MOST_CONTEXT = 10**15
 """As in a worker's card."""
 CLAIM_VALUES = 13
 """How many ``lua/claim.lua`` returns for each claim."""
+_PIECE_BYTES = 2**20
+"""Of a large message."""
 MOST_DEAD_LETTERS = 10_000
 """Beside the bound of their bytes."""
 
@@ -219,15 +222,27 @@ def _claim_of(
             repeated.append(text(job_id))
         else:
             logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
-    ready, later, unread = _sorted(
-        values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)
-    )
+    begun = [values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)]
+    for each in begun:
+        each[1] = each[1] or _large_message(client, text(each[0]))
+    ready, later, unread = _sorted(each for each in begun if each[1])
     for each in later:
         _release(client, each, "scheduled", due_ms=each.due_ms or 0)
     _reread(client, unread, terms)
     if unread or later:
         again_ms = 0
     return Taken(ready, again_ms / 1e3 if again_ms >= 0 else None, repeated)
+
+
+def _large_message(client: Redis, job_id: str) -> bytes:
+    """What ``lua/claim.lua`` leaves for commands of their own; empty if somebody has deleted it:
+    the claim's lease then lapses. In pieces, between which Redis answers others."""
+    pieces: list[bytes] = []
+    while not pieces or len(pieces[-1]) == _PIECE_BYTES:
+        first = len(pieces) * _PIECE_BYTES
+        wanted = ("GETRANGE", keys.message(job_id), first, first + _PIECE_BYTES - 1)
+        pieces.append(client.execute_command(*wanted, **{NEVER_DECODE: True}))
+    return b"".join(pieces)
 
 
 def _classes(consumed: Iterable[str]) -> dict[str, bool]:

@@ -6,12 +6,13 @@
 -- KEYS: if there is a limit, the model's inbox lists.
 --
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, {'other', its id} if it was
--- sent with another request, or {'full', jobs that wait}.
+-- sent with another request, {'full', jobs that wait}, or {'lost', id} if its message is not staged any more.
 --
 -- Parts: names, wake_ups, affinity, score, waiting, first_job
 
 local job_id = ARGV[1]
-local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
+-- The message before and after its enqueue time; or '', for one that is staged, and where its enqueue time goes.
+local before, after = ARGV[2], ARGV[3]
 local list = ARGV[4] -- that a stock producer would push to
 local limit = tonumber(ARGV[5]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[6] -- for the idempotency key of a job that is never claimed
@@ -43,6 +44,9 @@ if limit > 0 then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
 end
+if before == '' and redis.call('EXISTS', staged_key(job_id)) == 0 then
+  return {redis.call('HEXISTS', job, 'sent') == 1 and 'sent' or 'lost', job_id}
+end
 -- Not now_us: the time is needed as text alone, and each function costs time.
 local seconds, microseconds = unpack(redis.call('TIME'))
 local now_s = seconds .. '.' .. ('0'):rep(6 - #microseconds) .. microseconds
@@ -73,7 +77,14 @@ if idempotency ~= '' then
 end
 redis.call('HSET', job, 'state', 'waiting', 'list', list, unpack(fields))
 redis.call('PERSIST', job) -- it may have been reserved for a while
-redis.call('SET', message_key(job_id), before .. now_s .. after)
+if before == '' then
+  -- No command copies it.
+  redis.call('SETRANGE', staged_key(job_id), after, now_s)
+  redis.call('PERSIST', staged_key(job_id))
+  redis.call('RENAME', staged_key(job_id), message_key(job_id))
+else
+  redis.call('SET', message_key(job_id), before .. now_s .. after)
+end
 if deadline_ms ~= '' then
   redis.call('ZADD', DEADLINES, math.floor(now_s * 1000) + deadline_ms, job_id)
 end

@@ -27,6 +27,11 @@ LONGEST_WAIT_S = 30 * 24 * 3600
 message may still come."""
 
 
+STAGED_S = 60
+"""How long Redis keeps the message of a client that dies before it enqueues the job."""
+_UNSET_TIME = "0000000000.000000"
+"""Where ``lua/enqueue.lua`` writes the time in a staged message."""
+
 BYTES_A_TOKEN = 4
 MOST_EXPECTED_TOKENS = 4096
 """Of an answer: few are as long as they may be."""
@@ -64,37 +69,42 @@ def enqueue(
     before, after = write_message(
         app, request, model=model.name, job_id=job_id, to=to, headers=headers
     )
+    message_bytes = len(before) + len(after)
     key = request.idempotency_key
+    asked = [
+        to.list_key,
+        model.queue_limit,
+        LONGEST_WAIT_S,
+        "" if key is None else keys.idempotency(model.name, key),
+        digest or request_digest([request]),
+        request.tenant or "",
+        _expected_tokens(request, message_bytes),
+        "" if request.deadline_s is None else round(request.deadline_s * 1e3),
+        owner,
+        awaited_s,
+        _least_context(request),
+        *places,
+    ]
+    inbox = inbox_of(model.name) if model.queue_limit else []
+    staged = keys.staged(job_id) if message_bytes > keys.APART_BYTES else None
     try:
-        outcome, value = run_script(
-            client,
-            "enqueue",
-            [
-                job_id,
-                before,
-                after,
-                to.list_key,
-                model.queue_limit,
-                LONGEST_WAIT_S,
-                "" if key is None else keys.idempotency(model.name, key),
-                digest or request_digest([request]),
-                request.tenant or "",
-                _expected_tokens(request, len(before) + len(after)),
-                "" if request.deadline_s is None else round(request.deadline_s * 1e3),
-                owner,
-                awaited_s,
-                _least_context(request),
-                *places,
-            ],
-            inbox_of(model.name) if model.queue_limit else [],
-        )
+        outcome, value = "lost", ""
+        if staged:
+            client.set(staged, f"{before}{_UNSET_TIME}{after}", ex=STAGED_S)
+            outcome, value = run_script(client, "enqueue", [job_id, "", len(before), *asked], inbox)
+        if outcome == "lost":
+            outcome, value = run_script(client, "enqueue", [job_id, before, after, *asked], inbox)
     except RedisError as error:
         if not is_out_of_memory(error):
             raise
+        if staged:
+            client.delete(staged)
         raise QueueFull(
             "Redis is at its maxmemory and accepts no more jobs; "
             "submit again when jobs have ended, or raise maxmemory"
         ) from error
+    if staged and outcome != "sent":
+        client.delete(staged)
     if outcome == "other":
         raise IdempotencyKeyReused.by(value)
     if outcome == "full":

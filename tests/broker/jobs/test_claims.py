@@ -476,6 +476,52 @@ def test_a_call_that_never_arrived_claims_when_it_is_sent_again(
     assert store.pttl(keys.call(queues.place_of("toy", "w@h"))) > 0
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_claim_of_large_messages_whose_reply_was_lost_gives_them_again(
+    store: redis.Redis, waits: bool
+) -> None:
+    text = "x" * keys.APART_BYTES
+    push(store, "a", "b", note=text)
+    if waits:
+        inbox_watch.look(store, "toy")
+    call = lose_reply(store, call_of())
+    for _ in range(2):
+        found = claims.claim(store, call, TERMS).claims
+        assert [(claim.job_id, text in claim.message.decode()) for claim in found] == [
+            ("a", True),
+            ("b", True),
+        ]
+
+
+def test_a_claim_whose_large_message_somebody_deletes_is_left_to_lapse(store: redis.Redis) -> None:
+    push(store, "a", "b", note="x" * keys.APART_BYTES)
+    real = claims.run_script
+
+    def run(client: redis.Redis, name: str, *args: Any) -> Any:
+        reply = real(client, name, *args)
+        store.delete(keys.message("a"))
+        return reply
+
+    with patch.object(claims, "run_script", run):
+        assert [claim.job_id for claim in take(store)] == ["b"]
+    set_leases(store, {"a": 0})
+    assert sweep(store) == ["a"]
+    assert take(store) == []
+    assert waiting_ids(store) == []
+
+
+def test_a_dead_letter_keeps_a_large_message(store: redis.Redis) -> None:
+    text = "x" * keys.APART_BYTES
+    push(store, "a", note=text)
+    terms = replace(TERMS, max_deaths=1)
+    take(store, terms)
+    set_leases(store, {"a": 0})
+    sweep(store)
+    assert take(store, terms) == []
+    (letter,) = letters_in(store)
+    assert text in json.loads(letter)["message"]
+
+
 def test_a_new_process_under_a_workers_name_gets_no_claims_of_the_old_one(
     store: redis.Redis,
 ) -> None:

@@ -7,8 +7,10 @@ import json
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import redis
 from celery import Celery
 
 from llorch_worker.broker import keys, queues
@@ -103,6 +105,122 @@ def test_the_time_of_enqueueing_is_by_redis_clock(
     enqueued_s = json.loads(message_of(producer.redis, job.id))["headers"]["llorch_enqueued_at"]
     assert before_s <= enqueued_s <= producer.redis.time()[0] + 1
     assert record_of(producer.redis, job.id).get("sent") == f"{enqueued_s:.6f}"
+
+
+LARGE = "x" * keys.APART_BYTES
+
+
+def staged(client: Client) -> list[str]:
+    return list(client.redis.keys(keys.staged("*")))
+
+
+def test_a_large_message_is_stored_and_claimed_as_a_small_one_is(producer: Client) -> None:
+    job = producer.submit(prompt=LARGE)
+    message = message_of(producer.redis, job.id)
+    headers = json.loads(message)["headers"]
+    assert record_of(producer.redis, job.id).get("sent") == f"{headers['llorch_enqueued_at']:.6f}"
+    assert producer.redis.ttl(keys.message(job.id)) == -1
+    with patch.object(claims, "_PIECE_BYTES", len(message) // 2):
+        (claim,) = take(producer.redis)
+    assert claim.message.decode() == message
+    assert LARGE in base64.b64decode(json.loads(message)["body"]).decode()
+    assert staged(producer) == []
+
+
+def test_no_script_gets_or_returns_a_large_message(producer: Client) -> None:
+    sizes: list[int] = []
+    real = redis.connection.Connection.send_packed_command
+
+    def send(self: Any, command: Any, **options: Any) -> None:
+        sent = b"".join(command)
+        sizes.extend([len(sent)] if b"EVAL" in sent[:20] else [])
+        real(self, command, **options)
+
+    with patch.object(redis.connection.Connection, "send_packed_command", send):
+        producer.submit(prompt=LARGE)
+    assert sizes
+    assert max(sizes) < keys.APART_BYTES
+    store = producer.redis
+    with patch.object(claims, "_large_message", lambda *_: b"apart"):
+        assert [claim.message for claim in take(store)] == [b"apart"]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_message_at_the_bound_is_whole(producer: Client, more: int) -> None:
+    producer.submit(prompt="x")
+    (short,) = take(producer.redis)
+    room = keys.APART_BYTES - len(short.message)
+    # Three characters of the prompt are four of its base64.
+    job = producer.submit(prompt="x" * (room * 3 // 4 + 3 * more))
+    assert abs(producer.redis.strlen(keys.message(job.id)) - keys.APART_BYTES) <= 4
+    (claim,) = take(producer.redis)
+    assert claim.message.decode() == message_of(producer.redis, job.id)
+
+
+def test_a_producer_that_dies_before_its_script_leaves_a_large_message_that_expires(
+    producer: Client,
+) -> None:
+    def die(*_: object) -> Any:
+        raise redis.ConnectionError
+
+    dies = patch("llorch_worker.broker.waiting.enqueue.run_script", die)
+    with dies, pytest.raises(BrokerUnavailable):
+        producer.submit(prompt=LARGE)
+    (key,) = staged(producer)
+    assert 0 < producer.redis.ttl(key) <= 60
+    assert take(producer.redis) == []
+
+
+def test_a_large_message_that_redis_lost_before_the_script_is_sent_with_it(
+    producer: Client,
+) -> None:
+    real = producer.redis.set
+
+    def lose_it(name: str, *args: Any, **options: Any) -> Any:
+        real(name, *args, **options)
+        producer.redis.delete(name)
+
+    with patch.object(producer.redis, "set", lose_it):
+        job = producer.submit(prompt=LARGE)
+    (claim,) = take(producer.redis)
+    assert claim.message.decode() == message_of(producer.redis, job.id)
+
+
+def test_a_large_job_whose_reply_was_lost_is_sent_once(producer: Client) -> None:
+    job = producer.submit(prompt=LARGE)
+    message = message_of(producer.redis, job.id)
+    producer.submit(prompt=LARGE + "another", job_id=job.id)
+    assert message_of(producer.redis, job.id) == message
+    assert producer.redis.ttl(keys.message(job.id)) == -1
+    assert waiting_ids(producer.redis) == [job.id]
+
+
+@pytest.mark.parametrize("why", ["full", "known", "other", "no memory"])
+def test_a_large_job_that_is_refused_leaves_nothing(producer: Client, why: str) -> None:
+    if why == "full":
+        announce(producer.redis, 1)
+    producer.submit(prompt=LARGE, idempotency_key="once")
+    before = stored(producer)
+    match why:
+        case "known":
+            producer.submit(prompt=LARGE, idempotency_key="once")
+        case "other":
+            with pytest.raises(IdempotencyKeyReused):
+                producer.submit(prompt=LARGE + "y", idempotency_key="once")
+        case "full":
+            with pytest.raises(QueueFull):
+                producer.submit(prompt=LARGE)
+        case _:
+            real = producer.redis.set
+
+            def fill(*args: Any, **options: Any) -> None:
+                real(*args, **options)
+                producer.redis.config_set("maxmemory-policy", "noeviction")
+                producer.redis.config_set("maxmemory", 1)
+
+            with patch.object(producer.redis, "set", fill), pytest.raises(QueueFull):
+                producer.submit(prompt=LARGE)
+    assert stored(producer) == before
 
 
 def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:

@@ -34,3 +34,14 @@ local function read_message(message)
   -- cjson also reads bytes that are not UTF-8. What it makes of escaped characters is.
   return not (id:find('[\128-\255]') and message:find('[\128-\255]')) and headers or nil
 end
+
+-- What a claim returns of a message; '' for one that is large: the caller reads it after the claim.
+local function brief(message)
+  return #message > APART_BYTES and '' or message
+end
+
+-- The `brief` message of a job; nil if somebody has deleted it.
+local function message_of(id)
+  local message = redis.call('GETRANGE', message_key(id), 0, APART_BYTES)
+  return message ~= '' and brief(message) or nil
+end

@@ -46,8 +46,9 @@ local function fits(record, terms)
 end
 
 -- End a job whose attempts are used up.
-local function exhaust(record, message, terms)
+local function exhaust(record, terms)
   local id = record.id
+  local message = redis.call('GET', message_key(id))
   bury({id = id, message_bytes = #message, reason = 'attempts exhausted', message = message, list = record.list,
     attempts = record.attempts, history = record.history}, terms.letters_bytes, terms.most_letters)
   end_record(id, terms.keep_s, terms.keep_s, nil, 0)
@@ -99,7 +100,7 @@ local function begun_by(terms)
   local again = {}
   for place = 2, known[1] == terms.call and #known or 0, 2 do
     local record = read_record(known[place])
-    local message = redis.call('GET', message_key(record.id))
+    local message = message_of(record.id)
     -- Without its message somebody has deleted a part of it.
     if message and is_claimed(record.id, known[place + 1]) then
       record.fence, record.attempts = known[place + 1], string.format('%d', record.attempts)
@@ -118,7 +119,7 @@ end
 --   'suspect', if it is one and the caller `holds_suspect`, or 'unfit', if the caller lacks what it needs: it waits on
 local function settle_waiting(record, score, terms, holds_suspect)
   local id = record.id
-  local message = record.state == 'waiting' and (record.message or redis.call('GET', message_key(id)))
+  local message = record.state == 'waiting' and (record.message and brief(record.message) or message_of(id))
   if not message then
     -- Somebody has deleted a part of it.
     return 'gone'
@@ -142,7 +143,7 @@ local function settle_waiting(record, score, terms, holds_suspect)
     end_stream(id, terms.cancel_event, terms.stream_s)
     return 'gone'
   elseif exhausted then
-    exhaust(record, message, terms)
+    exhaust(record, terms)
     return 'buried'
   elseif waits then
     return waits
