@@ -50,6 +50,9 @@ class EngineOptions:
     drafter: DrafterChoice = "auto"
     suffix_bytes: int = 8 * 2**20
     low_waits_at_most_s: float = 60.0
+    memory_bytes: int | None = None
+    """The most memory of the device to take; None: what is free. No setting: engines of one worker
+    share what was free before the first."""
 
     @property
     def sequences(self) -> int:

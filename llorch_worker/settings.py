@@ -104,14 +104,15 @@ class Settings(BaseSettings):
     models_folder: Path | None = None
     """A folder of .gguf files and Hugging Face folders: the worker serves each."""
     models: str = Field("", validate_default=True)
-    """Several models for one worker in place of ``model``, between commas. It keeps one loaded, and
-    changes as the jobs that wait ask for."""
+    """Several models for one worker in place of ``model``, between commas. It keeps one loaded, or
+    ``resident``, and changes as the jobs that wait ask for."""
     model_name: Annotated[
         str | None, _form("[A-Za-z0-9._-]{1,200}", "must be 1 to 200 of A-Za-z0-9._-")
     ] = None
     """The name that jobs ask for; by default the name of the file or folder."""
     resident: int = Field(1, ge=1, validate_default=True)
-    """How many of its models a worker keeps loaded: 1."""
+    """How many of its models a worker keeps loaded at a time. They share its threads and its memory
+    alike."""
     pin: str = ""
     """A model by name that the worker keeps loaded."""
     max_wait_s: float = Field(60.0, gt=0)
@@ -273,10 +274,6 @@ class Settings(BaseSettings):
             raise PydanticCustomError(
                 "resident", f"must be at most {max(1, len(names))}, as many as there are models"
             )
-        if resident > 1:
-            raise PydanticCustomError(
-                "resident", "must be 1: start another worker for a second model at a time"
-            )
         return resident
 
     @field_validator("pin")
@@ -331,7 +328,9 @@ class Settings(BaseSettings):
     @property
     def engine_options(self) -> EngineOptions:
         """The settings that the engine reads."""
-        return EngineOptions(**{each.name: getattr(self, each.name) for each in fields(_ENGINE)})
+        own = type(self).model_fields
+        names = (each.name for each in fields(_ENGINE) if each.name in own)
+        return EngineOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def environment(self) -> dict[str, str]:

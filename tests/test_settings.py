@@ -133,7 +133,6 @@ def test_several_models_are_each_served_under_the_name_of_their_file(tmp_path: P
     ("given", "sentence"),
     [
         ({"resident": 3}, "must be at most 2, as many as there are models"),
-        ({"resident": 2}, "must be 1: start another worker for a second model at a time"),
         ({"pin": "c"}, "must be a model of this worker, which has a, b"),
         ({"models": "", "pin": "c"}, "which has one model alone, which it keeps"),
         ({"models": "", "resident": 2}, "must be at most 1"),

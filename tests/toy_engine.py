@@ -91,6 +91,7 @@ class ToyEngine:
         board: Board,
         outlet: Any,
         progress: Callable[[int, int], None] | None = None,
+        num_threads: int | None = None,
         **changed: Any,
     ) -> ToyEngine:
         options = replace(options, **changed)

@@ -179,15 +179,15 @@ def summary(fleet: Fleet) -> Text:
     tokens_per_s = sum(load.tokens_per_s for load in fleet.models)
     more = f", {preempting:,} preempting" if preempting else ""
     return Text(
-        f"{counted(len(fleet.workers), 'worker')}  {running:,} of {slots:,} running{more}  "
+        f"{counted(fleet.worker_count, 'worker')}  {running:,} of {slots:,} running{more}  "
         f"{waiting:,} waiting  {tokens_per_s:,.0f} tokens/s"
     )
 
 
 def silence(workers: Sequence[WorkerCard]) -> Iterator[Text]:
     """A sentence for all silent workers, whose own lines may not be on the screen."""
-    if silent := [worker for worker in workers if worker.silent]:
-        last = min(silent, key=lambda worker: worker.last_seen)
+    if silent := {worker.hostname: worker for worker in workers if worker.silent}:
+        last = min(silent.values(), key=lambda worker: worker.last_seen)
         others = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
         seen = f": {last.hostname}, last seen {_silence(last)} ago{others}"
         yield _warning(counted(len(silent), "silent worker"), seen)

@@ -88,6 +88,8 @@ def load_as_planned(
     model = _load_weights(plan, progress)
     # The caller has loaded the tokenizer: what is free now is free beside it.
     free = free_bytes(device)
+    if (most := plan.options.memory_bytes) is not None:
+        free = min(free, most - plan.weights_bytes - plan.vocabulary_bytes)
     recorder: Recorder | None = None
     if plan.shape.decode_rows:
         with part_of_load("a recorded step", device, plan.recorded_bytes):

@@ -136,7 +136,7 @@ class Stub:
         self._app = Celery("llorch-testing", set_as_current=False)
         self._app.conf.update(worker_config(settings))
         self._app.settings = settings
-        self._app.residency = SimpleNamespace(job_runner=runner)
+        self._app.residency = SimpleNamespace(runner_of=lambda _: runner)
         register(self._app)
         self._task = self._app.tasks[TASK_NAME]
         worker_thread.start()
@@ -186,7 +186,7 @@ class Stub:
                 queues=consumed,
                 limit=MAX_SEQUENCES,
                 worker=HOSTNAME,
-                held=HELD_CLAIMS.running(),
+                held=HELD_CLAIMS.running(self.model),
             )
             taken = claims.claim(self._redis, request, TERMS)
             for claim in taken.claims:

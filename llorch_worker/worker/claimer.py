@@ -86,19 +86,21 @@ class Claimer(Repeater):
         terms: ClaimTerms,
         worker: str,
         *,
+        sequences: Callable[[], int],
         startable: Callable[[], Startable],
         place: Callable[[], str],
         serves: Callable[[], dict[str, Any]],
         on_arrival: Callable[[], object],
     ) -> None:
-        """``model``: whose jobs it claims now; call :meth:`look_again` after a change. ``place``:
-        this worker's name in the registry, if jobs may be placed with it, see ``affinity.py``;
+        """``model``: whose jobs it claims now; call :meth:`look_again` after a change.
+        ``sequences``: the most of these to hold. ``place``: this
+        worker's name in the registry, if jobs may be placed with it, see ``affinity.py``;
         ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need of it;
         ``on_arrival`` is called on this thread."""
         self.queues: tuple[str, ...] = ()
         """Those that Celery consumes now; call :meth:`look_again` after a change."""
         self.prefetch_count = 0
-        """The most jobs to hold; 0 for any number."""
+        """The most jobs that Celery lets it hold; 0 for any number."""
         self.arrived: deque[Claim] = deque()
         """Claims that the loop has not taken; call :meth:`wake` when it has taken all."""
         self.repeated: deque[str] = deque()
@@ -106,7 +108,8 @@ class Claimer(Repeater):
         # A claim that redis-py sent again would be another: see _unanswered.
         self._redis = connect(url, retries=0, decode=False)
         self._model, self._terms, self._worker = model, terms, worker
-        self._startable, self._place, self._serves = startable, place, serves
+        self._sequences, self._startable = sequences, startable
+        self._place, self._serves = place, serves
         self._on_arrival = on_arrival
         self._wake_ups = WakeUps(self._redis)
         self._silent_at_s = 0.0
@@ -197,18 +200,19 @@ class Claimer(Repeater):
             raise
 
     def _room(self) -> Room:
-        held = HELD_CLAIMS.all()
-        free = self.prefetch_count - len(held)
-        is_full = bool(self.prefetch_count) and free <= 0
         model = self._model()
+        held = HELD_CLAIMS.of(model)
+        limit = self.prefetch_count and min(self.prefetch_count, self._sequences())
+        free = limit - len(held)
+        is_full = bool(limit) and free <= 0
         own = (name for name in self.queues if queues.model_of(name) == model)
         consumed = tuple(sorted(own, key=queues.is_high, reverse=True))
-        most = free if self.prefetch_count else MOST_JOBS_A_CLAIM
+        most = free if limit else MOST_JOBS_A_CLAIM
         if is_full:
             consumed = tuple(filter(queues.is_high, consumed))
             # A high job preempts no other high one.
             high = sum(queues.is_high(claim.list_key) for claim in held)
-            most = min(free + MOST_URGENT_JOBS, self.prefetch_count - high)
+            most = min(free + MOST_URGENT_JOBS, limit - high)
         may_start = self._startable() if consumed else Startable(0)
         if may_start.again_s is not None:
             self._look_at(may_start.again_s)
@@ -222,12 +226,13 @@ class Claimer(Repeater):
             # Its own claim wakes others for the jobs that it leaves.
             self._wake_ups.leave()
         self._look_at_s = float("inf")
+        model = self._model()
         request = ClaimRequest(
-            models=(self._model(),),
+            models=(model,),
             queues=room.queues,
             limit=room.most,
             worker=self._worker,
-            held=HELD_CLAIMS.running(),
+            held=HELD_CLAIMS.running(model),
             urgent=room.urgent,
             place=room.place,
             **self._serves(),
@@ -313,7 +318,7 @@ class Claimer(Repeater):
     def _something_waits(self) -> bool:
         """Asks in one command, which an idle worker repeats for ever."""
         room = self._room()
-        idle = room.place, len(HELD_CLAIMS.running())
+        idle = room.place, len(HELD_CLAIMS.running(self._model()))
         if room.place and self._idle != idle:
             self._noted_place, self._idle = room.place, idle
             affinity.note_idle(self._redis, *idle)

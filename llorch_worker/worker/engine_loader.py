@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,14 +46,17 @@ class EngineLoader:
         *,
         engine_class: str,
         max_sequences: int | None,
+        num_threads: int | None = None,
         report: Callable[[str], None],
     ) -> None:
-        """``engine_class``: see :meth:`.EngineProcess.load`. ``report`` gets a line at the
-        beginning of a load and every few seconds."""
+        """``engine_class``: see :meth:`.EngineProcess.load`. ``num_threads``: those that compute;
+        None: as many as compute best. ``report`` gets a line at the beginning of a load and every
+        few seconds."""
         self._settings = settings
         self._assignment = assignment
         self._engine_class = engine_class
         self._max_sequences = max_sequences
+        self._num_threads = num_threads
         self._report = report
         self.surveyed: Surveyed | None = None
         """What the model's file says; None until :func:`survey_all`."""
@@ -135,6 +138,8 @@ class EngineLoader:
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,
+            memory_bytes=None if self.surveyed is None else self.surveyed.memory_bytes,
+            num_threads=self._num_threads,
             watchdog_s=settings.watchdog_s,
             meanwhile=state.maybe_shutdown,
         )
@@ -214,7 +219,7 @@ def survey_all(loaders: Mapping[str, EngineLoader], settings: Settings) -> None:
     """Finds out what the models of a worker with several are, and whether each can be loaded alone.
     Raises ModelLoadFailed for one that cannot."""
     of_ours = [loader for loader in loaders.values() if loader.is_of_ours]
-    found = survey([loader.model for loader in of_ours], settings.engine_options)
+    found = survey([loader.model for loader in of_ours], settings.engine_options, settings.resident)
     for loader, surveyed in zip(of_ours, found, strict=True):
         loader.surveyed = surveyed
     for name, loader in loaders.items():
@@ -223,22 +228,36 @@ def survey_all(loaders: Mapping[str, EngineLoader], settings: Settings) -> None:
             raise ModelLoadFailed(f"{name}: {loader.surveyed.refusal}")
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """An engine, and how long loading and warming it up took."""
+
+    engine: EngineProcess | ServerEngine
+    load_s: float
+
+
 def load_first(
-    loaders: Sequence[EngineLoader], listener: Callable[[int, int], None] | None
-) -> tuple[EngineProcess | ServerEngine, float]:
-    """The engine of the first model that loads, and how long it took. Raises what the first raised
-    if none does."""
+    loaders: Sequence[EngineLoader], count: int, listener: Callable[[int, int], None] | None
+) -> list[Loaded]:
+    """The engines of the first ``count`` models that load. Raises what the first raised that does
+    not, if so many do not."""
+    found: list[Loaded] = []
     failed: LlorchError | None = None
-    for loader in loaders:
+    for place, loader in enumerate(loaders):
         began_s = time.monotonic()
         try:
-            return loader.load(listener), time.monotonic() - began_s
+            found.append(Loaded(loader.load(listener), time.monotonic() - began_s))
         except LlorchError as error:
             failed = failed or error
-            if loader is not loaders[-1]:
+            if len(loaders) - place > count - len(found):
                 logger.error("%s does not load: %s", loader.model, error.message)
-    assert failed is not None
-    raise failed
+                continue
+            for each in found:
+                each.engine.close()
+            raise failed from None
+        if len(found) == count:
+            break
+    return found
 
 
 def _without_effect(settings: Settings) -> list[str]:

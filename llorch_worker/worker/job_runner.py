@@ -22,7 +22,6 @@ from llorch_worker.broker.jobs.deadlines import note_deadline
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.jobs.journal import FIRST_PAGE, JournalPage
 from llorch_worker.broker.messages.body import is_exit
-from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
@@ -207,7 +206,7 @@ class JobRunner:
             raise HandedBack
         if job.stopped or self._was_cancelled(claim):
             raise Cancelled("the job was cancelled before it ran")
-        if not self._engine.healthy or model_of(claim.list_key) != self._engine.facts.model_name:
+        if not self._engine.healthy or claim.model != self._engine.facts.model_name:
             raise HandedBack
 
     def _was_cancelled(self, claim: Claim) -> bool:

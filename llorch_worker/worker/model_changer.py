@@ -1,5 +1,5 @@
-"""Changes the model of a worker that has several, as the rule in ``which_model.py`` says, and ends
-an engine that has no jobs."""
+"""Changes the model of a seat of a worker that has several, as the rule in ``which_model.py`` says,
+and ends an engine that has no jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import mean
@@ -21,6 +21,7 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.figures import fleet
 from llorch_worker.broker.fleet import residents
 from llorch_worker.broker.fleet.residents import Note, Notes
+from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.deadlines import next_deadlines
 from llorch_worker.broker.jobs.ended_jobs import EndedJob
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
@@ -61,34 +62,40 @@ class SetAside:
 
 
 class ModelChanger(Repeater):
-    """A thread that looks once a second at what waits and at what other workers keep."""
+    """A thread that looks once a second at what waits and at what other seats keep, of this worker
+    and of others. To the rule each seat is a worker."""
 
     def __init__(
         self,
         client: Redis,
         settings: Settings,
-        hostname: str,
+        name: str,
         engine: ResidentEngine,
         loaders: Mapping[str, EngineLoader],
         *,
         load_s: float,
-        hand_back: Callable[[], None],
+        taken: Callable[[], Collection[str]],
+        hand_back: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
-        """``loaders``: of each model; ``load_s``: how long the first took. ``hand_back``
-        returns all running jobs to their queues; ``on_change`` is called when the worker takes jobs
-        again, or no more."""
+        """``name``: see :func:`seat_name`. ``loaders``: of each model; ``load_s``: how long the
+        first took. ``taken``: the models of the worker's other seats. ``hand_back``
+        returns all running jobs of a model to their queues; ``on_change`` is called when the seat
+        takes jobs again, or no more."""
         self._redis = client
-        self._hostname = hostname
+        self._name = name
         self._engine = engine
         self._loaders = loaders
+        self._taken = taken
         self._hand_back = hand_back
         self._on_change = on_change
         self._terms = terms_of(settings)
         self._pin = settings.pin
         self._idle_unload_s = settings.idle_unload_s or math.inf
         self._model = engine.facts.model_name
-        """What the worker has loaded or is loading."""
+        """What the seat has loaded or is loading."""
+        self._next: str | None = None
+        """What it is about to load."""
         self._since_s = time.monotonic()
         self._load_s = {self._model: load_s}
         self._busy_s: defaultdict[str, float] = defaultdict(float)
@@ -102,7 +109,7 @@ class ModelChanger(Repeater):
         self._waits_since_s: dict[str, float] = {}
         self._warned = False
         self.changing = False
-        """Whether the worker takes no jobs, because it is about to change."""
+        """Whether the seat takes no jobs, because it is about to change."""
         self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
         """By model and :data:`.Reason`."""
         super().__init__("models", "choose the model", self._look, LOOK_S)
@@ -114,7 +121,12 @@ class ModelChanger(Repeater):
     def close(self) -> None:
         super().close()
         with suppress(RedisError):  # the note is soon too old
-            residents.withdraw(self._redis, self._hostname)
+            residents.withdraw(self._redis, self._name)
+
+    @property
+    def model(self) -> str:
+        """What the seat has loaded, is loading or is about to load."""
+        return self._next or self._model
 
     def figures(self) -> dict[str, Any]:
         """All models as plain JSON, and of those that do not load here now, why."""
@@ -142,9 +154,9 @@ class ModelChanger(Repeater):
         if self._asked:
             self._obey(self._asked.popleft(), seen)
         elif (change := next_change(keepers(seen), waiting, self._terms)) is not None:
-            if change.worker == self._hostname:
+            if change.worker == self._name:
                 self._begin(change, seen)
-        elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self._is_pinned:
+        elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self.is_pinned:
             self._unload(f"unloaded after {self._idle_unload_s:.0f} s without jobs")
         elif not self._warned:
             self._warn_of_long_rotation(seen)
@@ -154,38 +166,43 @@ class ModelChanger(Repeater):
         """The notes of all, with this worker's as of now."""
         seen = residents.read(self._redis)
         residents.renew(self._redis, note := self._note(), seen.now_ms)
-        others = (each for each in seen.of_workers if each.worker != self._hostname)
+        others = (each for each in seen.of_workers if each.worker != self._name)
         of_workers = sorted((*others, note), key=lambda each: each.worker)
         return Notes(tuple(of_workers), seen.left_s, seen.now_ms, seen.decisions)
 
     def _note(self) -> Note:
         now_s = time.monotonic()
         aside = {name for name, each in self._aside.items() if now_s < each.until_s}
+        aside.update(self._taken())
         usual_s = mean(self._load_s.values())
         load_s = {
             name: self._load_s.get(name, usual_s) for name in self._loaders if name not in aside
         }
         is_here = self._engine.absence is None
         return Note(
-            worker=self._hostname,
+            worker=self._name,
             resident=None if self._unloaded or self._model in self._aside else self._model,
             kept_s=now_s - self._since_s if is_here else -self._load_s.get(self._model, usual_s),
             load_s=load_s,
             job_s=self._job_s(),
-            left_s=len(HELD_CLAIMS.running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
+            left_s=len(self._running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
             lost_s=self._lost_s() if is_here else 0.0,
-            pinned=self._is_pinned,
+            pinned=self.is_pinned,
         )
 
     @property
-    def _is_pinned(self) -> bool:
+    def is_pinned(self) -> bool:
+        """Whether it keeps its model in any case."""
         return self._model == self._pin
+
+    def _running(self) -> tuple[Claim, ...]:
+        return HELD_CLAIMS.running(self._model)
 
     def _measure(self) -> None:
         now_s = time.monotonic()
-        if len(HELD_CLAIMS):
+        if HELD_CLAIMS.of(self._model):
             self._busy_at_s = now_s
-        if HELD_CLAIMS.running() and self._engine.healthy:
+        if self._running() and self._engine.healthy:
             self._busy_s[self._model] += now_s - self._looked_s
         self._looked_s = now_s
         if self._ended[self._model] >= REMEMBERED_JOBS:
@@ -254,8 +271,8 @@ class ModelChanger(Repeater):
         """Does what somebody has asked for."""
         if model is None:
             self._unload("unloaded, as somebody asked; the next job has it loaded")
-        elif model != self._model or self._unloaded:
-            change = Change(self._hostname, model, "asked", self._terms.max_wait_s)
+        elif (model != self._model or self._unloaded) and model not in self._taken():
+            change = Change(self._name, model, "asked", self._terms.max_wait_s)
             if not self._begin(change, seen):
                 self._asked.appendleft(model)
 
@@ -272,6 +289,14 @@ class ModelChanger(Repeater):
 
     def _begin(self, change: Change, seen: Notes) -> bool:
         """Changes; False if it has to look at the notes anew."""
+        # Before it decides: of two seats that decide at the same time, one has to look anew.
+        self._next = change.model
+        try:
+            return self._change(change, seen)
+        finally:
+            self._next = None
+
+    def _change(self, change: Change, seen: Notes) -> bool:
         before, now_s = self._model, time.monotonic()
         note = self._note().model_copy(
             update={
@@ -281,7 +306,7 @@ class ModelChanger(Repeater):
             }
         )
         kept_elsewhere = any(
-            each.resident == before and each.kept_s >= 0 and each.worker != self._hostname
+            each.resident == before and each.kept_s >= 0 and each.worker != self._name
             for each in seen.of_workers
         )
         leaves = None if kept_elsewhere or self._engine.absence else before
@@ -329,7 +354,7 @@ class ModelChanger(Repeater):
             have_left = self._left_within(patience_s)
             # A worker that stops lets them end.
             if not have_left and not self.closing.is_set():
-                self._hand_back()
+                self._hand_back(self._model)
                 have_left = self._left_within(LEAVE_S)
             yield have_left and not self.closing.is_set()
         finally:
@@ -338,7 +363,7 @@ class ModelChanger(Repeater):
 
     def _left_within(self, limit_s: float) -> bool:
         until_s = time.monotonic() + limit_s
-        while HELD_CLAIMS.running():
+        while self._running():
             if time.monotonic() >= until_s or self.closing.wait(POLL_S):
                 return False
         return True
@@ -398,41 +423,51 @@ def keepers(seen: Notes) -> list[Keeper]:
     ]
 
 
-def first_model(client: Redis, settings: Settings, hostname: str) -> str:
-    """The model that a worker loads at its start: its pin, or what most waits for, else the one
-    that fewest workers keep."""
-    names: Sequence[str] = settings.served_names
-    if settings.pin:
-        return settings.pin
+def seat_name(hostname: str, number: int) -> str:
+    """The name of a worker's seat in the notes, which are to the rule those of workers."""
+    return f"{hostname}#{number}" if number else hostname
+
+
+def first_models(client: Redis, settings: Settings, hostname: str) -> list[str]:
+    """The models that a worker loads at its start, one for each seat."""
+    chosen = [settings.pin] if settings.pin else []
+    while len(chosen) < settings.resident:
+        left = [name for name in settings.served_names if name not in chosen]
+        chosen.append(_first_model(client, settings, seat_name(hostname, len(chosen)), left))
+    return chosen
+
+
+def _first_model(client: Redis, settings: Settings, name: str, names: Sequence[str]) -> str:
+    """The one of these models that most waits for, else the one that fewest workers keep."""
     load_s = dict.fromkeys(names, DEFAULT_LOAD_S)
     for _ in range(MOST_TRIES):
         try:
             seen = residents.read(client)
             kept = Counter(note.resident for note in seen.of_workers)
             waiting = {
-                name: Waiting(
+                each: Waiting(
                     {
                         priority: queue.jobs * DEFAULT_JOB_S
-                        for priority, queue in fleet.waiting_jobs(client, name).items()
+                        for priority, queue in fleet.waiting_jobs(client, each).items()
                     }
                 )
-                for name in names
+                for each in names
             }
             # The others decide for themselves.
             change = next_change(
                 [
-                    Keeper(hostname, None, load_s),
+                    Keeper(name, None, load_s),
                     *(
                         Keeper(note.worker, note.resident, {}, pinned=True)
                         for note in seen.of_workers
-                        if note.worker != hostname
+                        if note.worker != name
                     ),
                 ],
                 waiting,
                 terms_of(settings),
             )
-            chosen = change.model if change is not None else min(names, key=lambda name: kept[name])
-            note = Note(worker=hostname, resident=chosen, kept_s=-DEFAULT_LOAD_S, load_s=load_s)
+            chosen = change.model if change is not None else min(names, key=lambda each: kept[each])
+            note = Note(worker=name, resident=chosen, kept_s=-DEFAULT_LOAD_S, load_s=load_s)
             if residents.decide(client, note, seen, leaves=None):
                 return chosen
         except RedisError as error:

@@ -238,7 +238,7 @@ class ResidentEngine:
         logger.critical(
             "%s; jobs that go on: %d, of these suspects: %d",
             what,
-            len(HELD_CLAIMS.running()),
+            len(HELD_CLAIMS.running(self.facts.model_name)),
             len(blamed),
         )
 

@@ -30,7 +30,10 @@ class Job:
 
 @dataclass(eq=False)
 class Worker:
+    """A seat of a worker, which most have one of."""
+
     name: str
+    host: int
     resident: str | None = None
     since_s: float = 0.0
     """When it has loaded it, or will have."""
@@ -50,10 +53,14 @@ class Simulation:
         terms: Terms,
         *,
         policy: Policy | None = None,
+        seats: int = 1,
     ) -> None:
+        """``seats``: of each worker."""
         self.arrivals = arrivals
         """In order."""
-        self.workers = [Worker(f"w{number}") for number in range(workers)]
+        self.workers = [
+            Worker(f"w{host}#{seat}", host) for host in range(workers) for seat in range(seats)
+        ]
         self.load_s, self.terms = load_s, terms
         self.now_s = 0.0
         self.lines: dict[str, deque[Job]] = {model: deque() for model in load_s}
@@ -80,12 +87,21 @@ class Simulation:
             Keeper(
                 worker.name,
                 worker.resident,
-                self.load_s,
+                {model: took for model, took in self.load_s.items() if model not in others},
                 kept_s=self.now_s - worker.since_s,
                 left_s=0.0 if worker.running is None else worker.running.left_s,
             )
             for worker in self.workers
+            for others in (self.beside(worker),)
         ]
+
+    def beside(self, worker: Worker) -> set[str | None]:
+        """The models of the worker's other seats."""
+        return {
+            each.resident
+            for each in self.workers
+            if each.host == worker.host and each is not worker
+        }
 
     def waiting(self) -> dict[str, Waiting]:
         return {
@@ -132,6 +148,7 @@ class Simulation:
     def _begin(self, change: Change) -> None:
         worker = next(each for each in self.workers if each.name == change.worker)
         assert self.now_s >= worker.since_s
+        assert change.model not in self.beside(worker)
         if worker.running is not None:
             self.lines[worker.running.model].appendleft(worker.running)
             worker.running = None

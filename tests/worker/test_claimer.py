@@ -51,6 +51,7 @@ def start(server: RedisServer, store: redis.Redis) -> Iterator[Start]:
         claimer = Claimer(
             url, lambda: "toy", replace(TERMS, lease_ms=60_000), "w@h",
             **{
+                "sequences": lambda: MOST_JOBS_A_CLAIM,
                 "startable": lambda: Startable(MOST_JOBS_A_CLAIM),
                 "place": lambda: "",
                 "serves": dict,

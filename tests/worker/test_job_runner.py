@@ -17,7 +17,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.delivery import Delivery
-from llorch_worker.worker.engine_loader import EngineLoader
+from llorch_worker.worker.engine_loader import EngineLoader, Loaded
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
@@ -56,7 +56,7 @@ def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Re
         report=lambda _: None,
     )
     residency = Residency(
-        loader.load(),
+        [Loaded(loader.load(), 0.0)],
         {"toy": loader},
         settings,
         "w@test",
@@ -81,7 +81,7 @@ def test_a_job_that_is_stopped_before_it_runs_ends_as_the_stop_asks(
 ) -> None:
     stop(active_jobs, JOB_ID)
     with pytest.raises(error):
-        residency.job_runner.run(delivery)
+        residency.runner_of(delivery.claim).run(delivery)
 
 
 def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
@@ -90,7 +90,7 @@ def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
     active_jobs.forget(JOB_ID)
     active_jobs.hand_back_all()
     with pytest.raises(HandedBack):
-        residency.job_runner.run(delivery)
+        residency.runner_of(delivery.claim).run(delivery)
 
 
 def test_a_job_of_another_model_that_is_handed_back_keeps_its_tokens(
@@ -102,7 +102,7 @@ def test_a_job_of_another_model_that_is_handed_back_keeps_its_tokens(
         store.xadd(keys.events(JOB_ID), {"event": encode_event(begun)}, id="1-0")
         active_jobs.hand_back(JOB_ID)
         with pytest.raises(HandedBack):
-            residency.job_runner.run(delivery)
+            residency.runner_of(delivery.claim).run(delivery)
         assert len(store.xrange(keys.events(JOB_ID))) == 1
 
 
@@ -112,6 +112,6 @@ def test_a_job_that_comes_to_an_engine_of_whose_death_nobody_knows_yet_is_handed
     def submit(*_: object, **__: object) -> None:
         raise EngineDied(Death("killed", "signal SIGKILL"))
 
-    monkeypatch.setattr(residency._engine, "submit", submit)
+    monkeypatch.setattr(residency.seats[0].engine, "submit", submit)
     with pytest.raises(HandedBack):
-        residency.job_runner.run(delivery)
+        residency.runner_of(delivery.claim).run(delivery)

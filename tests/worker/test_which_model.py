@@ -74,6 +74,26 @@ def test_no_model_waits_longer_for_a_worker_than_it_may_with_few_more_changes_th
     assert ours.changes <= 2 * knows.changes
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_seats_of_one_worker_never_keep_the_same_model_and_hold_the_same_bounds(seed: int) -> None:
+    chance = random.Random(seed)
+    models, workers = "ABCDE"[: chance.randint(3, 5)], chance.randint(1, 2)
+    load_s = {model: chance.uniform(1, 20) for model in models}
+    least = Terms(max_wait_s=0.0, min_resident_s=chance.uniform(0, 10), look_s=TICK_S)
+    turn = turn_s(len(models), 2 * workers, max(load_s.values()), least)
+    terms = replace(least, max_wait_s=turn * chance.uniform(1, 3) + 1)
+    arrivals = zipf_arrivals(
+        chance,
+        models,
+        JOBS_A_FLEET,
+        load=chance.uniform(0.5, 1.3) * 2 * workers,
+        favourite_s=chance.uniform(20, 300),
+    )
+    ours = Simulation(arrivals, workers, load_s, terms, seats=2).run()
+    assert len(ours.ended) == JOBS_A_FLEET
+    assert ours.longest_unserved_s <= terms.max_wait_s + max(load_s.values()) + TICK_S
+
+
 @pytest.mark.parametrize("load", [1.0, 1.5])
 def test_workers_that_follow_the_favourite_end_nearly_all_jobs_where_no_fixed_pair_ends_70_percent(
     load: float,

@@ -99,13 +99,18 @@ class Fleet:
     """All that is known at one moment."""
 
     workers: Sequence[WorkerCard]
-    """The live ones, by hostname; their figures are up to 5 s old."""
+    """The live ones, by hostname, each once for every model that it keeps; their figures are up to
+    5 s old."""
     models: Sequence[ModelLoad]
     """Every model that was ever served, by name."""
     dead_letters: int
     unserved: Mapping[str, int] = field(default_factory=dict)
     """Queues that no worker reads, with our jobs in them; up to :data:`SCAN_INTERVAL_S` old: see
     :func:`waiting.unserved`."""
+
+    @property
+    def worker_count(self) -> int:
+        return len({worker.hostname for worker in self.workers})
 
 
 class FleetReader:
@@ -150,7 +155,8 @@ def _load(
         queues=_queues(found),
         suspects=found.suspects,
         scheduled=found.scheduled,
-        workers=sum(card.name in worker.served for worker in workers),
+        # One that keeps several models has a card for each.
+        workers=len({worker.hostname for worker in workers if card.name in worker.served}),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
         orphaned=orphaned,

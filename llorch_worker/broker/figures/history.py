@@ -49,7 +49,7 @@ def note(client: Redis) -> bool:
     recent = recent_jobs.total(load.recent for load in fleet.models)
     point = Point(
         at=time.time(),
-        workers=len(fleet.workers),
+        workers=fleet.worker_count,
         running=sum(load.running for load in fleet.models),
         waiting=sum(load.waiting for load in fleet.models),
         tokens_per_s=sum(load.tokens_per_s for load in fleet.models),

@@ -114,6 +114,11 @@ class Claim:
         """The delivery tag of its message. A producer's own tag may not be unique."""
         return f"{self.job_id}/{self.fence}"
 
+    @cached_property
+    def model(self) -> str:
+        """The name of the job's model."""
+        return queues.model_of(self.list_key)
+
 
 class Taken(NamedTuple):
     """What one call of :func:`claim` brought."""

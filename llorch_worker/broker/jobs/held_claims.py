@@ -92,10 +92,15 @@ class HeldClaims:
         with self._lock:
             return tuple(self._claims.values())
 
-    def running(self) -> tuple[Claim, ...]:
-        """Those whose job has not ended."""
+    def of(self, model: str) -> tuple[Claim, ...]:
+        """Those of one model's jobs."""
+        return tuple(claim for claim in self.all() if claim.model == model)
+
+    def running(self, model: str) -> tuple[Claim, ...]:
+        """Those of one model's jobs that have not ended."""
         with self._lock:
-            return tuple(claim for claim in self._claims.values() if claim not in self._ended)
+            held = (claim for claim in self._claims.values() if claim not in self._ended)
+            return tuple(claim for claim in held if claim.model == model)
 
     def __len__(self) -> int:
         return len(self._claims)

@@ -105,8 +105,13 @@ def resolve_dtype(
     return DTYPES[name]
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory on ``device`` that is free now, within this container's limit."""
+def free_bytes(device: torch.device, most: int | None = None) -> int:
+    """Memory on ``device`` that is free now, within this container's limit and ``most``."""
+    free = _free_bytes(device)
+    return free if most is None else min(free, most)
+
+
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         # Otherwise the memory that torch keeps of freed tensors counts as used.
         torch.cuda.empty_cache()

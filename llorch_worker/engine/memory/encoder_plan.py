@@ -127,7 +127,7 @@ def plan_encoder(
         dtype=resolve_dtype(options.dtype, device, parameters=parameters, kernels=options.kernels),
         options=next(iter(options.sized_for(device.type))),
         process_bytes=psutil.Process().memory_info().rss if device.type == "cpu" else 0,
-        free_bytes=free_bytes(device),
+        free_bytes=free_bytes(device, options.memory_bytes),
     )
 
 

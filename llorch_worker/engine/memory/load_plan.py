@@ -403,7 +403,7 @@ def _plan(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
         vocabulary_bytes=(
             vocabulary_bytes(checkpoint, config.vocab_size) if place.type == "cpu" else 0
         ),
-        free_bytes=free_bytes(place),
+        free_bytes=free_bytes(place, options.memory_bytes),
         num_blocks=options.sequences * shape.context_blocks,
     )
     if options.kv_cache_bytes is not None:

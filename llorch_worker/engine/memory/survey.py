@@ -1,19 +1,21 @@
 """``python -m llorch_worker.engine.memory.survey``: what several models are, before one is loaded.
 
-Reads ``{"models": [path, ...], "options": {...}}`` from its standard input, and writes a list of
-:class:`.Surveyed` as JSON. A process of its own, because the one that asks imports no torch.
+Reads ``{"models": [path, ...], "options": {...}, "resident": 1}`` from its standard input, and
+writes a list of :class:`.Surveyed` as JSON. A process of its own, because the one that asks imports
+no torch.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.memory.encoder_plan import plan_encoder
 from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.memory.placement import free_bytes, resolve_device
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model.encoder.config import is_encoder
@@ -21,23 +23,36 @@ from llorch_worker.model_files.hub import local_path
 from llorch_worker.weights import open_checkpoint
 
 
-def survey(path: Path, options: EngineOptions) -> Surveyed:
+def survey(path: Path, options: EngineOptions, resident: int) -> Surveyed:
+    """What a model is of which ``resident`` are loaded at a time."""
+    share = f"; or lower LLORCH_RESIDENT: {resident} models at a time share the memory"
+
+    def refusal(misfit: str | None) -> str | None:
+        return misfit and misfit + (share if resident > 1 else "")
+
     try:
         checkpoint = open_checkpoint(local_path(path))
         if is_encoder(checkpoint):
             encoder = plan_encoder(checkpoint, options)
-            return Surveyed(encoder.longest_context, {}, encoder.misfit, encoder.tasks)
+            return Surveyed(encoder.longest_context, {}, refusal(encoder.misfit), encoder.tasks)
         plan = plan_load(path, options, checkpoint)
         config, _ = plan.generation_config
     except LlorchError as error:
         return Surveyed(refusal=error.message)
-    return Surveyed(plan.shape.max_context, dict(config), plan.misfit)
+    return Surveyed(plan.shape.max_context, dict(config), refusal(plan.misfit))
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    options = EngineOptions(**asked["options"])
-    json.dump([asdict(survey(path, options)) for path in map(Path, asked["models"])], sys.stdout)
+    options, resident = EngineOptions(**asked["options"]), asked["resident"]
+    if resident > 1:
+        # Nothing is loaded yet. Each may take as much, whichever come to lie beside each other.
+        share_bytes = free_bytes(resolve_device(options.device)) // resident
+        options = replace(options, memory_bytes=share_bytes)
+    found = [survey(path, options, resident) for path in map(Path, asked["models"])]
+    json.dump(
+        [asdict(replace(each, memory_bytes=options.memory_bytes)) for each in found], sys.stdout
+    )
 
 
 if __name__ == "__main__":

@@ -24,11 +24,15 @@ class Surveyed:
     """Why it cannot be loaded here."""
     tasks: Sequence[str] = (TASK_NAME,)
     """Those that it does."""
+    memory_bytes: int | None = None
+    """Its share of the free memory, if so many engines have one at a time."""
 
 
-def survey(paths: Sequence[Path], options: EngineOptions) -> list[Surveyed]:
-    """What each of these models is. Raises ``ModelLoadFailed`` if that cannot be found out."""
-    asked = {"models": [str(path) for path in paths], "options": asdict(options)}
+def survey(paths: Sequence[Path], options: EngineOptions, resident: int = 1) -> list[Surveyed]:
+    """What each of these models is, of which so many are to be loaded at a time. Raises
+    ``ModelLoadFailed`` if that cannot be found out."""
+    models = [str(path) for path in paths]
+    asked = {"models": models, "options": asdict(options), "resident": resident}
     done = subprocess.run(
         [sys.executable, "-m", "llorch_worker.engine.memory.survey"],
         input=json.dumps(asked).encode(),

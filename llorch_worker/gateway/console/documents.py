@@ -126,7 +126,7 @@ class Totals(BaseModel):
         ages = [queue.oldest_s for queue in queues if queue.oldest_s is not None]
         cards = fleet.workers
         return cls(
-            workers=len(cards),
+            workers=fleet.worker_count,
             silent=sum(card.silent for card in cards),
             running=sum(load.running for load in fleet.models),
             slots=sum(load.slots for load in fleet.models),

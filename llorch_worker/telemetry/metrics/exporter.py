@@ -42,6 +42,7 @@ class Exporter(Server):
 
     def targets(self) -> list[dict[str, Any]]:
         """One group for each worker that serves metrics. Raises ``RedisError``."""
+        of_each = {card.hostname: card for card in registry.workers(self._redis)}
         return [
             {
                 "targets": [card.metrics_address],
@@ -51,7 +52,7 @@ class Exporter(Server):
                     "__meta_llorch_model": card.model,
                 },
             }
-            for card in registry.workers(self._redis)
+            for card in of_each.values()
             if card.metrics_address is not None
         ]
 

@@ -5,6 +5,7 @@ What Prometheus asks for is read when it asks. Only a job's end is noted when it
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -41,12 +42,12 @@ from llorch_worker.telemetry.metrics.buckets import FIRST_TOKEN_S, REQUEST_S
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
-"""vLLM numbers the engines of one process; a worker has one."""
+"""vLLM numbers the engines of one process; ours differ by their model."""
 
 
 @dataclass(frozen=True)
-class WorkerFigures:
-    """What a worker knows of itself at the moment when it is asked."""
+class SeatFigures:
+    """What a worker knows of one of its engines at the moment when it is asked."""
 
     stats: EngineStats
     steps: StepFigures
@@ -55,93 +56,92 @@ class WorkerFigures:
     attempts: int
     redeliveries: int
     resumes: int
-    fenced_writes: int
-    lease_age_s: float
     load_s: float
     loads: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Of a worker with several models: by model and why it was loaded."""
 
 
-Read = Callable[[WorkerFigures], float]
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker knows of itself at the moment when it is asked."""
+
+    seats: Sequence[SeatFigures]
+    fenced_writes: int
+    lease_age_s: float
+
+
+Read = Callable[[SeatFigures], float]
 
 _GAUGES: Final[dict[str, tuple[str, Read]]] = {
     "num_requests_running": (
         "Sequences in the running batch.",
-        lambda worker: worker.stats.running,
+        lambda seat: seat.stats.running,
     ),
     "num_requests_waiting": (
         "Sequences that wait in the engine for a slot or for KV blocks.",
-        lambda worker: worker.stats.waiting,
+        lambda seat: seat.stats.waiting,
     ),
     "kv_cache_usage_perc": (
         "Share of the KV blocks that sequences hold; 1 means all.",
         # A server tells of none.
-        lambda worker: (
-            (worker.stats.kv_blocks_total - worker.stats.kv_blocks_free)
-            / max(1, worker.stats.kv_blocks_total)
+        lambda seat: (
+            (seat.stats.kv_blocks_total - seat.stats.kv_blocks_free)
+            / max(1, seat.stats.kv_blocks_total)
         ),
-    ),
-    "lease_age_seconds": (
-        "Seconds since the worker last renewed its leases.",
-        lambda worker: worker.lease_age_s,
     ),
     "model_load_seconds": (
         "Seconds that loading and warming up the model took.",
-        lambda worker: worker.load_s,
+        lambda seat: seat.load_s,
     ),
 }
 _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
     "prefix_cache_queries": (
         "Tokens of prompts that were looked for in the KV cache.",
-        lambda worker: worker.steps.looked_up_tokens,
+        lambda seat: seat.steps.looked_up_tokens,
     ),
     "prefix_cache_hits": (
         "Tokens of prompts that were found in the KV cache.",
-        lambda worker: worker.steps.found_tokens,
+        lambda seat: seat.steps.found_tokens,
     ),
     "prompt_tokens": (
         "Tokens of prompts that were prefilled, found ones included.",
-        lambda worker: worker.steps.prompt_tokens,
+        lambda seat: seat.steps.prompt_tokens,
     ),
     "generation_tokens": (
         "Generated tokens.",
-        lambda worker: worker.steps.generated_tokens,
+        lambda seat: seat.steps.generated_tokens,
     ),
     "spec_decode_num_drafts": (
         "Guesses of one or more next tokens that a step checked.",
-        lambda worker: worker.stats.drafts_total,
+        lambda seat: seat.stats.drafts_total,
     ),
     "spec_decode_num_draft_tokens": (
         "Tokens of these guesses.",
-        lambda worker: worker.stats.draft_tokens_total,
+        lambda seat: seat.stats.draft_tokens_total,
     ),
     "spec_decode_num_accepted_tokens": (
         "Tokens of these guesses that became tokens of a text.",
-        lambda worker: worker.stats.accepted_draft_tokens_total,
+        lambda seat: seat.stats.accepted_draft_tokens_total,
     ),
     "num_preemptions": (
         "Sequences that gave up their KV blocks to others.",
-        lambda worker: worker.stats.preempted_total,
+        lambda seat: seat.stats.preempted_total,
     ),
     "job_attempts": (
         "Jobs that the worker began to run.",
-        lambda worker: worker.attempts,
+        lambda seat: seat.attempts,
     ),
     "job_redeliveries": (
         "Of these, jobs that had been claimed before.",
-        lambda worker: worker.redeliveries,
+        lambda seat: seat.redeliveries,
     ),
     "job_resumes": (
         "Of these, jobs that went on after tokens of an earlier attempt.",
-        lambda worker: worker.resumes,
-    ),
-    "fenced_writes": (
-        "Writes of tokens or results that Redis refused because the claim was lost.",
-        lambda worker: worker.fenced_writes,
+        lambda seat: seat.resumes,
     ),
     "engine_steps": (
         "Steps of the engine.",
-        lambda worker: worker.steps.step_tokens.count,
+        lambda seat: seat.steps.step_tokens.count,
     ),
 }
 
@@ -225,61 +225,82 @@ class _Live(Collector):
 
     def collect(self) -> Iterable[Metric]:
         worker = self._read()
-        self._labels = (worker.stats.model, ENGINE)
+        seats = [((seat.stats.model, ENGINE), seat) for seat in worker.seats]
         if len(self._models) > 1:
-            yield from self._residency(worker)
+            yield from self._residency(worker.seats)
         for name, (help, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            gauge.add_metric(self._labels, read(worker))
+            for labels, seat in seats:
+                gauge.add_metric(labels, read(seat))
             yield gauge
         for name, (help, read) in _COUNTERS.items():
             counter = CounterMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            counter.add_metric(self._labels, read(worker))
+            for labels, seat in seats:
+                counter.add_metric(labels, read(seat))
             yield counter
+        # What concerns the whole worker stands at its first engine.
+        lease_age = GaugeMetricFamily(
+            "llorch_lease_age_seconds",
+            "Seconds since the worker last renewed its leases.",
+            labels=LABELS,
+        )
+        lease_age.add_metric(seats[0][0], worker.lease_age_s)
+        yield lease_age
+        fenced = CounterMetricFamily(
+            "llorch_fenced_writes",
+            "Writes of tokens or results that Redis refused because the claim was lost.",
+            labels=LABELS,
+        )
+        fenced.add_metric(seats[0][0], worker.fenced_writes)
+        yield fenced
         deaths = CounterMetricFamily(
             "llorch_engine_deaths",
             "Engines that died or did not start again.",
             labels=(*LABELS, "reason"),
         )
-        for reason in get_args(DeathLabel):
-            deaths.add_metric((*self._labels, reason), worker.deaths.get(reason, 0))
-        yield deaths
         memory = GaugeMetricFamily(
             "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
         )
-        for part, size_bytes in worker.stats.bytes.items():
-            memory.add_metric((*self._labels, part), size_bytes)
+        for labels, seat in seats:
+            for reason in get_args(DeathLabel):
+                deaths.add_metric((*labels, reason), seat.deaths.get(reason, 0))
+            for part, size_bytes in seat.stats.bytes.items():
+                memory.add_metric((*labels, part), size_bytes)
+        yield deaths
         yield memory
-        steps = worker.steps
-        for name, help, tally, bounds in (
+        for name, help, tally_of, bounds in (
             (
                 "inter_token_latency_seconds",
                 "From a token to the next one.",
-                steps.token_gaps,
+                lambda steps: steps.token_gaps,
                 TOKEN_GAP_S,
             ),
             (
                 "iteration_tokens_total",
                 "Tokens that a step computes.",
-                steps.step_tokens,
+                lambda steps: steps.step_tokens,
                 STEP_TOKENS,
             ),
         ):
             histogram = HistogramMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            histogram.add_metric(self._labels, buckets(tally, bounds), tally.sum)
+            for labels, seat in seats:
+                tally = tally_of(seat.steps)
+                histogram.add_metric(labels, buckets(tally, bounds), tally.sum)
             yield histogram
 
-    def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
+    def _residency(self, seats: Sequence[SeatFigures]) -> Iterable[Metric]:
+        kept = {seat.stats.model for seat in seats}
         resident = GaugeMetricFamily(
-            "llorch_resident", "1 for the model that the worker keeps loaded.", labels=LABELS
+            "llorch_resident", "1 for the models that the worker keeps loaded.", labels=LABELS
         )
         for model in self._models:
-            resident.add_metric((model, ENGINE), float(model == worker.stats.model))
+            resident.add_metric((model, ENGINE), float(model in kept))
         yield resident
         loads = CounterMetricFamily(
             "llorch_model_loads", "Loads of a model, by their reason.", labels=(*LABELS, "reason")
         )
-        for (model, reason), count in [*worker.loads.items()]:
+        counts = sum((Counts(seat.loads) for seat in seats), Counts())
+        for (model, reason), count in counts.items():
             loads.add_metric((model, ENGINE, reason), count)
         yield loads
 

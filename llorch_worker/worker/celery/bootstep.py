@@ -21,13 +21,14 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.connections.connection import broker_errors, connect, connect_impatient
 from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.waiting import older_version
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
 from llorch_worker.contract.errors import BrokerUnavailable, InvalidLoadOption
 from llorch_worker.contract.installing import install_command
 from llorch_worker.misspelt import warnings
-from llorch_worker.processors import bind
+from llorch_worker.processors import bind, thread_count
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
@@ -36,7 +37,7 @@ from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option, refused_setting
 from llorch_worker.worker.celery.stacks import write_on_sigusr1
 from llorch_worker.worker.engine_loader import EngineLoader, load_first, survey_all
-from llorch_worker.worker.model_changer import first_model
+from llorch_worker.worker.model_changer import first_models
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.signs_of_life import SignsOfLife
 
@@ -140,6 +141,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                     assignment,
                     engine_class=worker.app.engine_class,
                     max_sequences=_asked_sequences(worker),
+                    num_threads=_threads_each(settings.resident),
                     report=self._signs.loading,
                 )
                 for each in settings.of_each_model
@@ -148,16 +150,17 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if len(names) > 1:
                 survey_all(self._loaders, settings)
                 with connect_impatient(settings.redis_url) as client:
-                    first = first_model(client, settings, worker.hostname)
-                names.sort(key=lambda name: name != first)
-            engine, load_s = load_first(
-                [self._loaders[name] for name in names], worker.app.on_load_progress
+                    first = first_models(client, settings, worker.hostname)
+                names = [*first, *(name for name in names if name not in first)]
+            engines = load_first(
+                [self._loaders[name] for name in names],
+                settings.resident,
+                worker.app.on_load_progress,
             )
-            most = engine.facts.max_sequences
+            most = sum(each.engine.facts.max_sequences for each in engines)
             if settings.engine_url is not None:
-                worker.app.assignment = assignment = Assignment(engine.facts.device)
-                _take_at_once(worker, most)
-            elif most < worker.pool.limit:
+                worker.app.assignment = assignment = Assignment(engines[0].engine.facts.device)
+            if settings.engine_url is not None or len(engines) > 1 or most < worker.pool.limit:
                 _take_at_once(worker, most)
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
@@ -171,22 +174,24 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         redis.wait()
         for name in self._loaders:
             _take_over_jobs(settings, name)
+        claimers, pool = worker.consumer.claimers, worker.pool
         residency = Residency(
-            engine,
+            engines,
             self._loaders,
             settings,
             worker.hostname,
-            worker.pool.active_jobs,
+            pool.active_jobs,
             assignment,
             on_lost_card=_shut_down,
-            claim_again=worker.consumer.claimer.look_again,
-            on_repeated=worker.consumer.claimer.note_repeated,
-            hand_back=lambda: worker.pool.call_soon(worker.pool.hand_back_running),
-            load_s=load_s,
+            claim_again=[claimer.look_again for claimer in claimers],
+            on_repeated=claimers[0].note_repeated,
+            hand_back=lambda model: pool.call_soon(
+                lambda: pool.hand_back_running({each.job_id for each in HELD_CLAIMS.of(model)})
+            ),
         )
         residency.start()
-        worker.pool.figures = lambda: shown_figures(residency.stats())
-        worker.app.out_of_time = worker.pool.out_of_time
+        pool.figures = lambda: shown_figures(residency.stats())
+        worker.app.out_of_time = pool.out_of_time
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
@@ -195,14 +200,14 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # for tens of ms in which no token of another job goes on. In a thread it is a test's.
             gc.collect()
             gc.freeze()
-        how = engine.facts.drafter
-        guesses = "" if how == "off" else f", speculation by {how}"
-        logger.info(
-            "%s is resident on %s, warm and ready%s",
-            engine.facts.model_name,
-            assignment.name,
-            guesses,
-        )
+        for each in engines:
+            how = each.engine.facts.drafter
+            logger.info(
+                "%s is resident on %s, warm and ready%s",
+                each.engine.facts.model_name,
+                assignment.name,
+                "" if how == "off" else f", speculation by {how}",
+            )
 
     def stop(self, worker: Any) -> None:
         if self._residency is not None:
@@ -221,7 +226,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """The figures that ``inspect stats`` adds."""
         if self._residency is None:
             return {}
-        return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
+        first, *others = self._residency.stats().values()
+        several = {"other_engines": others} if others else {}
+        return {"engine": first, **several, "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
         # First, because it asks the engine.
@@ -246,7 +253,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _stacks_of_others(self) -> Iterator[str]:
         """Where the threads of the engine and the intake are, as far as they answer."""
-        asked = {} if self._residency is None else {"engine": self._residency.engine_stacks}
+        asked = {} if self._residency is None else dict(self._residency.engine_stacks())
         for name, loader in self._loaders.items():
             asked[f"intake of {name}" if len(self._loaders) > 1 else "intake"] = (
                 loader.intake_stacks
@@ -291,6 +298,14 @@ def _asked_sequences(worker: Any) -> int | None:
     limit: int = worker.pool.limit
     is_asked = worker.app.settings.max_sequences is not None
     return limit if is_asked or limit != worker.app.own_config["worker_concurrency"] else None
+
+
+def _threads_each(engines: int) -> int | None:
+    """How many threads each of several engines computes with: its share. ``OMP_NUM_THREADS``
+    decides, if it is set."""
+    if engines == 1 or os.environ.get("OMP_NUM_THREADS"):
+        return None
+    return max(1, thread_count() // engines)
 
 
 def _take_at_once(worker: Any, sequences: int) -> None:

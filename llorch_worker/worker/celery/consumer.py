@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import BackendError, CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
@@ -28,6 +28,10 @@ from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource
 from llorch_worker.worker.celery.message_faults import fault_of, id_of
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, Claimer, Startable
+
+if TYPE_CHECKING:
+    from llorch_worker.worker.residency import Residency
+    from llorch_worker.worker.seat import Seat
 
 logger = get_logger(__name__)
 
@@ -58,18 +62,36 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         settings = self.app.settings
         self._terms = ClaimTerms.of(settings)
         self._claims = connect(settings.redis_url, decode=False)
-        self.claimer = Claimer(
-            settings.redis_url,
-            self._resident,
+        self.claimers = tuple(map(self._claimer_of, range(settings.resident)))
+        self._settler = Settler(self._claims, self._terms, self._note_room)
+        self.app.amqp.TaskConsumer = self._job_source
+
+    def _claimer_of(self, number: int) -> Claimer:
+        """The claimer of the worker's seat of this number."""
+
+        def seat() -> Seat | None:
+            residency: Residency | None = self.app.residency
+            return None if residency is None else residency.seats[number]
+
+        def model() -> str:
+            """Whose jobs it claims now."""
+            return self.app.settings.served_name if (own := seat()) is None else own.model
+
+        def place() -> str:
+            chosen = (own := seat()) is not None and own.may_be_chosen
+            return place_of(own.model, self.hostname) if chosen and own is not None else ""
+
+        return Claimer(
+            self.app.settings.redis_url,
+            model,
             self._terms,
             self.hostname,
-            startable=self._startable,
-            place=self._place,
-            serves=self._serves,
+            sequences=lambda: MOST_JOBS_A_CLAIM if (own := seat()) is None else own.sequences,
+            startable=lambda: self._startable(model()),
+            place=place,
+            serves=lambda: {} if (own := seat()) is None else own.serves(),
             on_arrival=self._call_take,
         )
-        self._settler = Settler(self._claims, self._terms, self.claimer.note_room)
-        self.app.amqp.TaskConsumer = self._job_source
 
     def _job_source(self, connection: Any, **_: Any) -> JobSource:
         """In place of kombu's consumer of tasks."""
@@ -83,19 +105,31 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         )
 
     def _claim_from(self, names: tuple[str, ...]) -> None:
-        self.claimer.queues = names
-        self.claimer.look_again()
+        for claimer in self.claimers:
+            claimer.queues = names
+            claimer.look_again()
+            if names:
+                claimer.begin()
         if names:
-            self.claimer.begin()
             self._call_take()  # what came when there was no connection
 
     def _hold(self, most: int) -> None:
-        self.claimer.prefetch_count = most
-        self.claimer.look_again()
+        for claimer in self.claimers:
+            claimer.prefetch_count = most
+        self._look_again()
+
+    def _look_again(self) -> None:
+        for claimer in self.claimers:
+            claimer.look_again()
+
+    def _note_room(self) -> None:
+        for claimer in self.claimers:
+            claimer.note_room()
 
     def _end_claims(self) -> None:
         """The worker's last act: jobs that never began go back to their queues."""
-        self.claimer.close()
+        for claimer in self.claimers:
+            claimer.close()
         for claim in reversed(HELD_CLAIMS.all()):
             self._give_back(claim)
         self._claims.close()
@@ -104,25 +138,31 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self.pool.call_soon(self._take_arrived)
 
     def _take_arrived(self) -> None:
-        """Takes what the claimer has brought; on the event loop's thread."""
-        arrived, repeated = self.claimer.arrived, self.claimer.repeated
+        """Takes what the claimers have brought; on the event loop's thread."""
+        for claimer in self.claimers:
+            self._take_from(claimer)
+
+    def _take_from(self, claimer: Claimer) -> None:
+        arrived, repeated = claimer.arrived, claimer.repeated
         try:
             while repeated:
                 self._on_repeated(repeated.popleft())
             while arrived:
                 # Since their claim the worker may have left its queues, or got a rate limit. Celery
                 # would keep what is beyond that, and forget it with its connection.
-                if self.claimer.queues and self._startable().most:
-                    self._take(arrived[0])
+                if claimer.queues and self._startable(arrived[0].model).most:
+                    self._take(claimer)
                 else:
                     # Latest first: each goes to the head, so the earliest ends up in front.
                     self._give_back(arrived.pop())
         finally:
             # After an error the rest waits for the next iteration, or for the next connection.
-            (self._call_take if arrived or repeated else self.claimer.wake)()
+            (self._call_take if arrived or repeated else claimer.wake)()
 
-    def _take(self, claim: Claim) -> None:
+    def _take(self, claimer: Claimer) -> None:
+        """Takes the first that it has brought."""
         assert self.task_consumer is not None
+        claim = claimer.arrived[0]
         try:
             message = JobMessage(claim, self._settler, self._terms.max_message_bytes)
             self.task_consumer.on_message(message)
@@ -132,7 +172,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             raise
         finally:
             # Only now: what it took of the rate limit counts for the next claim.
-            self.claimer.arrived.popleft()
+            claimer.arrived.popleft()
 
     def _give_back(self, claim: Claim) -> None:
         try:
@@ -152,21 +192,6 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         conn.ensure_connection = partial(conn.ensure_connection, **RECONNECT_PAUSES_S)
         return super().ensure_connected(conn)
 
-    def _place(self) -> str:
-        residency = self.app.residency
-        if residency is None or not residency.may_be_chosen:
-            return ""
-        return place_of(residency.model, self.hostname)
-
-    def _resident(self) -> str:
-        """The model whose jobs this worker claims now."""
-        residency = self.app.residency
-        return self.app.settings.served_name if residency is None else str(residency.model)
-
-    def _serves(self) -> dict[str, Any]:
-        residency = self.app.residency
-        return {} if residency is None else residency.serves()
-
     def _on_repeated(self, job_id: str) -> None:
         logger.warning(
             "job %s has ended before: its first result stands, and this message is dropped; "
@@ -180,13 +205,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """Called when a limit changed."""
         super().reset_rate_limits()
         if self.task_consumer is not None:
-            self.claimer.look_again()
+            self._look_again()
 
-    def _startable(self) -> Startable:
-        """The most jobs that engine and rate limit let start now. The others wait in Redis, where
-        other workers can take them. The token itself is taken by Celery, when the job arrives."""
-        if self.app.residency is not None and not self.app.residency.is_ready:
-            return Startable(0)  # the residency says when to claim again
+    def _startable(self, model: str) -> Startable:
+        """The most jobs of a model that its engine and the rate limit let start now. The others
+        wait in Redis, where other workers can take them. The token itself is taken by Celery, when
+        the job arrives."""
+        if self.app.residency is not None and not self.app.residency.is_ready(model):
+            return Startable(0)  # the seat says when to claim again
         found = [] if self.disable_rate_limits else map(self.task_buckets.get, REQUESTS)
         if not (buckets := [bucket for bucket in found if bucket is not None]):
             return Startable(MOST_JOBS_A_CLAIM)

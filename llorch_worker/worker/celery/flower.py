@@ -52,8 +52,21 @@ def _counting_all(queues: Any) -> Any:
     return count
 
 
-def shown_figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The engine's figures on the worker's page: label to text, from fields of ``EngineStats``.
+def shown_figures(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The figures of a worker's engines, by model, on its page: label to text. If it keeps several,
+    their labels name the model."""
+    if len(engines) == 1:
+        [only] = engines.values()
+        return _figures(only)
+    return {
+        f"{model}: {label}": texts
+        for model, stats in engines.items()
+        for label, texts in _figures(stats).items()
+    }
+
+
+def _figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
+    """One engine's, from fields of ``EngineStats``.
 
     Each text is a list, because Flower capitalises a string and turns its ``-`` and ``_`` into
     spaces, but shows the items of a list as they are.

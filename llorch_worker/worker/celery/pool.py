@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -166,10 +166,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.out_of_time.set()
         self.hand_back_running()
 
-    def hand_back_running(self) -> None:
-        """Stops all jobs that run now; they return to their queues, in order."""
-        for pid in tuple(self._running):
-            self.hand_back_job(pid)
+    def hand_back_running(self, ids: Collection[str] | None = None) -> None:
+        """Stops the jobs that run now, all or these; they return to their queues, in order."""
+        for pid, work in tuple(self._running.items()):
+            if ids is None or work.task_id in ids:
+                self.hand_back_job(pid)
 
     def drain(self, grace_s: float | None = None) -> None:
         """Waits for running jobs and runs the event loop for their callbacks, because Celery no

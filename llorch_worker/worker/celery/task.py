@@ -87,7 +87,7 @@ def run(task: RequestTask, /, *args: Any, **fields: Any) -> JobResult:
         raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.job_runner.run(
+        return residency.runner_of(claim).run(
             Delivery(
                 claim,
                 fields,
