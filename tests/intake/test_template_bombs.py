@@ -52,8 +52,11 @@ def test_each_template_that_computes_ends_for_its_time_or_its_memory() -> None:
     said, took_mib = rendered(templates, 0.03)
     assert len(said) == len(templates) >= 290
     kinds = Counter(said)
-    assert kinds["takes more memory than there is for it"] > 150
-    assert kinds["takes more than 0.03 s of processor time"] > 40
+    memory = kinds["takes more memory than there is for it"]
+    time = kinds["takes more than 0.03 s of processor time"]
+    # Which of both comes first is a matter of the machine's speed.
+    assert memory + time > 190
+    assert min(memory, time) > 0
     assert [line for line in kinds if "crashes" in line] == []
     assert took_mib < 2 * MEMORY_MIB
 
