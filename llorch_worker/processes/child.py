@@ -72,6 +72,10 @@ class Child:
             with theirs:
                 self._process = spawn(module, [theirs.fileno(), *descriptors], kept=kept)
             try:
+                self._standstill = Standstill(self.pid, idle_s=idle_s, silent_s=silent_s)
+                let_die_first(self.pid)
+                self._oom_kills = oom_kills()
+                # Last, because nobody ends its thread.
                 self._outbox = Outbox(self._frames, f"{name}-writer")
             except BaseException:
                 self._process.kill()
@@ -80,14 +84,11 @@ class Child:
         except BaseException:
             self._frames.close()
             raise
-        self._standstill = Standstill(self.pid, idle_s=idle_s, silent_s=silent_s)
         self._looking = threading.Lock()
         self._next_look_s = 0.0
         self._said: tuple[EndLabel, str] | None = None
         self.reads_since_s: float | None = None
         """Since when a thread waits for what it sends; None while none does."""
-        let_die_first(self.pid)
-        self._oom_kills = oom_kills()
 
     @property
     def pid(self) -> int:
@@ -109,7 +110,8 @@ class Child:
         except NoFrame as error:
             self.kill("protocol", f"no message came from it: {error}")
             return None
-        self.reads_since_s = None
+        finally:
+            self.reads_since_s = None
         if frame is not None:
             self._standstill.heard()
         return frame

@@ -33,7 +33,8 @@ class Outbox:
         self._send_what_fits()
 
     def close(self) -> None:
-        """Ends the thread; what waits is sent before."""
+        """Ends the thread once it has sent the rest that it has, if any; nothing more is sent
+        then. The end of the connection frees one that waits for the other end to read."""
         self._rests.put(None)
 
     def _send_what_fits(self) -> None:

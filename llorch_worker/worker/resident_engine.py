@@ -283,12 +283,15 @@ class ResidentEngine:
                 known = isinstance(error, LlorchError)
                 logger.error("%s", self.absence, exc_info=None if known else error)
             return
-        if self._closing.is_set():
+        with self._changed:  # a close ends the one before, or this one
+            is_closing = self._closing.is_set()
+            if not is_closing:
+                self._engine = engine
+                self._served_since_s = time.monotonic()
+                self.absence = None
+        if is_closing:
             engine.close()
             return
-        self._engine = engine
-        self._served_since_s = time.monotonic()
-        self.absence = None
         loaded_s = self._served_since_s - began_s
         # Whoever planned it says so.
         (logger.debug if absence.planned else logger.info)(

@@ -109,8 +109,20 @@ def test_it_is_the_first_to_be_ended_where_memory_is_short(start: Callable[..., 
     assert score == min(1000, own + MORE_LIKELY)
 
 
-def test_nothing_of_one_is_left_for_which_there_is_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
+def test_nobody_reads_once_it_has_ended_or_told_nothing_in_time(
+    start: Callable[..., Child],
+) -> None:
+    child = start()
+    with pytest.raises(TimeoutError):
+        child.receive(0.0)
+    assert child.reads_since_s is None
+    said_by(child, b"half a frame")
+    assert child.reads_since_s is None
+
+
+@pytest.mark.parametrize("fails", ["Outbox", "Standstill", "let_die_first", "oom_kills"])
+def test_nothing_of_one_is_left_that_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     started: list[int] = []
 
@@ -120,7 +132,7 @@ def test_nothing_of_one_is_left_for_which_there_is_no_thread(
 
     before, files = {each.pid for each in psutil.Process().children()}, _files()
     with monkeypatch.context() as patched:
-        patched.setattr("llorch_worker.processes.child.Outbox", refuse)
+        patched.setattr(f"llorch_worker.processes.child.{fails}", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
             Child(MODULE, name="child", idle_s=1, silent_s=1)
     (pid,) = {*started} - before
