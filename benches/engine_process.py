@@ -2,10 +2,10 @@
 
     python -m benches.engine_process --model FILE [--sequences 1,16] [--threads 2]
 
-Two engines of one file alternate; new tokens go to a callback, as in a worker. The one apart is a
-worker's, with an intake, and its tokens come as often as a worker writes them. The first token
-counts from the submission, with all that prepares it. The keeper's processor time is that of this
-process while the other one computes. Exit code 1 if a token differs.
+Two engines of one file alternate; new tokens go to a callback, as in a worker whose jobs nobody
+reads. The one apart is a worker's, with an intake, and its tokens come as often as then. The first
+token counts from the submission, with all that prepares it. The keeper's processor time is that of
+this process while the other one computes. Exit code 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _run(engine: EngineInterface, seed: int, count: int, tokens: int) -> Pass:
     begun_s, used_s = time.perf_counter(), time.process_time()
     running = [
         engine.submit(
-            request, queued_at=time.time(), on_event=lambda _: None, on_tokens=lambda _: None
+            request, queued_at=time.time(), on_event=lambda _: None, on_tokens=lambda _: False
         )
         for request in requests
     ]

@@ -56,6 +56,7 @@ from llorch_worker.engine.process.messages import (
     Loaded,
     LogLine,
     NotLoaded,
+    Pace,
     Progress,
     Refused,
     Result,
@@ -97,6 +98,9 @@ disk, or for a compiler of another process."""
 LOAD_IS_SILENT: Final = 30
 """And one that tells nothing for so many times, whatever it does. It may compile."""
 MOST_TRACE_BYTES: Final = 2**16
+GATHER_S: Final = 0.2
+"""For how long new tokens may wait for others while nobody reads any: the process is woken for
+each message, which takes the engine's processors."""
 SOON_S: Final = 1.0
 """A job is prepared for so long at least, however late it is."""
 
@@ -131,6 +135,11 @@ class EngineProcess(Mortal):
         self._trace = trace
         self._meanwhile = meanwhile
         self._last_beat = 0
+        self._told_every_s = 0.0
+        self._read_now: set[int] = set()
+        """The generations whose last tokens somebody read."""
+        self._gathers = False
+        """Whether the engine was told to let tokens gather for :data:`GATHER_S`."""
         self._numbers = itertools.count(1)
         self._generations: dict[int, RemoteGeneration[Any]] = {}
         self._accepting: dict[int, _Accepting] = {}
@@ -169,8 +178,9 @@ class EngineProcess(Mortal):
             meanwhile: called about once a second on the threads that wait for the load and the
                 warm-up. If it raises, the process is killed.
             told_every_s: for how long new tokens of a generation may wait for others, so that the
-                engine wakes this process less often than at each step. The first ones do not, nor
-                those of a second attempt, nor before a step that may take long.
+                engine wakes this process less often than at each step; :data:`GATHER_S` while
+                nobody reads any. The first ones do not, nor those of a second attempt, nor before a
+                step that may take long.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
@@ -257,12 +267,12 @@ class EngineProcess(Mortal):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
+        on_tokens: Callable[[TokensTold], bool | None] | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> RemoteGeneration[Asked]:
         """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_tokens`` gets new tokens in
-        place of ``on_event``, without what it takes to make an event of each. ``on_asked``: see
-        :meth:`.IntakeProcess.prepare_document`."""
+        place of ``on_event``, without what it takes to make an event of each, and returns False
+        while nobody reads them. ``on_asked``: see :meth:`.IntakeProcess.prepare_document`."""
         with self._lock:
             self._require_open()
         prepared = None
@@ -405,6 +415,7 @@ class EngineProcess(Mortal):
 
     def _load(self, asked: Load, progress: Callable[[int, int], None] | None) -> None:
         """Reads until the engine is there."""
+        self._told_every_s = asked.told_every_s
         self._send(asked)
         if self._intake is not None:
             around = self._intake.around(self._meanwhile)
@@ -447,7 +458,7 @@ class EngineProcess(Mortal):
                     if (generation := self._generations.get(each.handle)) is None:
                         continue
                     if isinstance(each, TokensTold):
-                        generation.told_tokens(each)
+                        self._pace(each.handle, generation.told_tokens(each))
                     else:
                         generation.told(each.event())
                         self._forget_if_done(each.handle, generation)
@@ -479,6 +490,12 @@ class EngineProcess(Mortal):
             case _:
                 raise TypeError(f"{type(message).__name__} is not expected")
 
+    def _pace(self, handle: int, is_read: bool) -> None:
+        (self._read_now.add if is_read else self._read_now.discard)(handle)
+        if self._gathers == bool(self._read_now):
+            self._gathers = not self._gathers
+            self._send(Pace(GATHER_S if self._gathers else self._told_every_s))
+
     def _end(self, handle: int, end: bytes | LlorchError) -> None:
         generation = self._generations[handle]
         if isinstance(end, LlorchError):
@@ -490,6 +507,7 @@ class EngineProcess(Mortal):
         # The last event and the result cross in messages of their own, in any order.
         if generation.done:
             del self._generations[handle]
+            self._read_now.discard(handle)
 
     def _bury(self, end: End) -> None:
         death = self._autopsy(end)
@@ -536,7 +554,7 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         id: str,
         request: Asked,
         on_event: Callable[[Event], None] | None,
-        on_tokens: Callable[[TokensTold], None] | None,
+        on_tokens: Callable[[TokensTold], bool | None] | None,
     ) -> None:
         super().__init__(id, request, on_event, on_tokens)
         self._engine = engine
@@ -544,8 +562,9 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         self._document = b""
         self._ended = self._last_told = False
 
-    def told_tokens(self, told: TokensTold) -> None:
-        self._tell_tokens(told)
+    def told_tokens(self, told: TokensTold) -> bool:
+        """Whether somebody may read them now."""
+        return self._tell_tokens(told) is not False
 
     def told(self, event: Event) -> None:
         """Any other event of the engine."""

@@ -208,11 +208,17 @@ class Call(_Message):
     arguments: tuple[Any, ...] = ()
 
 
+class Pace(_Message):
+    """For how long new tokens may wait from now on."""
+
+    told_every_s: float
+
+
 class Close(_Message):
     pass
 
 
-ToEngine = Load | Around | Submit | Cancel | Call | Close
+ToEngine = Load | Around | Submit | Cancel | Call | Pace | Close
 
 
 # To the keeper -------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from llorch_worker.engine.process.messages import (
     Loaded,
     LogLine,
     NotLoaded,
+    Pace,
     Progress,
     Refused,
     Result,
@@ -121,6 +122,10 @@ class Server:
                             accepted.add_done_callback(lambda each: each.result().cancel())
                     case Call():
                         self._answering.submit(self._answer, message)
+                    case Pace(told_every_s):
+                        # Also those that wait now.
+                        self._tells_at_s += told_every_s - self._told_every_s
+                        self._told_every_s = told_every_s
                     case _:
                         self._close()
         except OSError:

@@ -200,6 +200,28 @@ def test_tokens_wait_for_each_other_except_the_first_and_those_of_a_second_attem
 
 
 @pytest.mark.usefixtures("forks")
+def test_tokens_wait_for_each_other_while_nobody_reads_any(
+    path: Path, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llorch_worker.engine.process.engine_process.GATHER_S", 3600.0)
+    request = GenerationRequest(prompt=PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+
+    def frames(is_read: bool) -> list[int]:
+        steps.clear()
+        engine.submit(request, on_event=lambda _: None, on_tokens=lambda _: is_read).result(
+            TIMEOUT_S
+        )
+        (handle,) = {each.handle for step in steps for each in step.told}
+        return [tokens_of(step, handle) for step in steps]
+
+    with EngineProcess.load(path, drafter="off", **SIZES) as engine:
+        # The first of each two changes the pace, while it runs.
+        for is_read, gathered in ((False, [1, 19]), (True, [1] * 20)):
+            frames(is_read)
+            assert frames(is_read) == gathered
+
+
+@pytest.mark.usefixtures("forks")
 def test_no_token_waits_for_a_step_that_computes_a_prompt(path: Path, steps: list[Step]) -> None:
     long = GenerationRequest(prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True)
     with EngineProcess.load(path, told_every_s=3600.0, drafter="off", **SIZES) as engine:
