@@ -1,9 +1,10 @@
-"""README and docs/: links lead somewhere, and commands exist."""
+"""README and docs/: links lead somewhere, and commands and files exist."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,6 +55,53 @@ def test_commands_and_scripts_exist(page: Path) -> None:
         assert find_spec(module) is not None, module
     for script in re.findall(r"\b(?:benches|tools|tests)/[\w/]+\.py\b", text):
         assert (REPOSITORY / script).is_file(), script
+
+
+SOURCES = [
+    path
+    for folder in ("llorch_worker", "tests", "benches", "tools", "deploy", ".ci")
+    for path in (REPOSITORY / folder).rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+]
+
+
+@cache
+def ends_of_paths() -> frozenset[str]:
+    """The path of each file of this repository, also without its first folders."""
+    parts = [path.relative_to(REPOSITORY).parts for path in SOURCES]
+    return frozenset("/".join(each[at:]) for each in parts for at in range(len(each)))
+
+
+def missing_files(text: str) -> set[str]:
+    """Scripts of Python and Lua that ``text`` names, and that this repository does not have."""
+    named = re.findall(r"(?<![\w/.:{}*~-])(?:[a-z_.][\w.]*/)*[a-z_]\w*\.(?:py|lua)\b(?!\w)", text)
+    return set(named) - ends_of_paths()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    spans = re.findall(r"`([^`\n]+)`", page.read_text())
+    if page.name == "COOKBOOK.md":  # the reader makes the others
+        spans = [span for span in spans if "/" in span]
+    assert missing_files("\n".join(spans)) == set()
+
+
+def test_files_and_modules_that_comments_name_exist() -> None:
+    missing: dict[str, set[str]] = {}
+    for path in SOURCES:
+        if path.suffix not in (".py", ".lua"):
+            continue
+        source = path.read_text()
+        mark = "--" if path.suffix == ".lua" else "#"
+        spans = re.findall(rf"``([^`]+)``|{mark} (.*)$", source, re.MULTILINE)
+        found = missing_files("\n".join(map(" ".join, spans)))
+        for name in re.findall(r":mod:`(?:\.+|(?=llorch_worker|tests|benches))([\w.]+)`", source):
+            ends = (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py")
+            if ends_of_paths().isdisjoint(ends):
+                found.add(name)
+        if found:
+            missing[str(path.relative_to(REPOSITORY))] = found
+    assert missing == {}
 
 
 def code_of(text: str) -> str:
