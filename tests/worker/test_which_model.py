@@ -80,8 +80,8 @@ def test_seats_of_one_worker_never_keep_the_same_model_and_hold_the_same_bounds(
     models, workers = "ABCDE"[: chance.randint(3, 5)], chance.randint(1, 2)
     load_s = {model: chance.uniform(1, 20) for model in models}
     least = Terms(max_wait_s=0.0, min_resident_s=chance.uniform(0, 10), look_s=TICK_S)
-    turn = turn_s(len(models), 2 * workers, max(load_s.values()), least)
-    terms = replace(least, max_wait_s=turn * chance.uniform(1, 3) + 1)
+    rotation = rotation_s(len(models), 2 * workers, max(load_s.values()), least)
+    terms = replace(least, max_wait_s=rotation * chance.uniform(1, 3) + 1)
     arrivals = zipf_arrivals(
         chance,
         models,

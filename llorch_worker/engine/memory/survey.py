@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from llorch_worker.contract import LlorchError
+from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device
 from llorch_worker.engine.memory.encoder_plan import plan_encoder
 from llorch_worker.engine.memory.load_plan import plan_load
-from llorch_worker.engine.memory.placement import free_bytes, resolve_device
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model.encoder.config import is_encoder
