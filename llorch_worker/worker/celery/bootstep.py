@@ -161,7 +161,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if settings.engine_url is not None:
                 worker.app.assignment = assignment = Assignment(engines[0].engine.facts.device)
             if settings.engine_url is not None or len(engines) > 1 or most < worker.pool.limit:
-                _take_at_once(worker, most)
+                _take_at_once(worker, most, len(engines))
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment
@@ -308,9 +308,9 @@ def _threads_each(engines: int) -> int | None:
     return max(1, thread_count() // engines)
 
 
-def _take_at_once(worker: Any, sequences: int) -> None:
-    """Takes so many jobs at once, and leaves in the queue what the engine cannot batch."""
-    worker.pool.resize(sequences)
+def _take_at_once(worker: Any, sequences: int, engines: int) -> None:
+    """Takes so many jobs at once, and leaves in the queue what the engines cannot batch."""
+    worker.pool.resize(sequences, engines)
     worker.concurrency = worker.consumer.initial_prefetch_count = sequences
 
 

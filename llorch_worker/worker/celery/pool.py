@@ -83,6 +83,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Set when running jobs must leave."""
         self._deliver_lock = threading.RLock()
         self._threads: list[threading.Thread] = []
+        self._urgent = MOST_URGENT_JOBS
+        """How many high jobs it takes beyond the limit."""
         self._hub: Any = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -96,10 +98,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def on_start(self) -> None:
         self.resize(self.limit)
 
-    def resize(self, limit: int) -> None:
-        """Takes ``limit`` jobs at once, before the first one."""
-        self.limit = limit
-        for slot in range(len(self._threads), limit + MOST_URGENT_JOBS):
+    def resize(self, limit: int, engines: int = 1) -> None:
+        """Takes ``limit`` jobs at once in so many engines, before the first one."""
+        self.limit, self._urgent = limit, engines * MOST_URGENT_JOBS
+        for slot in range(len(self._threads), limit + self._urgent):
             # Daemons, because a worker that fails to load its model must be able to exit.
             thread = threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
             thread.start()
@@ -234,7 +236,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         with self._deliver_lock:
             if self._state != self.RUN:
                 self._refuse(work)
-            elif len(self._running) < self.limit + MOST_URGENT_JOBS:
+            elif len(self._running) < self.limit + self._urgent:
                 self._begin(work)
             else:
                 self._waiting.append(work)
