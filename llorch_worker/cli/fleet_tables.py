@@ -208,6 +208,9 @@ def notices(reading: Reading) -> Iterator[Text]:
     servers = {(card.model, card.device): card for card in fleet.workers if card.weakens}
     for card in servers.values():
         yield Text(f"{card.model} is computed by {card.device}: {'; '.join(card.weakens)}.")
+    if (late_s := max((card.late_s for card in fleet.workers), default=0.0)) > 0:
+        rest = f": a model may wait {human_time(late_s)} longer than LLORCH_MAX_WAIT_S"
+        yield _warning("too few workers for their models", rest)
     models = [load.model for load in fleet.models]
     for queue, count in fleet.unserved.items():
         yield _waits(queue, count, remedy_for(queue, models))

@@ -13,9 +13,10 @@ from llorch_worker.settings import Settings
 
 @settings_of_one_worker("device", *WORKER_SETTINGS, "models_folder", "resident", "pin")
 def worker(settings: Settings, as_json: JsonOption = False) -> None:
-    """Run one worker here: one process, one device, one resident model.
+    """Run one worker here: one process, one device, one model.
 
-    With several --model it keeps one of them loaded, and changes as the jobs that wait ask for.
+    With several --model it keeps one of them loaded, or --resident, and changes as the jobs that
+    wait ask for.
 
     A GPU has at most one worker, which is named after it: gpu0@host. SIGTERM or Ctrl-C drains: the
     worker finishes its running jobs and takes no new ones. With --json, it prints its name and

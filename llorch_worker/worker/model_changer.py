@@ -107,7 +107,8 @@ class ModelChanger(Repeater):
         self._aside: dict[str, SetAside] = {}
         self._failed_loads = 0
         self._waits_since_s: dict[str, float] = {}
-        self._warned = False
+        self.late_s = 0.0
+        """How much longer than it may a model waits for a worker, if all have jobs."""
         self.changing = False
         """Whether the seat takes no jobs, because it is about to change."""
         self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
@@ -131,7 +132,7 @@ class ModelChanger(Repeater):
     def figures(self) -> dict[str, Any]:
         """All models as plain JSON, and of those that do not load here now, why."""
         aside = {name: each.reason for name, each in [*self._aside.items()]}
-        return {"models": [*self._loaders], "set_aside": aside}
+        return {"models": [*self._loaders], "set_aside": aside, "late_s": round(self.late_s, 1)}
 
     def ask(self, model: str | None) -> None:
         """Loads the model soon, whatever the rule says now; None ends the engine, until jobs
@@ -158,8 +159,7 @@ class ModelChanger(Repeater):
                 self._begin(change, seen)
         elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self.is_pinned:
             self._unload(f"unloaded after {self._idle_unload_s:.0f} s without jobs")
-        elif not self._warned:
-            self._warn_of_long_rotation(seen)
+        self._note_long_rotation(seen)
         self.closing.wait(random.uniform(0.0, 0.1) * LOOK_S)
 
     def _noted(self) -> Notes:
@@ -249,16 +249,16 @@ class ModelChanger(Repeater):
             slack_s=due_s - job_s,
         )
 
-    def _warn_of_long_rotation(self, seen: Notes) -> None:
-        self._warned = True
+    def _note_long_rotation(self, seen: Notes) -> None:
         changing = [note for note in seen.of_workers if not note.pinned]
         models = {name for note in changing for name in note.load_s}
         longest_s = max((load for note in changing for load in note.load_s.values()), default=0.0)
         rotation = rotation_s(len(models), len(changing), longest_s, self._terms)
-        if rotation > self._terms.max_wait_s:
+        was_late, self.late_s = self.late_s > 0, max(0.0, rotation - self._terms.max_wait_s)
+        if not was_late and self.late_s > 0:
             logger.warning(
                 "jobs may wait longer than LLORCH_MAX_WAIT_S=%.0f for their model: %d models "
-                "share %d workers, so one may wait %.0f s; start more workers, or raise it",
+                "share %d engines, so one may wait %.0f s; start more workers, or raise it",
                 self._terms.max_wait_s,
                 len(models),
                 len(changing),

@@ -237,4 +237,5 @@ class Residency:
             ],
             fenced_writes=HELD_CLAIMS.fenced_writes,
             lease_age_s=self._leases.age_s(),
+            late_s=max(seat.late_s for seat in self.seats),
         )

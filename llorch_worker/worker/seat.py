@@ -121,6 +121,11 @@ class Seat:
         return (self.model,) if self.changer is None else (self.model, self.changer.model)
 
     @property
+    def late_s(self) -> float:
+        """See :class:`.ModelChanger`."""
+        return 0.0 if self.changer is None else self.changer.late_s
+
+    @property
     def sequences(self) -> int:
         """The most jobs to hold."""
         return self.engine.facts.max_sequences

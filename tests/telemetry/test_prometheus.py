@@ -61,7 +61,11 @@ OF_SPECULATION = {
     "llorch_spec_decode_num_accepted_tokens_total",
 }  # fmt: skip
 """The workers here do not speculate."""
-OF_SEVERAL_MODELS = {"llorch_resident", "llorch_model_loads_total"}
+OF_SEVERAL_MODELS = {
+    "llorch_models_late_seconds",
+    "llorch_resident",
+    "llorch_model_loads_total",
+}
 """A worker of one model has none: see tests/worker/test_several_models.py."""
 
 

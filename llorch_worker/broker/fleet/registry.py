@@ -185,6 +185,13 @@ class WorkerCard(_Card):
         return sum(int(size) for size in held if isinstance(size, int | float) and size >= 0)
 
     @property
+    def late_s(self) -> float:
+        """How much longer than it may a model waits for a worker, if all have jobs; 0 if none
+        does."""
+        said = self.engine.get("late_s")
+        return said if isinstance(said, int | float) else 0.0
+
+    @property
     def weakens(self) -> tuple[str, ...]:
         """Which promises its engine does not keep: see :class:`.ModelFacts`."""
         said = self.engine.get("weakens")

@@ -68,6 +68,8 @@ class WorkerFigures:
     seats: Sequence[SeatFigures]
     fenced_writes: int
     lease_age_s: float
+    late_s: float
+    """How much longer than it may a model waits for a worker, if all have jobs."""
 
 
 Read = Callable[[SeatFigures], float]
@@ -227,7 +229,7 @@ class _Live(Collector):
         worker = self._read()
         seats = [((seat.stats.model, ENGINE), seat) for seat in worker.seats]
         if len(self._models) > 1:
-            yield from self._residency(worker.seats)
+            yield from self._residency(worker)
         for name, (help, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
             for labels, seat in seats:
@@ -288,8 +290,16 @@ class _Live(Collector):
                 histogram.add_metric(labels, buckets(tally, bounds), tally.sum)
             yield histogram
 
-    def _residency(self, seats: Sequence[SeatFigures]) -> Iterable[Metric]:
+    def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
+        seats = worker.seats
         kept = {seat.stats.model for seat in seats}
+        late = GaugeMetricFamily(
+            "llorch_models_late_seconds",
+            "How much longer than LLORCH_MAX_WAIT_S a model waits for a worker, if all have jobs.",
+            labels=LABELS,
+        )
+        late.add_metric((seats[0].stats.model, ENGINE), worker.late_s)
+        yield late
         resident = GaugeMetricFamily(
             "llorch_resident", "1 for the models that the worker keeps loaded.", labels=LABELS
         )
