@@ -31,6 +31,8 @@ class Surveyed:
 def survey(paths: Sequence[Path], options: EngineOptions, resident: int = 1) -> list[Surveyed]:
     """What each of these models is, of which so many are to be loaded at a time. Raises
     ``ModelLoadFailed`` if that cannot be found out."""
+    if not paths:
+        return []
     models = [str(path) for path in paths]
     asked = {"models": models, "options": asdict(options), "resident": resident}
     done = subprocess.run(
