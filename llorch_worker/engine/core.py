@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -32,6 +33,9 @@ from llorch_worker.engine.step_plan import StepPlan
 from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
+
+# Python 3.11 looks up a member of an enumeration by a function, which each row would call.
+_FINISHED: Final = SequenceState.FINISHED
 
 
 class EngineCore:
@@ -88,7 +92,7 @@ class EngineCore:
             self._finish_if_complete(generation, now_s)
             return
         for sequence in generation.sequences:
-            if sequence.state is not SequenceState.FINISHED:
+            if sequence.state is not _FINISHED:
                 self.scheduler.add(sequence)
         if generation.deadline_s is not None:
             self._with_deadline.add(generation)
@@ -160,7 +164,6 @@ class EngineCore:
             self._survive(plan, error)
             return
         self.scheduler.advance(plan)
-        finished = SequenceState.FINISHED
         rows = [
             (row, sequence)
             for row, (sequence, position) in enumerate(
@@ -168,14 +171,14 @@ class EngineCore:
             )
             # Not if it has ended with the step before, or a grammar has forced this token since.
             if len(sequence.token_ids) - sequence.prompt_length == position
-            and sequence.state is not finished
+            and sequence.state is not _FINISHED
         ]
         going = [sequence for _, sequence in rows]
         self._counters.count_step(plan, len(going))
         now_s = time.monotonic()
         self.steps.step(plan, going, now_s)
         for sequence, tokens in scored:
-            if sequence.state is not SequenceState.FINISHED:
+            if sequence.state is not _FINISHED:
                 self._take_scored(sequence, tokens, now_s)
         self._deliver(rows, sampled, step.drafts, now_s)
 
@@ -200,7 +203,7 @@ class EngineCore:
                 if self._deliver_row(sequence, sampled, row, drafts, now_s)
             ]
             # Another choice of a generation may have failed meanwhile.
-            going = [s for s in going if s.state is not SequenceState.FINISHED]
+            going = [s for s in going if s.state is not _FINISHED]
             if drafts is None or not going:
                 return
             try:
@@ -227,7 +230,7 @@ class EngineCore:
         now_s: float,
     ) -> bool:
         """Whether the step has computed the sequence's next token too, because a draft held."""
-        if sequence.state is SequenceState.FINISHED:
+        if sequence.state is _FINISHED:
             # Another choice of its generation has failed in this step.
             return False
         generation = self._generations[sequence]
@@ -325,7 +328,7 @@ class EngineCore:
             logger.critical("the device is lost: %s", str(error).partition("\n")[0])
             raise error
         self._runner.forget()
-        chunks = [c for c in plan.chunks if c.sequence.state is not SequenceState.FINISHED]
+        chunks = [c for c in plan.chunks if c.sequence.state is not _FINISHED]
         if not is_out_of_memory(error):
             failure: LlorchError = InternalError(f"the engine step failed: {type(error).__name__}")
             for chunk in chunks:

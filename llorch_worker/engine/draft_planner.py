@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from heapq import heapify, heapreplace
 from math import exp, log, log1p, log2
 from typing import Final
+
+from msgspec.structs import replace
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.warm_up import measure_steps

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from llorch_worker.contract import (
     Choice,
@@ -18,6 +19,8 @@ from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.intake.constraints.relaxed import Checks
+
+_TEXTS_KEPT: Final = 2**14
 
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
 
@@ -107,7 +110,7 @@ class Generation(ComputedGeneration):
             return
         logprobs = sequence.logprobs
         scores = logprobs[told:] if logprobs is not None and ids else None
-        told_calls = list(map(CallTold.of, calls)) or None
+        told_calls = list(map(CallTold.of, calls)) if calls else None
         self._tell_tokens(
             TokensTold(
                 self.handle, sequence.choice, told, ids, text, thought or None, scores, told_calls
@@ -177,13 +180,18 @@ class LogprobEntries:
 
     def __init__(self, token_text: Callable[[int], tuple[str, tuple[int, ...] | None]]) -> None:
         """``token_text``: see :meth:`.Tokenizer.text_and_bytes`."""
-        self._token_text = token_text
+        # Some tokens come again and again, as the likeliest or among the alternatives.
+        self._token_text = lru_cache(_TEXTS_KEPT)(token_text)
 
     def of_token(self, token_id: int, row: RowLogprobs) -> TokenScore:
         """The entry of a token that was chosen in ``row``."""
-        text, data = self._token_text(token_id)
-        top = list(map(self._alternative, row.top_ids, row.top))
-        return TokenScore(token_id, text, row.chosen, data, top)
+        token_text = self._token_text
+        top = []
+        for other, logprob in zip(row.top_ids, row.top, strict=True):
+            text, data = token_text(other)
+            top.append(TokenScore(other, text, logprob, data))
+        text, data = token_text(token_id)
+        return TokenScore(token_id, text, row.chosen, data, tuple(top))
 
     def of_prompt(self, scored: PromptLogprobs) -> tuple[TokenLogprobs | None, ...]:
         """One entry for each token of a prompt; None for the first."""
@@ -194,7 +202,3 @@ class LogprobEntries:
                 for token_id, chosen, top_ids, top in scored.rows()
             ),
         )
-
-    def _alternative(self, token_id: int, logprob: float) -> TokenScore:
-        text, data = self._token_text(token_id)
-        return TokenScore(token_id, text, logprob, data)

@@ -68,8 +68,9 @@ class _Layout:
     """Of each group of layers."""
     tables: TableChanges
     unknown: Integers
-    """[2, unknown]: where tokens belong that only the device knows, and the rows of the step before
-    that give them."""
+    """[unknown]: where tokens belong that only the device knows."""
+    rows_before: Integers
+    """[unknown]: the rows of the step before that give them."""
     query_lengths: tuple[int, ...]
     context_lengths: tuple[int, ...]
 
@@ -110,7 +111,12 @@ class Runner:
         """
         # In the order of their rows in the tables, which then need not be copied.
         chunks = self._in_order(plan)
-        samples = [chunk.samples for chunk in chunks]
+        # Chunk.samples, without a call for each.
+        samples = [
+            (sequence := chunk.sequence).samples
+            and chunk.start + chunk.count >= len(sequence.token_ids)
+            for chunk in chunks
+        ]
         due = [*compress(chunks, samples)]
         sequences = tuple([chunk.sequence for chunk in due])
         vocab_size = self._cache.shape.vocab_size
@@ -156,19 +162,19 @@ class Runner:
             layout.positions,
             layout.logits_rows,
             layout.unknown,
+            layout.rows_before,
             layout.tables.cells,
             *layout.tables.blocks,
             *layout.slots,
             *([] if isinstance(layout.tables.rows, slice) else [layout.tables.rows]),
         )
-        ids, positions, rows, unknown, cells, *others = upload(numbers, self._device)
+        ids, positions, rows, unknown, rows_before, cells, *others = upload(numbers, self._device)
         groups = len(layout.slots)
         blocks, slots, moved = others[:groups], others[groups : 2 * groups], others[2 * groups :]
         tables = self._tables.update(layout.tables, cells, blocks, moved[0] if moved else None)
         places = [Places(*each) for each in zip(tables, slots, strict=True)]
-        if before is not None and unknown.numel():
-            where, row_before = unknown
-            ids = ids.index_copy(0, where, before.token_ids.index_select(0, row_before))
+        if before is not None and len(layout.unknown):
+            ids = ids.index_copy_(0, unknown, before.token_ids.index_select(0, rows_before))
         batch = RaggedBatch(
             token_ids=ids,
             positions=positions,
@@ -241,7 +247,6 @@ class Runner:
         lacking = np.flatnonzero(~known)
         row_before = dict(zip(before, range(len(before)), strict=True))
         from_rows = [row_before[sequences[i]] for i in lacking.tolist()]
-        unknown = np.array([ends[lacking] - 1, from_rows], np.int64)
         of_groups = [blocks, *(window.partners[blocks] for window in self._cache.windows)]
         due = np.array(samples)
         if plan.has_drafts:
@@ -254,7 +259,8 @@ class Runner:
             ids=ids,
             positions=positions,
             logits_rows=rows,
-            unknown=unknown,
+            unknown=ends[lacking] - 1,
+            rows_before=np.array(from_rows, np.int64),
             slots=tuple(each * size + positions % size for each in of_groups),
             tables=self._tables.lay_out(sequences),
             query_lengths=lengths,

@@ -41,9 +41,10 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from itertools import takewhile
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from llorch_worker.cache import BlockPool, WindowPool
 from llorch_worker.engine.draft_planner import DraftPlanner

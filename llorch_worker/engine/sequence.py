@@ -194,22 +194,23 @@ class Sequence:
         InvalidRequest if the token does not fit the grammar.
         """
         matcher = self.matcher if self.constrained else None
-        count = len(self.token_ids) - self.prompt_length + 1
+        token_ids, text = self.token_ids, self.text
+        count = len(token_ids) - self.prompt_length + 1
         may_stop = count > self._min_tokens
-        ended = (may_stop and token_id in self.stop_ids) or (
-            matcher is not None and token_id in matcher.eos_ids
-        )
+        ended = may_stop and token_id in self.stop_ids
         # Before anything else changes: a token that the grammar refuses is no part of the text.
         if matcher is not None:
+            ended = ended or token_id in matcher.eos_ids
             matcher.end(token_id) if ended else matcher.push(token_id)
-        self.token_ids.append(token_id)
+        token_ids.append(token_id)
         self.suspect = False
-        thinking = self.text.thinking
+        thinking = text.thinking
         if not ended:
-            ended = self.text.push(token_id, may_stop=may_stop)
-        self.thought_count += thinking or self.text.thinking
-        if not ended:
-            ended |= matcher is not None and matcher.complete
+            ended = text.push(token_id, may_stop=may_stop)
+        if thinking or text.thinking:
+            self.thought_count += 1
+        if not ended and matcher is not None:
+            ended = matcher.complete
         if ended:
             self.close("stop")
         elif count >= self.max_tokens:

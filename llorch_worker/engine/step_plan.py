@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from llorch_worker.engine.sequence import Sequence
 
 
-# Not frozen, which would double what it takes to make one: a step may make hundreds.
-@dataclass(slots=True)
-class Chunk:
+# A struct takes a third of the time that a dataclass takes to make: a step may make hundreds.
+class Chunk(msgspec.Struct, gc=False):
     """``count`` pending tokens of one sequence, from position ``start``, and the ``drafts`` that
     may follow them. Nothing changes it."""
 

@@ -1,5 +1,8 @@
 """New tokens in the form in which an engine tells them: plain structs, of which each step makes
-many. Whoever reads them makes events of the contract. Imports no torch."""
+many. Whoever reads them makes events of the contract. Imports no torch.
+
+The garbage collector need not look at them: they are no part of a cycle.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ import msgspec
 from llorch_worker.contract import CallPart, TokenLogprob, TokenLogprobs, Tokens
 
 
-class TokenScore(msgspec.Struct, array_like=True):
+class TokenScore(msgspec.Struct, array_like=True, gc=False):
     """A :class:`.TokenLogprobs`, or a :class:`.TokenLogprob` among its alternatives."""
 
     id: int
     text: str
     logprob: float
     bytes: tuple[int, ...] | None
-    top: list[TokenScore] = []
+    top: tuple[TokenScore, ...] = ()
 
     @classmethod
     def of(cls, entry: TokenLogprobs) -> TokenScore:
         top = [cls(other.id, other.text, other.logprob, other.bytes) for other in entry.top]
-        return cls(entry.id, entry.text, entry.logprob, entry.bytes, top)
+        return cls(entry.id, entry.text, entry.logprob, entry.bytes, tuple(top))
 
     def entry(self) -> TokenLogprobs:
         return TokenLogprobs(
@@ -53,7 +56,7 @@ class CallTold(msgspec.Struct, array_like=True):
         return CallPart(index=self.index, id=self.id, name=self.name, arguments=self.arguments)
 
 
-class TokensTold(msgspec.Struct, array_like=True, tag="t"):
+class TokensTold(msgspec.Struct, array_like=True, tag="t", gc=False):
     """A :class:`.Tokens`."""
 
     handle: int

@@ -189,5 +189,5 @@ def _score(entry: _Logprob) -> TokenScore:
     own = None if entry.bytes is None else tuple(entry.bytes)
     same = own is not None and bytes(own) == entry.token.encode()
     logprob = -1e4 if entry.logprob is None else entry.logprob
-    top = [_score(each) for each in entry.top_logprobs or ()]
+    top = tuple([_score(each) for each in entry.top_logprobs or ()])
     return TokenScore(entry.id, entry.token, logprob, None if same else own, top)

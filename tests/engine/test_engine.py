@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,8 @@ def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(
     monkeypatch.setattr(engine_thread, "TIDY_AFTER_S", 0.01)
     with loaded.engine() as engine:
         engine.cache.blocks.allocate(1)  # for no sequence
-        generate(engine, max_tokens=2)
+        with suppress(InternalError):  # The engine may look before it has anything to do.
+            generate(engine, max_tokens=2)
         wait_until(lambda: not engine.healthy)
         with pytest.raises(InternalError, match="broke down"):
             generate(engine)

@@ -154,15 +154,15 @@ def test_attention_has_the_form_of_its_layer(ops, name: str, kv_dtype: KvDtype):
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
 def test_lengths_and_rows_go_to_a_card_through_pinned_memory(ops, monkeypatch):
     """From pageable memory the host would wait for what the card is computing."""
-    plain = torch.tensor
+    made = torch.Tensor.to
     decodes = scene((5, 40), heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
     chunks = scene((5, 40), (5, 3), heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
 
-    def only_pinned(values, *, dtype, pin_memory):
-        assert pin_memory == (DEVICE.type == "cuda")
-        return plain(values, dtype=dtype, pin_memory=pin_memory)
+    def only_pinned(values, *target, **options):
+        assert not values.is_cpu or values.is_pinned() == (DEVICE.type == "cuda")
+        return made(values, *target, **options)
 
-    monkeypatch.setattr(torch, "tensor", only_pinned)
+    monkeypatch.setattr(torch.Tensor, "to", only_pinned)
     decoded(ops, decodes)
     prefilled(ops, chunks)
 

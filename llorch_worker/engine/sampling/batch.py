@@ -32,19 +32,19 @@ class RandomRows:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """logit_bias of all rows as a list of cells: ``rows``, ``ids`` int64, ``values`` float32."""
+    """logit_bias of all rows as a list of ``cells`` of [rows * vocab], int64; ``values``
+    float32."""
 
-    rows: torch.Tensor
-    ids: torch.Tensor
+    cells: torch.Tensor
     values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Suppressions:
-    """Cells (``rows``, ``ids``) that are forbidden until a row has ``until`` tokens."""
+    """``cells`` of [rows * vocab] that are forbidden until their ``rows`` have ``until`` tokens."""
 
+    cells: torch.Tensor
     rows: torch.Tensor
-    ids: torch.Tensor
     until: torch.Tensor
     longest: int
 
@@ -159,33 +159,36 @@ class SamplingBatch:
         )
 
     def _biases(self, sequences: Rows[Sequence]) -> Biases | None:
+        vocab = self._vocab_size
         cells = [
-            (row, token_id, bias)
+            (row * vocab + token_id, bias)
             for row, sequence in enumerate(sequences)
             for token_id, bias in (sequence.request.logit_bias or {}).items()
         ]
         if not cells:
             return None
         return Biases(
-            rows=self._row([cell[0] for cell in cells]),
-            ids=self._row([cell[1] for cell in cells]),
-            values=on_device([cell[2] for cell in cells], torch.float32, self._device),
+            cells=self._row([cell for cell, _ in cells]),
+            values=on_device([bias for _, bias in cells], torch.float32, self._device),
         )
 
     def _suppressions(self, sequences: Rows[Sequence]) -> Suppressions | None:
+        vocab = self._vocab_size
         cells = [
-            (row, token_id, sequence.request.min_tokens)
+            (row * vocab + token_id, row, sequence.request.min_tokens)
             for row, sequence in enumerate(sequences)
             # A grammar's mask decides for itself where a text may end.
             if not sequence.constrained
             if sequence.generated_count < sequence.request.min_tokens
             for token_id in sorted(sequence.stop_ids)
+            # A model's file may name an end that has no logit: its cell would be the next row's.
+            if token_id < vocab
         ]
         if not cells:
             return None
         return Suppressions(
-            rows=self._row([cell[0] for cell in cells]),
-            ids=self._row([cell[1] for cell in cells]),
+            cells=self._row([cell[0] for cell in cells]),
+            rows=self._row([cell[1] for cell in cells]),
             until=self._row([cell[2] for cell in cells]),
             longest=max(cell[2] for cell in cells),
         )

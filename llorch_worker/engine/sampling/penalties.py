@@ -42,7 +42,9 @@ class Penalties:
         self._index_of = {row: index for index, row in enumerate(rows)}
         everyone = len(rows) == len(sequences)
         self._rows = None if everyone else on_device(rows, torch.int64, device)
-        self._indices = on_device(range(len(rows)), torch.int64, device)
+        # [penalised]: where each row begins in [penalised * vocab].
+        firsts = np.arange(len(rows)) * vocab_size
+        self._firsts = on_device(firsts, torch.int64, device)
         # [penalised] float32
         self._repetition, self._presence, self._frequency = on_device(
             [
@@ -127,13 +129,14 @@ class Penalties:
 
     def count(self, token_ids: torch.Tensor) -> None:
         """Counts the tokens that the step chose, ``token_ids`` [rows] int64."""
-        cells = (self._indices, token_ids if self._rows is None else token_ids[self._rows])
-        counts = self._counts[cells] + 1  # [penalised]
-        self._counts[cells] = counts
+        cells = self._firsts + (token_ids if self._rows is None else token_ids[self._rows])
+        counts = self._counts.view(-1)[cells].add_(1)  # [penalised]
+        self._counts.view(-1).index_copy_(0, cells, counts)
         if self._factors is not None:
-            self._factors[cells] = self._repetition
+            self._factors.view(-1).index_copy_(0, cells, self._repetition)
         if self._prices is not None:
-            self._prices[cells] = counts * self._frequency + self._presence
+            prices = counts.mul_(self._frequency).add_(self._presence)
+            self._prices.view(-1).index_copy_(0, cells, prices)
 
 
 def _penalised(sequence: Sequence) -> bool:

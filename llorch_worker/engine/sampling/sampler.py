@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import msgspec
 import numpy as np
 import torch
 from torch.nn.functional import pad
@@ -32,9 +33,8 @@ SEGMENT = 128
 """Tokens; near the square root of a vocabulary, so that both stages see about as many numbers."""
 
 
-# Not frozen, which would double what it takes to make one.
-@dataclass(slots=True)
-class RowLogprobs:
+# A struct, because each step makes one for each row.
+class RowLogprobs(msgspec.Struct, gc=False):
     """Log probabilities of one row under the model's own distribution. Nothing changes it."""
 
     chosen: float
@@ -244,30 +244,25 @@ def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, wanting: LogprobRows) -> 
 
 def _read_logprobs(logprobs: Logprobs) -> dict[int, RowLogprobs]:
     """Log probabilities by row."""
-    asked = zip(
-        logprobs.wanting.numbers,
-        logprobs.wanting.tops,
-        logprobs.chosen.tolist(),
-        logprobs.top_ids.tolist(),
-        logprobs.top.tolist(),
-        strict=True,
-    )
-    return {
-        row: RowLogprobs(logprob, row_ids[:top], row_values[:top])
-        for row, top, logprob, row_ids, row_values in asked
-    }
+    wanting = logprobs.wanting
+    ids, values = logprobs.top_ids.tolist(), logprobs.top.tolist()
+    if min(wanting.tops) < logprobs.top.shape[1]:
+        ids = [each[:top] for each, top in zip(ids, wanting.tops, strict=True)]
+        values = [each[:top] for each, top in zip(values, wanting.tops, strict=True)]
+    rows = map(RowLogprobs, logprobs.chosen.tolist(), ids, values)
+    return dict(zip(wanting.numbers, rows, strict=True))
 
 
 def _shape_logits(logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) -> None:
     """Applies logit_bias, min_tokens, penalties and masks, to greedy rows too, in place."""
     batch = draw.batch
     if batch.biases is not None:
-        logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
+        logits.view(-1).index_add_(0, batch.biases.cells, batch.biases.values)
     suppressed = batch.suppressions
     if suppressed is not None and min(draw.positions) < suppressed.longest:
-        rows, ids = suppressed.rows, suppressed.ids
-        short = positions[rows] < suppressed.until
-        logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
+        short = positions[suppressed.rows] < suppressed.until
+        cells, flat = suppressed.cells, logits.view(-1)
+        flat.index_copy_(0, cells, flat[cells].masked_fill(short, -torch.inf))
     if batch.penalties is not None:
         batch.penalties.take_over()
         batch.penalties.apply(logits)

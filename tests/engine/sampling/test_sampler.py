@@ -263,3 +263,13 @@ def test_parameters_too_small_for_float32_are_raised_to_the_lowest(
     logits[0, 7] = 9
     sequence = make_sequence([1, 3], seed=5, **fields)
     assert Sampler(VOCAB, CPU).sample(logits, [sequence]).token_ids == [token]
+
+
+def test_an_end_that_has_no_logit_forbids_no_token_of_another_row(
+    make_sequence: MakeSequence,
+) -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[1, 3] = 9
+    bounded = make_sequence(eos_ids=frozenset({VOCAB + 3}), min_tokens=5, temperature=0)
+    other = make_sequence(temperature=0)
+    assert Sampler(VOCAB, CPU).sample(logits, [bounded, other]).token_ids == [0, 3]
