@@ -39,9 +39,11 @@ class ContestantProcess:
         self.name = name
         self._log = tempfile.NamedTemporaryFile(prefix="llorch-bench-", suffix=".log")  # noqa: SIM115 - closed on exit
         self._connection, theirs = Pipe()
+        # A peer may lie in a folder of its own.
+        paths = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", SERVER, name, str(theirs.fileno())],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **thread_environment(terms.threads)},
+            env={**os.environ, "PYTHONPATH": paths, **thread_environment(terms.threads)},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             # Output of libraries would end up in our tables and documents.
