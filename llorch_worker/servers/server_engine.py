@@ -62,8 +62,9 @@ T = TypeVar("T")
 LOOK_S: Final = 1.0
 """How often the server is asked whether it lives, and whether it is back."""
 LOOK_TIMEOUT_S: Final = 5.0
-MOST_MISSED: Final = 3
-"""Looks in a row without an answer, after which a server that still listens is away."""
+HUNG_S: Final = 60.0
+"""How long a server that listens may answer no look, such as one whose processors are all busy:
+taking its jobs back would only make it compute them again."""
 CUT_TOGETHER_S: Final = 0.3
 """Answers that are cut within this time are cut by the server's end."""
 WANTED_S: Final = 0.2
@@ -465,28 +466,27 @@ class ServerEngine(Mortal):
         await self._asking.connection.close()
 
     async def _look(self) -> None:
-        missed = 0
+        heard_s = time.monotonic()
         while True:
             made = self._generated
             await asyncio.sleep(LOOK_S)
             self._made.append((time.monotonic(), self._generated))
             if self._generated > made:  # its tokens say that it lives
-                missed = 0
+                heard_s = time.monotonic()
                 continue
             try:
                 await self._asking.connection.ask("/health", timeout_s=LOOK_TIMEOUT_S)
-                missed = 0
+                heard_s = time.monotonic()
             except ServerAway as away:
                 self._die(_away(away), self._suspects() if away.ended else ())
             except Refusal as refusal:
-                missed = 0
+                heard_s = time.monotonic()
                 if refusal.status >= 500:
                     self._die(_away(refusal))
             except WrongAnswer:
-                missed = 0  # such as the word OK
+                heard_s = time.monotonic()  # such as the word OK
             except AnswerCut as error:
-                missed += 1
-                if missed >= MOST_MISSED:
+                if time.monotonic() - heard_s > HUNG_S:
                     self._die(_away(error))
             except Exception:  # without this task nobody sees that the server is away
                 logger.exception("the look at the server failed")

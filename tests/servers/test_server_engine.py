@@ -29,7 +29,7 @@ from llorch_worker.servers.answer import ChoiceSoFar
 from llorch_worker.servers.bodies import texts_of
 from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
 from llorch_worker.servers.pieces import Piece
-from llorch_worker.servers.server_engine import MOST_MISSED, Address, ServerEngine
+from llorch_worker.servers.server_engine import Address, ServerEngine
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.engine_loader import EngineLoader
@@ -285,20 +285,40 @@ def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn
     engine.close()
 
 
-def test_a_server_without_a_health_page_is_away_after_cut_looks_in_a_row_only(
+def test_a_busy_server_is_away_once_it_has_answered_no_look_for_so_long(
     vllm: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
 
-    async def cut_and_refuse(*_: object, **__: object) -> None:
+    async def cut(*_: object, **__: object) -> None:
         nonlocal looks
         looks += 1
-        raise AnswerCut("cut") if looks % MOST_MISSED else Refusal(404, "no such page")
+        raise AnswerCut("cut")
 
     monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
     with engine_at(vllm) as engine:
-        monkeypatch.setattr(engine._asking.connection, "ask", cut_and_refuse)
-        wait_until(lambda: looks > 4 * MOST_MISSED or not engine.healthy)
+        monkeypatch.setattr(engine._asking.connection, "ask", cut)
+        wait_until(lambda: looks > 20 or not engine.healthy)
+        assert engine.healthy, "however many looks those were"
+        monkeypatch.setattr(server_engine, "HUNG_S", 0.1)
+        wait_until(lambda: not engine.healthy)
+
+
+def test_a_server_without_a_health_page_is_not_away(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    async def refuse(*_: object, **__: object) -> None:
+        nonlocal looks
+        looks += 1
+        raise Refusal(404, "no such page")
+
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
+    with engine_at(vllm) as engine:
+        monkeypatch.setattr(engine._asking.connection, "ask", refuse)
+        monkeypatch.setattr(server_engine, "HUNG_S", 0.0)
+        wait_until(lambda: looks > 9 or not engine.healthy)
         assert engine.healthy
 
 
