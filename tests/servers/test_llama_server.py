@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from celery import chain, chord, group
 
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, GenerationRequest
 from llorch_worker.servers.server_engine import Address, ServerEngine
+from tests.servers.canvas import run_canvas
 from tests.servers.test_server_workers import read_by
 from tests.services import (
     LOCALHOST,
@@ -86,16 +86,7 @@ def test_a_stock_producers_canvas_runs_at_llama_server(
         card = worker.card()
         assert card is not None
         assert (card.device, card.max_sequences) == ("llama-server", SLOTS + 1)
-        kwargs = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
-        each = app.signature("llorch.generate", kwargs=kwargs, queue=f"llorch.{MODEL}")
-        results = group(each.clone() for _ in range(JOBS))().get(timeout=150)
-        assert len({result["text"] for result in results}) == 1
-        assert {result["usage"]["completion"] for result in results} == {5}
-        step = each.clone()
-        step.set_immutable(True)
-        end = chord([chain(step, step.clone()), chain(step, step.clone())], step).apply_async()
-        assert end.get(timeout=150)["text"] == results[0]["text"]
-        assert len(end.parent.results) == 2
+        run_canvas(app, MODEL, JOBS)
 
 
 def test_a_cancelled_job_frees_its_slot_within_a_second(

@@ -6,10 +6,12 @@ Skipped unless ``LLORCH_TEST_VLLM`` is a command line of ``vllm``, such as that 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +19,14 @@ import pytest
 
 from llorch_worker.client import Client
 from llorch_worker.contract import (
+    Cancelled,
     ContextLengthExceeded,
     GenerationRequest,
     InvalidRequest,
     read_journal,
 )
 from llorch_worker.servers.server_engine import Address, ServerEngine
+from tests.servers.canvas import run_canvas
 from tests.servers.test_server_workers import read_by
 from tests.services import (
     LOCALHOST,
@@ -31,11 +35,15 @@ from tests.services import (
     begun,
     free_port,
     running_worker,
+    stock_app,
     tethered,
 )
+from tests.sizes import sized
+from tests.waiting import wait_until
 
 COMMAND = shlex.split(os.environ.get("LLORCH_TEST_VLLM", ""))
 MODEL = "toy"
+JOBS = sized(24, 200)
 pytestmark = [
     pytest.mark.lacks("needs LLORCH_TEST_VLLM", when=not COMMAND),
     pytest.mark.timeout(900),
@@ -119,6 +127,32 @@ def test_what_vllm_refuses_is_said_without_the_prompt(engine: ServerEngine) -> N
     with pytest.raises(InvalidRequest, match="logit_bias") as raised:
         engine.submit(asked(logit_bias={10**6: 1.0})).result()
     assert "Once" not in str(raised.value)
+
+
+def test_a_stock_producers_canvas_runs_at_vllm_and_a_cancel_reaches_it(
+    server: VllmServer, own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    def running() -> str:
+        with urllib.request.urlopen(server.url.replace("/v1", "/metrics")) as page:
+            (line,) = re.findall(rb"^vllm:num_requests_running{.*} (\S+)$", page.read(), re.M)
+        return line.decode()
+
+    with (
+        running_worker(own_server.url, tmp_path, app=REAL_APP, engine_url=server.url, model=MODEL),
+        stock_app(own_server.url) as app,
+    ):
+        run_canvas(app, MODEL, JOBS)
+        job = own_client.submit(model=MODEL, prompt="Once", max_tokens=400, ignore_eos=True)
+        begun(job).cancel()
+        with pytest.raises(Cancelled):
+            job.result(timeout=60)
+        wait_until(lambda: running() == "0.0")
+
+
+def test_log_probabilities_are_refused_by_name_and_ids_are_told(engine: ServerEngine) -> None:
+    with pytest.raises(InvalidRequest, match="logprobs is not done by vLLM"):
+        engine.submit(asked(logprobs=2))
+    assert len(engine.submit(asked(ignore_eos=True)).result().choices[0].token_ids) == 8
 
 
 def test_a_job_survives_vllms_death(
