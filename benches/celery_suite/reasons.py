@@ -15,6 +15,7 @@ HIDDEN = "inspect and logs show the sizes of arguments and never the arguments"
 QUEUES = "a worker serves the queues of its model, by their names"
 DUE = "a job with an ETA waits in Redis; a worker gets it when it is due, without the ETA"
 ONE_TTL = "LLORCH_RESULT_TTL_S holds for every result, failures included"
+BYTES = "the backend's connection gives bytes, whatever decode_responses in its URL says"
 
 _REASONS = {
     r"(canvas|tasks)\.py.*(replace|_retr[iy]|second_order|test_complex_chain)": ONE_ID,
@@ -29,6 +30,7 @@ _REASONS = {
     r"test_active_queues": QUEUES,
     r"test_scheduled|test_group_or_task_countdown": DUE,
     r"test_failure_expires": ONE_TTL,
+    r"test_decode_responses": BYTES,
 }
 
 

@@ -116,7 +116,8 @@ end
 local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
 
 -- The class behind others whose first job has waited longest, if that is as long as the rule of age says. In so much
--- time one job of a class goes first, not each that is old.
+-- time one job of a class goes first, not each that is old. It is the next by fair shares, which need not be the oldest:
+-- of an older one's tenant more went before.
 local function class_of_age()
   local oldest, oldest_ms
   for i = 2, #classes do
