@@ -24,6 +24,10 @@ DrafterChoice = Literal["auto", "off", "lookup", "suffix"]
 other rows change no bit, ``off`` elsewhere. A load plan chooses; an engine made from parts has no
 drafts then."""
 
+PoolingChoice = Literal["last", "mean", "cls", "rank"]
+"""How vectors are made of a text's tokens; ``rank``: none are, but scores, by the yes and no of a
+model that judges a pair."""
+
 SEQUENCES: Final = {"cpu": 16, "cuda": 256, "server": 16}
 STEP_TOKENS: Final = {"cpu": 512, "cuda": 8192}
 """The defaults by kind of device. A card computes a step of many tokens as fast as one of few, as
@@ -50,6 +54,7 @@ class EngineOptions:
     drafter: DrafterChoice = "auto"
     suffix_bytes: int = 8 * 2**20
     low_waits_at_most_s: float = 60.0
+    pooling: PoolingChoice | None = None
     memory_bytes: int | None = None
     """The most memory of the device to take; None: what is free. No setting: engines of one worker
     share what was free before the first."""

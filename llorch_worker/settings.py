@@ -31,6 +31,7 @@ from llorch_worker.engine_options import (
     EngineOptions,
     KernelChoice,
     KvDtype,
+    PoolingChoice,
     PrefixSharing,
 )
 
@@ -186,6 +187,10 @@ class Settings(BaseSettings):
     """Reuse KV blocks for prompts with a common prefix."""
     prefix_sharing: PrefixSharing = "all"
     """Whose prompts share these blocks: ``all`` jobs', or those of each ``tenant`` apart."""
+    pooling: PoolingChoice | None = None
+    """How vectors are made of a text's tokens where the model's files do not say: ``last``,
+    ``mean`` or ``cls``. A model that generates makes vectors alone then. ``rank``: a folder
+    of Qwen3-Reranker scores pairs."""
     placement: bool = True
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,15 @@ class PagedKV:
                 layers[layer] = self.groups[index].part(place)
         self.layers = [layers[layer] for layer in range(shape.num_layers)]
         """Views of each layer's part."""
+
+    @classmethod
+    def of_one_layer(cls, shape: CacheShape, count: int) -> PagedKV:
+        """``count`` blocks that all layers write to in turn, for sequences that one pass computes
+        whole: no layer reads what an earlier one wrote."""
+        one = cls(replace(shape, num_layers=1, windows=()), [count])
+        one.layers *= shape.num_layers
+        one.group_of *= shape.num_layers
+        return one
 
     @staticmethod
     def slot_bytes(shape: CacheShape, layers: int | None = None) -> dict[str, int]:

@@ -227,10 +227,9 @@ def model_file(settings: Settings) -> Iterator[Check]:
     """Does the model's metadata load, and does the model fit? A missing device skips the latter."""
     if extras.missing_modules("worker"):
         return
-    from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
+    from llorch_worker.engine.memory.encoder_plan import EncoderPlan, is_for_texts, plan_encoder
     from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
     from llorch_worker.intake.process import IntakeProcess
-    from llorch_worker.model.encoder.config import is_encoder
     from llorch_worker.weights import open_checkpoint
     from llorch_worker.weights.contents import stored_numbers
 
@@ -241,7 +240,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
     plan: LoadPlan | EncoderPlan
     try:
         checkpoint = open_checkpoint(settings.model)
-        if is_encoder(checkpoint):
+        if is_for_texts(checkpoint, options):
             plan = plan_encoder(checkpoint, options)
         else:
             plan = plan_load(settings.model, options, checkpoint)

@@ -44,16 +44,15 @@ def inspect(
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.cli.inspect_encoder import show_encoder
-    from llorch_worker.engine.memory.encoder_plan import plan_encoder
+    from llorch_worker.engine.memory.encoder_plan import is_for_texts, plan_encoder
     from llorch_worker.engine.memory.load_plan import plan_load
     from llorch_worker.intake.process import IntakeProcess
-    from llorch_worker.model.encoder.config import is_encoder
     from llorch_worker.weights import open_checkpoint
 
     settings = settings.model_copy(update={"model": model_path(path)})
     checkpoint = open_checkpoint(settings.model)
     plan: LoadPlan | EncoderPlan
-    if is_encoder(checkpoint):
+    if is_for_texts(checkpoint, settings.engine_options):
         plan = plan_encoder(checkpoint, settings.engine_options)
         show_encoder(screen, settings, plan)
     else:

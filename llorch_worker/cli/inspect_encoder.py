@@ -61,7 +61,7 @@ def _document(settings: Settings, plan: EncoderPlan) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "heads": config.num_heads,
-        "context_tokens": config.longest_text,
+        "context_tokens": plan.longest_context,
         "vocab_size": config.vocab_size,
         "pooling": plan.pooling and asdict(plan.pooling),
         "tasks": plan.tasks,

@@ -28,6 +28,7 @@ WORKER_SETTINGS = (
     "kv_cache_bytes",
     "prefix_caching",
     "drafter",
+    "pooling",
 )
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 

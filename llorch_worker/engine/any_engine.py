@@ -7,8 +7,8 @@ from typing import Any
 
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
 from llorch_worker.engine.engine import Engine
+from llorch_worker.engine.memory.encoder_plan import is_for_texts
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.model.encoder.config import is_encoder
 from llorch_worker.weights import open_checkpoint
 
 
@@ -19,7 +19,9 @@ class AnyEngine:
     def load(
         path: str | Path, options: EngineOptions | None = None, **others: Any
     ) -> Engine | EmbeddingEngine:
-        """An :class:`.EmbeddingEngine` of an encoder, else an :class:`.Engine`; see there."""
+        """An :class:`.EmbeddingEngine` of a model for texts alone, else an :class:`.Engine`; see
+        there."""
         checkpoint = open_checkpoint(Path(path))
-        kind = EmbeddingEngine if is_encoder(checkpoint) else Engine
+        options = options or EngineOptions()
+        kind = EmbeddingEngine if is_for_texts(checkpoint, options) else Engine
         return kind.load(path, options, checkpoint=checkpoint, **others)

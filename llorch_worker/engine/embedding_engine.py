@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import (
     AnyTextsRequest,
     EmbedRequest,
@@ -21,7 +22,12 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
-from llorch_worker.engine.loading import misplaced_tensors, part_of_load, resident_tensors
+from llorch_worker.engine.loading import (
+    load_weights,
+    misplaced_tensors,
+    part_of_load,
+    resident_tensors,
+)
 from llorch_worker.engine.memory.compute_device import visible_cards
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
 from llorch_worker.engine.texts_core import TextsCore
@@ -31,7 +37,9 @@ from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.intake.texts import PreparedTexts, prepare_texts
 from llorch_worker.kernels.openmp import cpu_threads, end_own_threads
-from llorch_worker.model.encoder import Encoder, EncoderConfig, Pooling, Texts
+from llorch_worker.model.encoder import Encoder, EncoderConfig, Texts
+from llorch_worker.model.encoder.decoder import DecoderOfTexts, cache_of_texts, load_head
+from llorch_worker.model.encoder.decoder_rule import asks_as_qwen3
 from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -48,7 +56,7 @@ class EmbeddingEngine(ThreadedEngine):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | DecoderOfTexts,
         tokenizer: Tokenizer,
         plan: EncoderPlan,
         *,
@@ -60,7 +68,6 @@ class EmbeddingEngine(ThreadedEngine):
     ) -> None:
         """Made by :meth:`load`."""
         options = plan.options
-        self.config: EncoderConfig = encoder.config
         self.tokenizer = tokenizer
         self.pooling = plan.pooling
         self.model_name = model_name
@@ -70,14 +77,15 @@ class EmbeddingEngine(ThreadedEngine):
             model_name=model_name,
             fingerprint=fingerprint,
             arithmetic=f"{plan.device.type} {plan.kept_as}",
-            max_context=self.config.longest_text,
+            max_context=plan.longest_context,
             max_sequences=options.sequences,
-            vocab_size=self.config.vocab_size,
+            vocab_size=plan.config.vocab_size,
             device=str(plan.device),
             card_uuids=visible_cards(plan.device),
             tasks=plan.tasks,
-            width=1 if plan.pooling is None else self.config.hidden_size,
+            width=1 if plan.pooling is None else plan.config.hidden_size,
             scores_pairs=plan.pooling is None,
+            asks_as_qwen3=plan.graph is not None and asks_as_qwen3(plan.checkpoint),
         )
         self._weight_bytes = sum(
             tensor.untyped_storage().nbytes() for _, tensor in resident_tensors(encoder)
@@ -109,13 +117,11 @@ class EmbeddingEngine(ThreadedEngine):
         around: Callable[[], AroundTurns] | None = None,
         board: Board | None = None,
         outlet: Outlet | None = None,
-        pooling: Pooling | None = None,
         checkpoint: Checkpoint | None = None,
         **changed: Any,
     ) -> Self:
         """An engine of a GGUF file, a folder or ``hf:...``; see :meth:`.Engine.load`.
 
-        ``pooling`` is for files that name no rule, and goes before one that they name.
         ``checkpoint``: the file, if it is open.
 
         Raises:
@@ -125,17 +131,16 @@ class EmbeddingEngine(ThreadedEngine):
             torch.set_num_threads(num_threads)
         options = replace(options or EngineOptions(), **changed)
         checkpoint = checkpoint or open_checkpoint(Path(path))
-        plan = plan_encoder(checkpoint, options, pooling)
+        plan = plan_encoder(checkpoint, options)
         if plan.misfit is not None:
             raise ModelLoadFailed(plan.misfit)
-        device, dtype, weights_bytes = plan.device, plan.dtype, plan.weights_bytes
+        device, weights_bytes = plan.device, plan.weights_bytes
         use_device(device)
         tokenizer = load_tokenizer(checkpoint)
         if progress is not None:
             progress(0, weights_bytes)
         with part_of_load("the weights", device, weights_bytes):
-            linears = select_linears(device, dtype, options.kernels)
-            encoder = Encoder.load(checkpoint, plan.config, linears, dtype=dtype, device=device)
+            encoder = _load_encoder(plan, tokenizer)
         end_own_threads()
         if progress is not None:
             progress(weights_bytes, weights_bytes)
@@ -162,7 +167,7 @@ class EmbeddingEngine(ThreadedEngine):
 
     def warm_up(self) -> None:
         """Computes a step of the longest texts."""
-        tokens = self.config.longest_text
+        tokens = self._plan.longest_context
         count = max(1, self._plan.options.step_tokens // tokens)
         self._thread.call(
             lambda: self._compute(
@@ -255,3 +260,30 @@ class EmbeddingEngine(ThreadedEngine):
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of the model that are not on the engine's device."""
         return misplaced_tensors({"weights": self._encoder}, self._plan.device)
+
+
+def _load_encoder(plan: EncoderPlan, tokenizer: Tokenizer) -> Encoder | DecoderOfTexts:
+    device, dtype, graph = plan.device, plan.dtype, plan.graph
+    if graph is None:
+        assert isinstance(plan.config, EncoderConfig)
+        linears = select_linears(device, dtype, plan.options.kernels)
+        return Encoder.load(plan.checkpoint, plan.config, linears, dtype=dtype, device=device)
+    model = load_weights(graph)
+    head = None
+    if plan.head is not None:
+        answers = yes_and_no(plan.checkpoint, tokenizer)
+        head = load_head(plan.head, plan.checkpoint, model, answers)
+    # Tables alone: it has no KV blocks.
+    tables = UnifiedCache.allocate(graph.shape, 0)
+    return DecoderOfTexts(model, cache_of_texts(tables, plan.cell_tokens), head)
+
+
+def yes_and_no(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:
+    """The tokens by which a model judges. Raises ModelLoadFailed if they are no single ones."""
+    ids = [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
+    if any(len(each) != 1 for each in ids):
+        raise ModelLoadFailed(
+            f"{checkpoint.path}: yes and no are no single tokens of its vocabulary, so no score "
+            "comes of them."
+        )
+    return ids[0][0], ids[1][0]

@@ -56,6 +56,8 @@ class ModelFacts:
     """Numbers of a vector; 0 if it makes none."""
     scores_pairs: bool = False
     """Whether a head scores pairs of texts."""
+    asks_as_qwen3: bool = False
+    """Whether texts are put to it in the words of Qwen3-Embedding and Qwen3-Reranker."""
 
     @property
     def limits(self) -> Limits:
@@ -67,6 +69,7 @@ class ModelFacts:
             self.drafts,
             self.width,
             self.scores_pairs,
+            self.asks_as_qwen3,
         )
 
 

@@ -85,7 +85,7 @@ def load_as_planned(
     Raises ``ModelLoadFailed`` if memory does not suffice or the weights are damaged.
     """
     device = plan.device
-    model = _load_weights(plan, progress)
+    model = load_weights(plan, progress)
     # The caller has loaded the tokenizer: what is free now is free beside it.
     free = free_bytes(device)
     if (most := plan.options.memory_bytes) is not None:
@@ -120,7 +120,8 @@ def load_as_planned(
     return loaded
 
 
-def _load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None) -> Transformer:
+def load_weights(plan: LoadPlan, progress: Callable[[int, int], None] | None = None) -> Transformer:
+    """The weights as planned. Raises ``ModelLoadFailed``."""
     ops = plan.kernels.ops
     logger.info(
         "kernels: %s for %s on %s: %s", ops.name, plan.dtype, plan.device, plan.kernels.reason

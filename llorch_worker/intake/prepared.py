@@ -33,7 +33,8 @@ _NO_PROMPT = (0,)
 class Limits:
     """What a loaded model bounds. ``vocab_size``: the number of its logits; ``pool_tokens``: the
     capacity of all KV blocks; ``drafts``: whether predictions are of use; ``width``: of vectors;
-    ``scores_pairs``: whether a head scores pairs of texts."""
+    ``scores_pairs``: whether a head scores pairs of texts; ``asks_as_qwen3``: see
+    :class:`.ModelFacts`."""
 
     vocab_size: int
     max_context: int
@@ -41,6 +42,7 @@ class Limits:
     drafts: bool = True
     width: int = 0
     scores_pairs: bool = False
+    asks_as_qwen3: bool = False
 
 
 @dataclass(frozen=True, slots=True)

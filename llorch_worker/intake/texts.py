@@ -21,6 +21,14 @@ from llorch_worker.intake.prepared import Limits
 from llorch_worker.text import Tokenizer, TooManyTokens
 
 _INT = "i"
+_JUDGING = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+"""What Qwen3-Reranker's card puts around a pair, and what it asks for by default."""
+_JUDGED_BY = "Given a web search query, retrieve relevant passages that answer the query"
 _LEFT_OUT: Mapping[str, Any] = dict.fromkeys(
     ("input", "query", "documents", "text_1", "text_2", "instruction", "metadata")
 )
@@ -79,6 +87,8 @@ def prepare_texts(request: AnyTextsRequest, tokenizer: Tokenizer, limits: Limits
     if isinstance(request, EmbedRequest):
         texts = encoder.texts("input", request.input, request.instruction)
         encoder.faults += _too_large(request, limits.width)
+    elif limits.scores_pairs and limits.asks_as_qwen3:
+        texts = encoder.judged()
     elif limits.scores_pairs:
         texts, seconds = encoder.pairs()
     else:
@@ -127,7 +137,7 @@ class _Encoder:
                 self._refuse(field, f"must be at most {most} tokens: texts alone are cut", len(ids))
                 return ids
         else:
-            ids = self._inside(field, (instruction or "") + text)
+            ids = self._inside(field, self._told(instruction) + text)
             around = len(self._before) + len(self._behind)
             if self._request.truncate:
                 ids = ids[: most - around]
@@ -135,6 +145,39 @@ class _Encoder:
         if len(ids) > most:
             self._refuse(field, f"must be at most {most} tokens, or truncate true", len(ids))
         return ids
+
+    def _told(self, instruction: str | None) -> str:
+        """What says what a text is for."""
+        if instruction is None or not self._limits.asks_as_qwen3:
+            return instruction or ""
+        return f"Instruct: {instruction}\nQuery:"
+
+    def judged(self) -> list[list[int]]:
+        """The ids of each pair in a question that yes or no answers, as Qwen3-Reranker's card has
+        it."""
+        (name, queries), (other, documents) = _groups(self._request)
+        before, behind = (
+            self._tokenizer.encode(part, add_special_tokens=False, parse_special=True)
+            for part in _JUDGING
+        )
+        room = self._limits.max_context - len(before) - len(behind)
+        if len(queries) == 1:
+            queries = [*queries] * len(documents)
+        asked = self._request.instruction or _JUDGED_BY
+        texts = []
+        for at, (query, document) in enumerate(zip(queries, documents, strict=True)):
+            field = f"{other}.{at}"
+            query = self._as_text(name if name == "query" else f"{name}.{at}", query)
+            document = self._as_text(field, document)
+            text = f"<Instruct>: {asked}\n<Query>: {query}\n<Document>: {document}"
+            ids = self._inside(field, text)
+            if self._request.truncate:
+                ids = ids[:room]
+            if len(ids) > room:
+                rule = f"must be at most {room} tokens with {name}, or truncate true"
+                self._refuse(field, rule, len(ids))
+            texts.append([*before, *ids, *behind])
+        return texts
 
     def pairs(self) -> tuple[list[list[int]], list[int]]:
         """The ids of each pair of texts in one, as BERT's cross-encoders want it, and where the
@@ -160,11 +203,14 @@ class _Encoder:
         return pairs, begins
 
     def _part(self, field: str, text: Text, before: str = "") -> list[int]:
-        if not isinstance(text, str):
-            rule = "must be a text: this model reads pairs"
-            self.faults.append(Fault(field=field, rule=rule, got=describe(text)))
-            return []
-        return self._inside(field, before + text)
+        return self._inside(field, before + self._as_text(field, text))
+
+    def _as_text(self, field: str, text: Text) -> str:
+        if isinstance(text, str):
+            return text
+        rule = "must be a text: this model reads pairs"
+        self.faults.append(Fault(field=field, rule=rule, got=describe(text)))
+        return ""
 
     def _inside(self, field: str, text: str) -> list[int]:
         # A text that is cut is tokenised whole.

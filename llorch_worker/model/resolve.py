@@ -8,6 +8,7 @@ from llorch_worker.cache.rope_tables import inverse_frequencies
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import Graph, ModelConfig
 from llorch_worker.model.encoder.config import is_encoder
+from llorch_worker.model.encoder.decoder_rule import HEAD_ENDINGS, HEADS
 from llorch_worker.model.families import BY_GGUF, BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from llorch_worker.model.families.family import sliding_layers
 from llorch_worker.model.reader import Reader
@@ -19,14 +20,20 @@ _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
 _SCALES = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale")
 
 
-def resolve_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a model file.
+def resolve_config(checkpoint: Checkpoint, *, generates: bool = True) -> ModelConfig:
+    """The configuration of a model file. ``generates``: whether its output matrix is needed; else
+    vectors or scores are made of what this would read, and a head may stand in its place.
 
     Raises ModelLoadFailed, with the reason, for any model whose graph is not one of ``families``.
     """
     gguf = checkpoint.layout == "gguf"
-    config = _from_gguf(checkpoint) if gguf else _from_hugging_face(checkpoint)
-    _check(config, checkpoint)
+    endings = ("ForCausalLM",) if generates else ("ForCausalLM", "Model", *HEAD_ENDINGS)
+    config = _from_gguf(checkpoint) if gguf else _from_hugging_face(checkpoint, endings)
+    if not generates:
+        # The embedding stands in for the matrix, and takes no memory where it may be shared.
+        tied = config.tie_word_embeddings or OUTPUT not in checkpoint.tensors
+        config = replace(config, tie_word_embeddings=tied)
+    _check(config, checkpoint, beside=() if generates else HEADS)
     return config
 
 
@@ -87,18 +94,20 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     )
 
 
-def _from_hugging_face(checkpoint: Checkpoint) -> ModelConfig:
+def _from_hugging_face(checkpoint: Checkpoint, endings: tuple[str, ...]) -> ModelConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     family = _family(checkpoint, "model_type", BY_MODEL_TYPE)
     defaults = family.defaults.get(str(metadata["model_type"]), {})
     read = Reader(path, {**defaults, **metadata})
     named = metadata.get("architectures") or []
     for architecture in named if isinstance(named, list) else [named]:
-        if not str(architecture).endswith("ForCausalLM"):
+        if not str(architecture).endswith(endings):
             raise read.refused(
                 f"its architecture is {architecture}",
                 "a model with no language model head cannot generate",
             )
+    read.refuse_unless("is_causal", (True,), "this graph is causal")
+    read.refuse_unless("use_bidirectional_attention", (False,), "this graph is causal")
     for key in ("attention_bias", "mlp_bias"):
         read.refuse_unless(key, (False,), "biases are not supported")
     read.refuse_unless("tie_word_embeddings", (True, False), "it must be true or false")
@@ -168,7 +177,7 @@ def _rotates(config: ModelConfig) -> bool:
     )
 
 
-def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
+def _check(config: ModelConfig, checkpoint: Checkpoint, beside: tuple[str, ...]) -> None:
     """Raise ModelLoadFailed unless the numbers agree with each other and with the tensors."""
     problem = None
     partial = BY_NAME[config.family].partial_rotation
@@ -190,7 +199,7 @@ def _check(config: ModelConfig, checkpoint: Checkpoint) -> None:
     elif min(factors, default=1.0) <= 0:
         problem = f"a RoPE factor is {min(factors)}, but must be positive"
     if problem is None:
-        check_tensors(checkpoint, config)  # also that a head is no larger than the file
+        check_tensors(checkpoint, config, beside)  # also that a head is no larger than the file
         if not _rotates(config):
             problem = "its RoPE rotates by angles that are no finite numbers"
     if problem:

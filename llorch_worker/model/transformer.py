@@ -82,10 +82,22 @@ class Transformer:
 
         Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
         """
+        return self.finish(batch, *self._through_layers(batch, cache))
+
+    @torch.inference_mode()
+    def states(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        """As :meth:`forward`, but what the output matrix would read of each token: [tokens, hidden]
+        in the compute dtype."""
+        states, _ = self.final_norm.after(*self._through_layers(batch, cache))
+        return states
+
+    def _through_layers(
+        self, batch: RaggedBatch, cache: UnifiedCache
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         step = self.begin(batch, cache)
         if self.native is not None:
-            return self.finish(batch, *step.through(self.native, self._embedded(batch.token_ids)))
-        return self.finish(batch, *self.through_blocks(batch.token_ids, step))
+            return step.through(self.native, self._embedded(batch.token_ids))
+        return self.through_blocks(batch.token_ids, step)
 
     def begin(self, batch: RaggedBatch, cache: UnifiedCache) -> ForwardPass:
         """The pass of ``batch``, before the first layer."""

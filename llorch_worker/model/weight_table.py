@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -216,12 +216,15 @@ def check_tie(checkpoint: Checkpoint, config: ModelConfig) -> None:
         )
 
 
-def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others.
+def check_tensors(
+    checkpoint: Checkpoint, config: ModelConfig, beside: Collection[str] = ()
+) -> None:
+    """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others but those
+    ``beside`` them.
 
     Ignoring a tensor that the graph does not use (a bias, an expert) would change the results.
     """
-    known: set[str] = set()
+    known: set[str] = {*beside}
     for weight in all_weights(config):
         for part in weight.parts:
             known.add(part.name)

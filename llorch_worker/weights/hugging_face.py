@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ from llorch_worker.weights.rope_order import RopeOrder
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED = {"I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_INSIDE, _BARE = "model.", "embed_tokens.weight"
+"""What a model with a head puts before the names of its decoder's tensors, and one of these."""
 _DESCRIPTIONS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
     "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -70,6 +72,15 @@ class HuggingFaceCheckpoint(Checkpoint):
                     f"{path / file_name} lacks tensor {name}, which {_INDEX} says it holds; "
                     "download the model again."
                 )
+        # Saved without a head, as folders of sentence-transformers are.
+        self._is_bare = _BARE in self.tensors
+        if self._is_bare:
+            self._stored = {_INSIDE + name: each for name, each in self._stored.items()}
+            named = [replace(each, name=_INSIDE + each.name) for each in self.tensors.values()]
+            self.tensors = {each.name: each for each in named}
+
+    def stored_name(self, name: str) -> str:
+        return name.removeprefix(_INSIDE) if self._is_bare else name
 
     def _index(self, file: ModelFile, weight_map: Mapping[str, str]) -> None:
         """``weight_map``: the file of each tensor, for those that files of one model share."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import psutil
 import torch
 
+from llorch_worker.cache import PagedKV, UnifiedCache
 from llorch_worker.contract import EmbedRequest, ModelLoadFailed, RerankRequest, ScoreRequest
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.quantities import human_bytes
@@ -18,10 +19,13 @@ from llorch_worker.engine.memory.compute_device import (
     resolve_device,
     resolve_dtype,
 )
-from llorch_worker.engine.memory.load_plan import vocabulary_bytes
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_graph, vocabulary_bytes
+from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.model import ModelConfig, resolve_config
 from llorch_worker.model.encoder import EncoderConfig, Pooling, resolve_encoder
-from llorch_worker.model.encoder.config import is_encoder
+from llorch_worker.model.encoder.config import is_encoder, longest_of_folder
+from llorch_worker.model.encoder.decoder_rule import HeadKind, own_rule, rule_of
 from llorch_worker.weights import Checkpoint
 from llorch_worker.weights.contents import stored_numbers
 
@@ -31,7 +35,9 @@ class EncoderPlan:
     """The decisions of :func:`plan_encoder`."""
 
     checkpoint: Checkpoint
-    config: EncoderConfig
+    config: EncoderConfig | ModelConfig
+    longest_context: int
+    """The most tokens of a text."""
     pooling: Pooling | None
     """None for a model whose head scores pairs."""
     device: torch.device
@@ -41,6 +47,10 @@ class EncoderPlan:
     """Memory of Python and its libraries before the load; 0 on a card."""
     free_bytes: int
     """Free on the device before the load."""
+    graph: LoadPlan | None = None
+    """How a decoder is kept; None of an encoder."""
+    head: HeadKind | None = None
+    """Of a decoder that scores."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -49,26 +59,42 @@ class EncoderPlan:
         return scores if self.pooling is None else (EmbedRequest.task, *scores)
 
     @property
-    def longest_context(self) -> int:
-        """The most tokens of a text."""
-        return self.config.longest_text
-
-    @property
     def kept_as(self) -> str:
         """The type in memory."""
-        return str(self.dtype).removeprefix("torch.")
+        return str(self.dtype).removeprefix("torch.") if self.graph is None else self.graph.kept_as
 
     @cached_property
     def weights_bytes(self) -> int:
         """At most: matrices of a quantised file may stay in fewer bits."""
+        if self.graph is not None:
+            return self.graph.weights_bytes
         return stored_numbers(self.checkpoint) * self.dtype.itemsize
 
     @property
     def workspace_bytes(self) -> int:
-        """What a step takes: a few rows of numbers for each token."""
-        tokens = max(self.options.step_tokens, self.config.longest_text)
+        """What a step takes: a few rows of numbers for each token, and a decoder's cells and
+        tables."""
+        tokens = self.step_tokens
+        if self.graph is not None:
+            shape = self.graph.shape
+            cells = PagedKV.slot_bytes(shape, 1)["kv"] * self.cell_tokens
+            tables = sum(UnifiedCache.required_bytes(shape, 0).values())
+            sizes = {"max_sequences": 1, "max_step_tokens": tokens}
+            step = workspace_bytes(self.graph.config, shape, self.graph.kernels.ops, **sizes)
+            return step + cells + tables
         numbers = 8 * self.config.hidden_size + 3 * self.config.intermediate_size
         return tokens * numbers * self.dtype.itemsize
+
+    @property
+    def step_tokens(self) -> int:
+        """The most of a step: of several texts, or of one that is longer."""
+        return max(self.options.step_tokens, self.longest_context)
+
+    @property
+    def cell_tokens(self) -> int:
+        """For how many tokens a decoder has cells: texts of a block or more always fit, though each
+        begins a block of its own."""
+        return max(2 * self.options.step_tokens, self.longest_context)
 
     @property
     def vocabulary_bytes(self) -> int:
@@ -95,39 +121,74 @@ class EncoderPlan:
         )
 
 
-def plan_encoder(
-    checkpoint: Checkpoint, options: EngineOptions, pooling: Pooling | None = None
-) -> EncoderPlan:
-    """The plan for a load with these options. ``pooling`` goes before the rule of the files.
+def is_for_texts(checkpoint: Checkpoint, options: EngineOptions) -> bool:
+    """Whether the model makes vectors or scores alone: an encoder, or a decoder whose files or
+    options say what is made of its states.
+
+    Raises ModelLoadFailed if they say what is not done here.
+    """
+    return is_encoder(checkpoint) or options.pooling is not None or own_rule(checkpoint) is not None
+
+
+def plan_encoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan:
+    """The plan for a load with these options. Their ``pooling`` is for files that name no rule.
 
     Raises:
         InvalidLoadOption: an option is out of its range.
-        ModelLoadFailed: the file is no encoder, is not done here, or nobody says how vectors are
-            made of its tokens.
+        ModelLoadFailed: the file is not done here, or nobody says how vectors are made of its
+            tokens.
     """
     if not is_encoder(checkpoint):
-        raise ModelLoadFailed(
-            f"{checkpoint.path} is no encoder; vectors need a model of the family bert."
-        )
+        return _plan_decoder(checkpoint, options)
     device = resolve_device(options.device)
     check_kernels(options.kernels, device)
     config = _within(resolve_encoder(checkpoint), options)
-    pooling = pooling or config.pooling
+    pooling = config.pooling
     if pooling is None and not config.labels:
-        raise ModelLoadFailed(
-            f"{checkpoint.path} does not say how vectors are made of its tokens; name a "
-            "pooling: mean, cls or last."
-        )
+        if options.pooling is None or options.pooling == "rank":
+            raise _no_rule(checkpoint)
+        pooling = Pooling(options.pooling)
     parameters = stored_numbers(checkpoint)
     return EncoderPlan(
         checkpoint=checkpoint,
         config=config,
+        longest_context=config.longest_text,
         pooling=None if config.labels else pooling,
         device=device,
         dtype=resolve_dtype(options.dtype, device, parameters=parameters, kernels=options.kernels),
         options=next(iter(options.sized_for(device.type))),
         process_bytes=psutil.Process().memory_info().rss if device.type == "cpu" else 0,
         free_bytes=free_bytes(device, options.memory_bytes),
+    )
+
+
+def _plan_decoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan:
+    rule = rule_of(checkpoint, options.pooling)
+    if rule is None:
+        raise _no_rule(checkpoint)
+    if options.max_context is None and (longest := longest_of_folder(checkpoint)) is not None:
+        own = resolve_config(checkpoint, generates=False).max_context
+        options = replace(options, max_context=min(longest, own))
+    graph = plan_graph(checkpoint, options)
+    return EncoderPlan(
+        checkpoint=checkpoint,
+        config=graph.config,
+        longest_context=graph.shape.max_context,
+        pooling=rule.pooling,
+        device=graph.device,
+        dtype=graph.dtype,
+        options=graph.options,
+        process_bytes=graph.process_bytes,
+        free_bytes=graph.free_bytes,
+        graph=graph,
+        head=rule.head,
+    )
+
+
+def _no_rule(checkpoint: Checkpoint) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"{checkpoint.path} does not say how vectors are made of its tokens; set LLORCH_POOLING to "
+        "mean, cls or last."
     )
 
 

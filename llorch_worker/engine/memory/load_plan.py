@@ -340,10 +340,17 @@ def plan_load(
     return plan
 
 
-def _plan(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
+def plan_graph(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
+    """The plan of a load for vectors or scores alone, whose KV blocks are nobody's concern."""
+    sized = next(iter(options.sized_for(resolve_device(options.device).type)))
+    plain = replace(sized, cuda_graphs=False, kv_dtype="auto", drafter="off", kv_cache_bytes=None)
+    return _plan(checkpoint, plain, generates=False)
+
+
+def _plan(checkpoint: Checkpoint, options: EngineOptions, *, generates: bool = True) -> LoadPlan:
     place, kernels = resolve_device(options.device), options.kernels
     check_kernels(kernels, place)
-    config = resolve_config(checkpoint)
+    config = resolve_config(checkpoint, generates=generates)
     compute = resolve_dtype(
         options.dtype, place, parameters=parameter_count(config), kernels=kernels
     )

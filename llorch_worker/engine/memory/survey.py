@@ -14,11 +14,10 @@ from pathlib import Path
 
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device
-from llorch_worker.engine.memory.encoder_plan import plan_encoder
+from llorch_worker.engine.memory.encoder_plan import is_for_texts, plan_encoder
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.model.encoder.config import is_encoder
 from llorch_worker.model_files.hub import local_path
 from llorch_worker.weights import open_checkpoint
 
@@ -32,7 +31,7 @@ def survey(path: Path, options: EngineOptions, resident: int) -> Surveyed:
 
     try:
         checkpoint = open_checkpoint(local_path(path))
-        if is_encoder(checkpoint):
+        if is_for_texts(checkpoint, options):
             encoder = plan_encoder(checkpoint, options)
             return Surveyed(encoder.longest_context, {}, refusal(encoder.misfit), encoder.tasks)
         plan = plan_load(path, options, checkpoint)

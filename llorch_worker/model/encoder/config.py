@@ -105,7 +105,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
     )
     read.refuse_unless("is_decoder", (False,), "an encoder's tokens see each other")
     read.refuse_unless("hidden_act", tuple(_ACTIVATIONS), "the family has no other activation")
-    _refuse_prompts(checkpoint)
+    refuse_prompts(checkpoint)
     positions = read.integer("max_position_embeddings")
     return EncoderConfig(
         vocab_size=read.integer("vocab_size"),
@@ -117,14 +117,14 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
         token_types=read.integer("type_vocab_size", 2),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
         activation=_ACTIVATIONS[metadata.get("hidden_act", "gelu")],
-        longest_text=min(positions, _longest(checkpoint, positions)),
+        longest_text=min(positions, longest_of_folder(checkpoint) or positions),
         pooling=pooling_of(checkpoint),
         labels=_labels(checkpoint),
         squashes=_squashes(read, metadata),
     )
 
 
-def _refuse_prompts(checkpoint: Checkpoint) -> None:
+def refuse_prompts(checkpoint: Checkpoint) -> None:
     """Raises ModelLoadFailed if sentence-transformers would put a text before each by itself."""
     file = checkpoint.path / "config_sentence_transformers.json"
     said: Mapping[str, Any] = read_object(file) if exists(file) else {}
@@ -135,12 +135,12 @@ def _refuse_prompts(checkpoint: Checkpoint) -> None:
         )
 
 
-def _longest(checkpoint: Checkpoint, positions: int) -> int:
-    """The most tokens of a text that sentence-transformers takes."""
+def longest_of_folder(checkpoint: Checkpoint) -> int | None:
+    """The most tokens of a text that sentence-transformers takes; None if the files do not say."""
     file = checkpoint.path / "sentence_bert_config.json"
     said: Mapping[str, Any] = read_object(file) if exists(file) else {}
     if said.get("max_seq_length") is None:
-        return positions
+        return None
     return Reader(file, said).integer("max_seq_length")
 
 
