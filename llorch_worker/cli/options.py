@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import ValidationError
@@ -101,7 +101,7 @@ def _has_several(given: Mapping[str, Any]) -> bool:
 def _setting_type(name: str) -> Any:
     kind = Settings.model_fields[name].annotation
     # Settings validates it.
-    text = _is_path(kind) or get_origin(kind) is Literal or name.endswith("_bytes")
+    text = _is_path(kind) or _is_choice(kind) or name.endswith("_bytes")
     return str if text else kind
 
 
@@ -109,13 +109,18 @@ def _is_path(kind: Any) -> bool:
     return kind in (Path, Path | None)
 
 
+def _is_choice(kind: Any) -> bool:
+    """Whether it is a literal, which may also be None."""
+    return Literal in map(get_origin, (kind, *get_args(kind)))
+
+
 def _setting_option(name: str) -> Any:
     field = Settings.model_fields[name]
     option = option_of(name)
     if field.annotation is bool:
         option = f"{option}/--no-{option.removeprefix('--')}"
-    kind = get_origin(field.annotation) or field.annotation
-    metavar = "URL" if name.endswith("_url") else "TYPE" if kind is Literal else None
+    choice = _is_choice(field.annotation)
+    metavar = "URL" if name.endswith("_url") else "TYPE" if choice else None
     if _is_path(field.annotation):
         metavar = "PATH"
     if name.endswith("_bytes"):
