@@ -26,7 +26,8 @@ def written_by(script: str) -> set[str]:
     bodies = [FUNCTION.sub("", source)]
     reached: set[str] = set()
     for body in bodies:
-        called = {name for name in re.findall(r"\b(\w+)\(", body) if name in functions}
+        # A function may be called by another that gets it.
+        called = {name for name in re.findall(r"\b\w+\b", body) if name in functions}
         bodies += [functions[name] for name in called - reached]
         reached |= called
     return {state for body in bodies for state in WRITTEN.findall(body)}
