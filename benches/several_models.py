@@ -18,18 +18,20 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
 from benches.command import heading, main, row
 from llorch_worker.client import Client
+from llorch_worker.client import Job as ClientJob
 from llorch_worker.worker.which_model import Terms
 from tests.services import WorkerProcess, own_redis, running_worker, token_ids
 from tests.toy_generation import token_id
@@ -78,7 +80,7 @@ def several_models(
         done = Simulation(jobs, 2, took, terms, policy=policy).run(run_s).ended
         return Ran(len(done), [(job.began_s or 0.0) - job.came_s for job in done])
 
-    work_s = Counter[str]()
+    work_s: defaultdict[str, float] = defaultdict(float)
     for job in trace:
         work_s[job.model] += job.left_s
     pair = max(combinations(MODELS, 2), key=lambda each: sum(work_s[name] for name in each))
@@ -143,23 +145,23 @@ def through_workers(
             # Announced once, so that its jobs may be sent.
             with running_worker(server.url, Path(folder), name=f"once-{model}", model_name=model):
                 pass
-        jobs, began_s, look_s = [], time.monotonic(), 0.0
-        now_s = 0.0
+        sent: list[tuple[ClientJob[Any], int]] = []
+        began_s, look_s, now_s = time.monotonic(), 0.0, 0.0
         while now_s < run_s:
             now_s = time.monotonic() - began_s
-            while len(jobs) < len(trace) and trace[len(jobs)].came_s <= min(now_s, run_s):
-                job = trace[len(jobs)]
-                tokens = max(1, round(job.left_s / STEP_S))
-                submitted = client.submit(model=job.model, prompt="x", max_tokens=tokens)
-                jobs.append((submitted, tokens))
+            while len(sent) < len(trace) and trace[len(sent)].came_s <= min(now_s, run_s):
+                due = trace[len(sent)]
+                tokens = max(1, round(due.left_s / STEP_S))
+                submitted = client.submit(model=due.model, prompt="x", max_tokens=tokens)
+                sent.append((submitted, tokens))
             if now_s >= look_s:
                 look_s = now_s + 1.0
                 ran.memory_mib += _memory(workers[0])
             time.sleep(0.01)
-        ran.ended = sum(job.status().ended for job, _ in jobs)
+        ran.ended = sum(job.status().ended for job, _ in sent)
         if len(set("".join(served))) < len(MODELS):
             return ran
-        for job, tokens in jobs:
+        for job, tokens in sent:
             try:
                 result = job.result(timeout=LAST_S)
             except Exception as error:  # noqa: BLE001 - the others are looked at, too

@@ -33,8 +33,8 @@ AT_ONCE = 8
 def some_texts(count: int, engine: EmbeddingEngine) -> list[str]:
     """Random texts of 32 to 256 tokens, or as many as the model takes."""
     generator = random.Random(7)
-    most = min(256, engine.config.longest_text)
-    low, high = 1_000, engine.config.vocab_size
+    most = min(256, engine.facts.max_context)
+    low, high = 1_000, engine.facts.vocab_size
     ids = [
         [generator.randrange(low, high) for _ in range(generator.randint(32, most) // 2)]
         for _ in range(count)

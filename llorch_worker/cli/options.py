@@ -111,7 +111,7 @@ def _is_path(kind: Any) -> bool:
 
 def _is_choice(kind: Any) -> bool:
     """Whether it is a literal, which may also be None."""
-    return Literal in map(get_origin, (kind, *get_args(kind)))
+    return any(get_origin(each) is Literal for each in (kind, *get_args(kind)))
 
 
 def _setting_option(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -87,15 +88,13 @@ class Residency:
             is_alone=lambda model: watchers[model].alone,
             metrics_address=self._metrics_address,
         )
-        self.seats = tuple(
+        self.seats: tuple[Seat, ...] = tuple(
             Seat(
                 worker,
                 loaded.engine,
                 load_s=loaded.load_s,
                 name=seat_name(hostname, number),
-                others=lambda number=number: [  # type: ignore[misc]
-                    seat for place, seat in enumerate(self.seats) if place != number
-                ],
+                others=partial(self._seats_but, number),
                 claim_again=again,
             )
             for number, (loaded, again) in enumerate(zip(engines, claim_again, strict=True))
@@ -114,6 +113,9 @@ class Residency:
             *(seat.changer for seat in self.seats if seat.changer is not None),
         ]
         self._metrics = self._serve_metrics()
+
+    def _seats_but(self, number: int) -> list[Seat]:
+        return [seat for place, seat in enumerate(self.seats) if place != number]
 
     def start(self) -> None:
         for seat in self.seats:

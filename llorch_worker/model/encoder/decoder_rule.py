@@ -103,6 +103,6 @@ def _require_judge(checkpoint: Checkpoint) -> None:
         )
 
 
-def _architecture(checkpoint: Checkpoint) -> Any:
+def _architecture(checkpoint: Checkpoint) -> object:
     gguf = checkpoint.layout == "gguf"
     return checkpoint.metadata.get("general.architecture" if gguf else "model_type")

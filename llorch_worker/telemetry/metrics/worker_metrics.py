@@ -270,23 +270,23 @@ class _Live(Collector):
                 memory.add_metric((*labels, part), size_bytes)
         yield deaths
         yield memory
-        for name, help, tally_of, bounds in (
+        for name, help, kind, bounds in (
             (
                 "inter_token_latency_seconds",
                 "From a token to the next one.",
-                lambda steps: steps.token_gaps,
+                "token_gaps",
                 TOKEN_GAP_S,
             ),
             (
                 "iteration_tokens_total",
                 "Tokens that a step computes.",
-                lambda steps: steps.step_tokens,
+                "step_tokens",
                 STEP_TOKENS,
             ),
         ):
             histogram = HistogramMetricFamily(f"llorch_{name}", help, labels=LABELS)
             for labels, seat in seats:
-                tally = tally_of(seat.steps)
+                tally = getattr(seat.steps, kind)
                 histogram.add_metric(labels, buckets(tally, bounds), tally.sum)
             yield histogram
 
