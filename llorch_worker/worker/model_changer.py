@@ -21,10 +21,13 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.figures import fleet
 from llorch_worker.broker.fleet import residents
 from llorch_worker.broker.fleet.residents import Note, Notes
+from llorch_worker.broker.jobs.cancellation import fail_all_waiting
 from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.deadlines import next_deadlines
-from llorch_worker.broker.jobs.ended_jobs import EndedJob
+from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS, EndedJob
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, rotation_s
 
@@ -89,6 +92,7 @@ class ModelChanger(Repeater):
         self._taken = taken
         self._hand_back = hand_back
         self._on_change = on_change
+        self._settings = settings
         self._terms = terms_of(settings)
         self._pin = settings.pin
         self._idle_unload_s = settings.idle_unload_s or math.inf
@@ -117,7 +121,8 @@ class ModelChanger(Repeater):
 
     def note_end(self, job: EndedJob) -> None:
         """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
-        self._ended[job.model] += 1
+        if job.error != ModelLoadFailed.code:
+            self._ended[job.model] += 1
 
     def close(self) -> None:
         super().close()
@@ -152,6 +157,9 @@ class ModelChanger(Repeater):
         }
         if waiting:
             self._busy_at_s = time.monotonic()
+        for model in waiting:
+            if model in self._aside and not residents.may_be_served(self._redis, model, seen):
+                self._fail_waiting(model)
         if self._asked:
             self._obey(self._asked.popleft(), seen)
         elif (change := next_change(keepers(seen), waiting, self._terms)) is not None:
@@ -188,6 +196,7 @@ class ModelChanger(Repeater):
             left_s=len(self._running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
             lost_s=self._lost_s() if is_here else 0.0,
             pinned=self.is_pinned,
+            set_aside={name: self._aside[name].times for name in aside},
         )
 
     @property
@@ -392,6 +401,27 @@ class ModelChanger(Repeater):
         logger.error(
             "%s is set aside for %.0f s, because it does not load: %s", model, for_s, reason
         )
+
+    def _fail_waiting(self, model: str) -> None:
+        """Fails what waits for a model that no worker can load."""
+        reason = self._aside[model].reason
+        error = ModelLoadFailed(f"no worker can load {model}: {reason}", retriable=True)
+        job_ids = fail_all_waiting(self._redis, model, error, self._settings)
+        for job_id in job_ids:
+            ENDED_JOBS.tell(
+                EndedJob(
+                    id=job_id,
+                    model=model,
+                    worker=self._name.partition("#")[0],
+                    attempts=0,
+                    ended_at=time.time(),
+                    outcome="failed",
+                    error=error.code,
+                )
+            )
+        if job_ids:
+            jobs = counted(len(job_ids), "job")
+            logger.error("%s of %s failed: %s", jobs, model, error.message)
 
 
 WHY: Final = {

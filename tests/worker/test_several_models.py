@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.client import Client
-from llorch_worker.contract import InvalidRequest
+from llorch_worker.contract import Failed, InvalidRequest, ModelLoadFailed
 from tests.cli.command import run
 from tests.latch import Latch
 from tests.services import (
@@ -101,6 +101,38 @@ def test_a_model_that_does_not_load_is_set_aside_and_other_models_and_workers_go
                         == {"a": (2, 16), "b": (2, 16), "c": (2, 0)}
                     )
                 )
+
+
+def test_jobs_of_a_model_that_no_worker_can_load_fail_with_the_reason(tmp_path: Path) -> None:
+    refused = tmp_path / "refused"
+    refused.write_text("a")
+    options = {"app": "tests.worker.impatient_app", "TOY_REFUSES": refused}
+    with (
+        own_redis() as server,
+        Client(server.url) as client,
+        running(server, tmp_path, name="w6", **options) as worker,
+    ):
+        waits = client.submit(model="a", prompt="x", max_tokens=3)
+        with pytest.raises(ModelLoadFailed, match="no worker can load a: a is damaged") as failed:
+            waits.result(timeout=120)
+        assert failed.value.retriable
+        assert worker.text().count("a is set aside") >= 3, "it was tried again"
+        [*_, last] = [entry.event for entry in waits.stream(timeout=60)]
+        assert isinstance(last, Failed)
+        assert last.error.code == "MODEL_LOAD_FAILED"
+        wait_until(lambda: worker.text().count("1 job of a failed") == 1)
+        refused.unlink()
+
+        def serves() -> bool:
+            """Jobs that come before the next try end at once."""
+            with suppress(ModelLoadFailed):
+                return (
+                    client.submit(model="a", prompt="x", max_tokens=3).result(timeout=120).model
+                    == "a"
+                )
+            return False
+
+        wait_until(serves)
 
 
 @pytest.fixture(scope="module")

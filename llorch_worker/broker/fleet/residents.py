@@ -13,11 +13,15 @@ from redis import Redis
 from redis.exceptions import WatchError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.fleet import stored
+from llorch_worker.broker.fleet import registry, stored
+from llorch_worker.broker.queues import place_of
 
 GONE_AFTER_S = 16.0
 """A worker that has not renewed its note for so long decides nothing."""
 FORGOTTEN_AFTER_S = 3600.0
+MOST_FAILURES = 3
+"""A model that did not load so often in a row, of which the last time was minutes after the first,
+is expected to do so no more. One failure may be that of a file which is being replaced."""
 _LEFT = "left "
 
 
@@ -39,8 +43,16 @@ class Note(BaseModel):
     left_s: NonNegativeFloat = 0.0
     lost_s: NonNegativeFloat = 0.0
     pinned: bool = False
+    set_aside: Mapping[str, int] = Field(default_factory=dict)
+    """The models that it does not try to load now, and how often each has failed in a row."""
     seen_ms: int = 0
     """By Redis' clock."""
+
+    def may_serve(self, model: str) -> bool:
+        """Whether it has the model loaded, or will try to load it once its jobs wait."""
+        if model in self.set_aside:
+            return self.set_aside[model] < MOST_FAILURES
+        return self.resident == model if self.pinned else model in self.load_s
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,15 @@ def read(client: Redis) -> Notes:
         if name.startswith(_LEFT)
     }
     return Notes(tuple(sorted(living, key=lambda note: note.worker)), left_s, now_ms, decisions)
+
+
+def may_be_served(client: Redis, model: str, seen: Notes) -> bool:
+    """Whether a living worker has the model loaded, or may load it. Raises ``RedisError``."""
+    if any(note.may_serve(model) for note in seen.of_workers):
+        return True
+    # Those of one model write no notes. They try for as long as they live.
+    places = {place_of(model, note.worker.partition("#")[0]) for note in seen.of_workers}
+    return not places.issuperset(registry.living(client, model))
 
 
 def renew(client: Redis, note: Note, now_ms: int) -> None:

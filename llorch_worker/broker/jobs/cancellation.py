@@ -14,6 +14,7 @@ from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
 from llorch_worker.contract import CancelledEvent, Event, Failed, LlorchError, encode_event
 from llorch_worker.settings import Settings
 
+MOST_AT_ONCE = 100
 CancelOutcome = Literal["queued", "running", "ended", "unknown"]
 """The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
 ``running``: its worker hears of it and stops within a step. ``ended``: nothing was left to cancel.
@@ -63,6 +64,15 @@ def end_waiting(
         result_ttl_s=settings.result_ttl_s,
         stream_ttl_s=settings.stream_ttl_s,
     )
+
+
+def fail_all_waiting(
+    client: Redis, model: str, error: LlorchError, settings: Settings
+) -> list[str]:
+    """Fails the first :data:`MOST_AT_ONCE` jobs that wait for a worker of ``model``; returns their
+    ids. Raises ``RedisError``."""
+    first: list[str] = client.zrange(keys.waiting(model), 0, MOST_AT_ONCE - 1)
+    return [job_id for job_id in first if end_waiting(client, job_id, error, settings) == "queued"]
 
 
 def _end(

@@ -90,6 +90,10 @@ class EndedJobs:
                 ended = EndedJob(**fields, outcome="cancelled")
             case _:
                 ended = EndedJob(**fields, outcome="failed", error=end.code)
+        self.tell(ended)
+
+    def tell(self, ended: EndedJob) -> None:
+        """Reports a job of which no claim is held."""
         self._untold.append(ended)
         for observer in self._observers:
             observer(ended)

@@ -6,7 +6,8 @@ import redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.fleet import residents
-from llorch_worker.broker.fleet.residents import Note
+from llorch_worker.broker.fleet.residents import Note, Notes
+from llorch_worker.broker.queues import place_of
 
 
 def test_of_two_decisions_from_the_same_notes_one_counts(store: redis.Redis) -> None:
@@ -41,3 +42,25 @@ def test_a_decision_from_notes_that_redis_has_lost_is_made_anew(store: redis.Red
     seen = residents.read(store)
     store.delete(keys.RESIDENTS, keys.RESIDENTS_FENCE)
     assert not residents.decide(store, note, seen, leaves=None)
+
+
+def test_a_model_may_be_served_while_one_worker_has_it_or_tries_it(store: redis.Redis) -> None:
+    most = residents.MOST_FAILURES
+    hopeless = Note(worker="w1", resident="b", load_s={"b": 1.0}, set_aside={"a": most})
+    pinned = Note(worker="w2", resident="b", load_s={"a": 1.0, "b": 1.0}, pinned=True)
+    for others, served in (
+        ([], False),
+        ([pinned], False),
+        ([pinned.model_copy(update={"resident": "a"})], True),
+        ([Note(worker="w3", load_s={"a": 1.0})], True),
+        ([Note(worker="w3", set_aside={"a": most - 1})], True),
+        ([Note(worker="w3", set_aside={"a": most})], False),
+    ):
+        seen = Notes((hopeless, *others), {}, 0, None)
+        assert residents.may_be_served(store, "a", seen) == served, others
+    # A worker of that model alone writes no note; one that has it loaded may have died with it.
+    now_ms = 1000 * store.time()[0]
+    store.zadd(keys.live("a"), {place_of("a", "w1"): now_ms})
+    assert not residents.may_be_served(store, "a", Notes((hopeless,), {}, 0, None))
+    store.zadd(keys.live("a"), {place_of("a", "w4"): now_ms})
+    assert residents.may_be_served(store, "a", Notes((hopeless,), {}, 0, None))
