@@ -57,9 +57,9 @@ def submit(
     with Client(settings) as client:
         card = client.model_card(request.model)
         request, sampling = with_sampling(request, card.generation_config, settings)
+        job = enqueue(client, request, stream=stream and not as_json)
         if sampling:
             screen.note(sampling)
-        job = enqueue(client, request, stream=stream and not as_json)
         if not client.workers():
             screen.note(
                 f"no worker is running at {safe_url(client.settings.redis_url)}: the job waits "

@@ -34,6 +34,13 @@ Result = TypeVar("Result", bound=JobResult, default=GenerationResult)
 TASK_NAME: Final = GenerationRequest.task
 TEXT_TASKS: Final = (EmbedRequest.task, RerankRequest.task, ScoreRequest.task)
 
+_PATHS: Final = {
+    GenerationRequest.task: "/v1/chat/completions",
+    EmbedRequest.task: "/v1/embeddings",
+    RerankRequest.task: "/v1/rerank",
+    ScoreRequest.task: "/v1/score",
+}
+
 
 def summarise(fields: Mapping[str, Any], task: object = TASK_NAME) -> str:
     """The ``fields`` of a task's request, valid or not: see :func:`summary_of`."""
@@ -47,7 +54,9 @@ def check_task(request: JobRequest, model: str, tasks: Collection[str]) -> None:
         return
     what = {TASK_NAME: "generates text", EmbedRequest.task: "makes vectors"}
     does = next((what[task] for task in tasks if task in what), "scores pairs of texts")
-    rule = f"{shown(model)} {does}: send {_listed(tasks)}"
+    paths = [_PATHS[task] for task in tasks if task in _PATHS]
+    over_http = f"; over HTTP {_listed(paths)}" if paths else ""
+    rule = f"{shown(model)} {does}: send {_listed(tasks)}{over_http}"
     raise InvalidRequest.from_faults([Fault(field="task", rule=rule, got=request.task)])
 
 

@@ -14,8 +14,8 @@ from llorch_worker.contract import printable
 
 logger = logging.getLogger(__name__)
 
-POLLED = "/console/api/"
-"""An open console reads documents there every two seconds."""
+CONSOLE = "/console/"
+"""The page reads a dozen files there when it opens, and then documents every two seconds."""
 
 
 @dataclass
@@ -37,8 +37,7 @@ def note_job(job_id: str) -> None:
 def logging_access(app: ASGIApp) -> ASGIApp:
     """``app``, whose log has the key's name, the duration and the job of each request as fields.
 
-    The query, which may be anything, is left out. What an open console asks again and again has no
-    line unless it fails.
+    The query, which may be anything, is left out. What a console reads has no line unless it fails.
     """
 
     async def logged(scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +62,8 @@ def logging_access(app: ASGIApp) -> ASGIApp:
 
 
 def _log(scope: Scope, state: Any, access: _Access, took_s: float) -> None:
-    if scope["path"].startswith(POLLED) and scope["method"] == "GET" and access.status == 200:
+    read = scope["method"] == "GET" and access.status in (200, 304)
+    if read and scope["path"].startswith(CONSOLE):
         return
     method, path = printable(scope["method"]), printable(scope["path"])
     host, port = scope.get("client") or ("", 0)

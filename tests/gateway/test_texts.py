@@ -122,7 +122,9 @@ def test_a_model_of_vectors_answers_no_chat(http: httpx.Client) -> None:
     body = {"model": "vectors", "messages": [{"role": "user", "content": "Hi"}]}
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
-    assert "makes vectors: send llorch.embed" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "makes vectors: send llorch.embed" in message
+    assert "; over HTTP /v1/embeddings, /v1/rerank or /v1/score" in message
 
 
 def test_lines_of_a_batch_are_answered(api: openai.OpenAI, expected: Any) -> None:

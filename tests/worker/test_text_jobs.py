@@ -160,6 +160,15 @@ def test_a_chat_with_an_encoder_is_refused_before_the_first_line(
     assert "makes vectors: send llorch.embed" in refused.err
 
 
+def test_a_submit_for_an_encoder_says_nothing_of_sampling(
+    worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    refused = run("submit", "x", "--model", "vectors", "--redis", redis_server.url)
+    assert refused.code == 2
+    assert "makes vectors" in refused.err
+    assert "sampling" not in refused.err + refused.out
+
+
 def test_a_job_of_texts_is_counted_and_cancelled_as_any_other(
     worker: WorkerProcess, client: Client
 ) -> None:

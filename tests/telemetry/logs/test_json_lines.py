@@ -136,7 +136,8 @@ def test_a_gateways_line_has_the_key_the_time_and_the_job(
             streamed = {"model": "toy", "prompt": "x", "max_tokens": 1, "stream": True}
             assert http.post("/v1/completions", json=streamed).status_code == 200
             http.get(f"/v1/jobs/{job_id}")
-            # An open console asks again and again.
+            # A console that opens reads a dozen files, and then asks again and again.
+            assert http.get("/console/main.js").status_code == 200
             assert http.get("/console/api/session").status_code == 200
             assert http.get("/console/api/fleet").status_code == 403
             http.get("/v1/jobs", headers={"Authorization": "no"})
