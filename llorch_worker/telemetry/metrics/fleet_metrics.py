@@ -6,6 +6,7 @@ import heapq
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -113,6 +114,7 @@ class FleetCollector(Collector):
             for load in found.fleet.models:
                 gauge.add_metric((load.model,), read(load))
             yield gauge
+        yield _backlog(found)
         yield from _used(found.used)
 
     def _read(self) -> _Reading | None:
@@ -132,6 +134,24 @@ class FleetCollector(Collector):
                     self._last = None
                 self._read_at_s = time.monotonic()
             return self._last
+
+
+def _backlog(found: _Reading) -> Metric:
+    """None of a model of which no job has ended today: nobody knows how long its jobs are."""
+    jobs, tokens = Counter[str](), Counter[str]()
+    for row in found.used:
+        jobs[row.model] += row.jobs
+        tokens[row.model] += row.prompt_tokens + row.completion_tokens
+    backlog = GaugeMetricFamily(
+        "llorch_fleet_backlog_tokens",
+        "Tokens that the queued jobs take, if they are as today's jobs were.",
+        labels=("model_name",),
+    )
+    for load in found.fleet.models:
+        if jobs[load.model]:
+            mean = tokens[load.model] / jobs[load.model]
+            backlog.add_metric((load.model,), load.waiting * mean)
+    return backlog
 
 
 def _used(rows: list[UsageRow]) -> Iterable[Metric]:
