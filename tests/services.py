@@ -334,12 +334,15 @@ class WorkerProcess:
         return pid
 
     def find_engine(self) -> int | None:
+        return next(self.engines(), None)
+
+    def engines(self) -> Iterator[int]:
+        """The processes of its engines: two, while it loads new weights."""
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
                 parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
                 if int(parent) == self.process.pid and is_process_of(ENGINE, folder):
-                    return int(folder.name)
-        return None
+                    yield int(folder.name)
 
     def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         return self.process.wait(timeout_s)

@@ -2,11 +2,12 @@
 in a process of its own, as any engine.
 
 Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
-:func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``. A step
-lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``, and 300 s once the file exists that
-``TOY_LOADS_SLOWLY_FROM`` names. The models that the file ``TOY_REFUSES`` names do not load.
-``TOY_GENERATION_CONFIG`` is what the model's files say about sampling, as JSON. While the file that
-``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
+:func:`token_id`. ``TOY_FINGERPRINT`` is another model, whose texts have that for the ``w``; in the
+file that ``TOY_FINGERPRINT_FILE`` names it may change between loads. A step lasts ``TOY_STEP_MS``,
+loading lasts ``TOY_LOAD_S``, and 300 s once the file exists that ``TOY_LOADS_SLOWLY_FROM`` names.
+The models that the file ``TOY_REFUSES`` names do not load. ``TOY_GENERATION_CONFIG`` is what the
+model's files say about sampling, as JSON. While the file that ``TOY_MISPLACED`` names exists, the
+engine reports a misplaced tensor.
 
 Some prompts cause faults:
 
@@ -65,7 +66,10 @@ class ToyEngine:
         outlet: Any,
     ) -> None:
         self.model_name = model_name
-        self.fingerprint = os.environ.get("TOY_FINGERPRINT", "w")
+        file = os.environ.get("TOY_FINGERPRINT_FILE")
+        self.fingerprint = (
+            Path(file).read_text() if file else os.environ.get("TOY_FINGERPRINT", "w")
+        )
         self.arithmetic = os.environ.get("TOY_ARITHMETIC", "none")
         self.device = device
         self.generation_config = json.loads(os.environ.get("TOY_GENERATION_CONFIG", "{}"))

@@ -40,6 +40,7 @@ _COMMANDS = {
         exporter.exporter,
         load.load,
         load.unload,
+        load.reload,
     ),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel, purge.purge),
     "Inspect": (status.status, top.top, usage.usage, inspect.inspect),

@@ -1,4 +1,4 @@
-"""``llorch load`` and ``llorch unload``: what a worker of several models keeps, by hand."""
+"""``llorch load``, ``unload`` and ``reload``: what workers keep loaded, by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
@@ -27,7 +26,10 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Have a worker load one of its models now. It changes again as the waiting jobs ask."""
-    _tell(settings, model, worker, loads=True, as_json=as_json)
+    from llorch_worker.broker.figures.fleet_client import FleetClient
+
+    with FleetClient(settings.redis_url) as client:
+        _say([client.load(model, worker)], "loads", model, as_json=as_json)
 
 
 @settings_options("redis_url")
@@ -39,35 +41,36 @@ def unload(
     as_json: JsonOption = False,
 ) -> None:
     """Have a worker end its engine, until jobs for one of its models wait."""
-    _tell(settings, model, worker, loads=False, as_json=as_json)
+    from llorch_worker.broker.figures.fleet_client import FleetClient
 
-
-def _tell(
-    settings: Settings, model: str, worker: str | None, *, loads: bool, as_json: bool
-) -> None:
-    from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND, FleetClient
-
-    screen = Screen(as_json=as_json)
     with FleetClient(settings.redis_url) as client:
-        able = [
-            card
-            for card in client.workers()
-            if model in (card.served if loads else (card.model,))
-            and worker in (None, card.hostname)
-        ]
-        if not able:
-            who = "no worker" if worker is None else f"no worker {worker[:80]}"
-            what = "serves" if loads else "has loaded"
-            raise CommandError(
-                "MODEL_NOT_SERVED", f"{who} {what} {model[:80]!r}; see llorch status"
-            )
-        # One that has it already need not change.
-        card = min(able, key=lambda each: (loads and each.model != model, each.load, each.hostname))
-        command = LOAD_COMMAND if loads else UNLOAD_COMMAND
-        refusal = client.tell(card.hostname, command, model=model)
-    if refusal is not None:
-        raise CommandError("REFUSED", f"{card.hostname} does not: {refusal}")
-    if as_json:
-        screen.document({"worker": card.hostname, "model": model, "loads": loads})
-    else:
-        screen.line(f"{card.hostname} {'loads' if loads else 'unloads'} {model}")
+        _say([client.unload(model, worker)], "unloads", model, as_json=as_json)
+
+
+@settings_options("redis_url")
+def reload(
+    model: ModelArgument,
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="NAME", help="One worker instead of all.")
+    ] = None,
+    *,
+    settings: Settings,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the workers of a model load the new weights that its files hold.
+
+    The old ones serve until then. llorch status shows why a worker keeps them.
+    """
+    from llorch_worker.broker.figures.fleet_client import FleetClient
+
+    with FleetClient(settings.redis_url) as client:
+        _say(client.reload(model, worker), "reloads", model, as_json=as_json)
+
+
+def _say(workers: list[str], does: str, model: str, *, as_json: bool) -> None:
+    screen = Screen(as_json=as_json)
+    for worker in workers:
+        if as_json:
+            screen.document({"worker": worker, "model": model, "does": does})
+        else:
+            screen.line(f"{worker} {does} {model}")

@@ -67,6 +67,11 @@ def local_path(path: Path, *, download: bool = True) -> Path:
     return _cached(text, download) if text.startswith(PREFIX) else path
 
 
+def forget_commits() -> None:
+    """Asks the hub anew for each name: it may have newer files."""
+    _cached.cache_clear()
+
+
 @functools.cache
 def _cached(text: str, download: bool) -> Path:
     name = HubName.parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +48,7 @@ class EngineLoader:
         max_sequences: int | None,
         num_threads: int | None = None,
         report: Callable[[str], None],
+        memory_bytes: int | None = None,
     ) -> None:
         """``engine_class``: see :meth:`.EngineProcess.load`. ``num_threads``: those that compute;
         None: as many as compute best. ``report`` gets a line at the beginning of a load and every
@@ -57,13 +58,46 @@ class EngineLoader:
         self._engine_class = engine_class
         self._max_sequences = max_sequences
         self._num_threads = num_threads
+        self._share_bytes = memory_bytes
         self._report = report
+        self.loaded_share: float | None = None
+        """Of the bytes that it loads now; None while it loads nothing."""
         self.surveyed: Surveyed | None = None
         """What the model's file says; None until :func:`survey_all`."""
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
         self._address: Address | None = None
         self._first = True
+
+    def anew(self) -> EngineLoader:
+        """One for what the model's files hold now. It has an intake of its own."""
+        return EngineLoader(
+            self._settings,
+            self._assignment,
+            engine_class=self._engine_class,
+            max_sequences=self._max_sequences,
+            num_threads=self._num_threads,
+            report=self._report,
+            memory_bytes=self._memory_bytes,
+        )
+
+    @property
+    def _memory_bytes(self) -> int | None:
+        """Its share of the memory, beside the worker's other engines."""
+        return self._share_bytes if self.surveyed is None else self.surveyed.memory_bytes
+
+    def survey(self) -> Surveyed:
+        """Looks at the model's files again. Raises ModelLoadFailed if that is not possible."""
+        share_bytes = self._memory_bytes
+        options = replace(self._settings.engine_options, memory_bytes=share_bytes)
+        [found] = survey([self.model], options, fingerprints=True)
+        self.surveyed = replace(found, memory_bytes=share_bytes)
+        return self.surveyed
+
+    @property
+    def takes_what_is_free(self) -> bool:
+        """Whether its KV cache takes the memory of a card that is free at the load."""
+        return self._assignment.card is not None and self._settings.kv_cache_bytes is None
 
     @property
     def model(self) -> Path:
@@ -122,8 +156,17 @@ class EngineLoader:
             ModelLoadFailed: the model cannot be loaded, or is not where it should be.
             EngineDied: the process died meanwhile.
         """
-        if self._settings.engine_url is not None:
-            return self._find_server(self._settings.engine_url)
+        url = self._settings.engine_url
+        return self._load_own(listener) if url is None else self._find_server(url)
+
+    def _load_own(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
+        self.loaded_share = 0.0
+        try:
+            return self._start(listener)
+        finally:
+            self.loaded_share = None
+
+    def _start(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         settings, assignment = self._settings, self._assignment
         self._report(f"loading {settings.served_name}")
         engine = EngineProcess.load(
@@ -138,7 +181,7 @@ class EngineLoader:
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,
-            memory_bytes=None if self.surveyed is None else self.surveyed.memory_bytes,
+            memory_bytes=self._memory_bytes,
             num_threads=self._num_threads,
             watchdog_s=settings.watchdog_s,
             meanwhile=state.maybe_shutdown,
@@ -204,6 +247,7 @@ class EngineLoader:
             if not began:  # it fits
                 logger.info("loading %s", self._settings.model)
                 began = True
+            self.loaded_share = done_bytes / max(total_bytes, 1)
             if listener is not None:
                 listener(done_bytes, total_bytes)
             if time.monotonic() - logged_at_s >= PROGRESS_INTERVAL_S:

@@ -117,7 +117,7 @@ class ModelChanger(Repeater):
         """Whether the seat takes no jobs, because it is about to change."""
         self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
         """By model and :data:`.Reason`."""
-        super().__init__("models", "choose the model", self._look, LOOK_S)
+        super().__init__("models", "choose the model", self._look_unless_it_moves, LOOK_S)
 
     def note_end(self, job: EndedJob) -> None:
         """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
@@ -145,6 +145,13 @@ class ModelChanger(Repeater):
         self._asked.append(model)
 
     # Deciding ----------------------------------------------------------------------------------
+
+    def _look_unless_it_moves(self) -> None:
+        if self._engine.moving.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._engine.moving.release()
 
     def _look(self) -> None:
         self._measure()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from llorch_worker.worker.seat import Seat, Worker
 from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
+    from llorch_worker.contract.token_questions import TokenQuestion
     from llorch_worker.telemetry.metrics.http_server import MetricsServer
     from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
 
@@ -43,7 +44,7 @@ class Residency:
     def __init__(
         self,
         engines: Sequence[Loaded],
-        loaders: Mapping[str, EngineLoader],
+        loaders: MutableMapping[str, EngineLoader],
         settings: Settings,
         hostname: str,
         active_jobs: ActiveJobs,
@@ -108,8 +109,9 @@ class Residency:
             CancelListener(self._redis, active_jobs),
             *(seat.announcer for seat in self.seats),
             *watchers.values(),
-            *(TokenDesk(self._redis, name, loader.answer) for name, loader in loaders.items()),
+            *(TokenDesk(self._redis, name, partial(self._answer, name)) for name in loaders),
             self._check,
+            *(seat.reloader for seat in self.seats),
             *(seat.changer for seat in self.seats if seat.changer is not None),
         ]
         self._metrics = self._serve_metrics()
@@ -171,6 +173,19 @@ class Residency:
         asked = has[0] if has else idlest[1]
         asked.ask(str(model) if loads else None)
         return None
+
+    def reload(self, model: object = None) -> str | None:
+        """Has the new weights of a model loaded soon; None: of what is loaded. The reason if that
+        cannot be. A signal handler may call it."""
+        if model is not None and model not in self._loaders:
+            return f"it has no model of that name; it has {', '.join(self._loaders)}"
+        for seat in self.seats:
+            if model in (None, seat.model):
+                seat.reloader.ask(None if model is None else str(model))
+        return None
+
+    def _answer(self, model: str, question: TokenQuestion) -> dict[str, Any]:
+        return self._loaders[model].answer(question)
 
     def status(self) -> str:
         """The worker in one line."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
@@ -93,6 +94,12 @@ class ResidentEngine:
         """
         self._engine = engine
         self._load = load
+        self._former: AnyEngine | None = None
+        """Of other weights, whose jobs go on: see :meth:`take`."""
+        self._entering: set[tuple[AnyEngine, str]] = set()
+        """Jobs that an engine takes in now."""
+        self.moving = threading.Lock()
+        """Held by whoever changes the model or its weights."""
         self._watchdog_s = watchdog_s
         self._on_death = on_death
         self._on_change = on_change
@@ -114,7 +121,7 @@ class ResidentEngine:
         self._watchdog = Repeater("watchdog", "look at the engine", self._look, every_s)
 
     def start(self) -> None:
-        self._engine.on_death(self._note_death)
+        self._mourn(self._engine)
         self._starter.start()
         self._watchdog.start()
 
@@ -124,6 +131,7 @@ class ResidentEngine:
             self._closing.set()
             self._watchdog.closing.set()
             self._changed.notify_all()
+        self.let_go()
         self._engine.close()
 
     def note_end(self, job: EndedJob) -> None:
@@ -155,6 +163,38 @@ class ResidentEngine:
         self._engine.close()
         return True
 
+    @property
+    def current(self) -> AnyEngine | None:
+        """The engine that takes jobs; None while there is none."""
+        return self._engine if self.healthy else None
+
+    def take(
+        self, engine: AnyEngine, load: Callable[[], AnyEngine], *, instead_of: AnyEngine
+    ) -> bool:
+        """Gives ``engine`` the jobs that come from now on. Those that ``instead_of`` has go on
+        there until :meth:`let_go`. ``load``: as of the constructor. False if ``instead_of`` has
+        ended meanwhile."""
+        with self._changed:
+            if self._closing.is_set() or self.absence or self._engine is not instead_of:
+                return False
+            self._former, self._engine, self._load = instead_of, engine, load
+            self._served_since_s = time.monotonic()
+            self._died_in_a_row = 0
+        self._mourn(engine)
+        self._tell_change()
+        return True
+
+    def jobs_of(self, engine: EngineProcess) -> tuple[str, ...]:
+        """The ids of the jobs that an engine has. One whose place was taken gets no others."""
+        entering = [job_id for each, job_id in [*self._entering] if each is engine]
+        return (*entering, *engine.open_jobs)
+
+    def let_go(self) -> None:
+        """Ends the engine that another one has taken the place of."""
+        former, self._former = self._former, None
+        if former is not None:
+            former.close()
+
     # The engine's interface --------------------------------------------------------------------
 
     @property
@@ -176,26 +216,40 @@ class ResidentEngine:
         return self.absence is None and self._engine.healthy
 
     def submit(self, *args: Any, **options: Any) -> GenerationHandle[Any, Any]:
-        """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does."""
-        with self._unless_it_changes():
-            return self._engine.submit(*args, **options)
+        """Raises ``EngineDied`` while it is away, and what :meth:`.Engine.submit` does. So too if
+        the tokens of its ``journal`` are of weights that were replaced meanwhile."""
+        journal: Journal | None = options.get("journal")
+        with self._unless_it_changes() as engine:
+            # Noted before it looks whether it still is the engine: see jobs_of.
+            self._entering.add(entering := (engine, str(options.get("job_id"))))
+            try:
+                stale = journal and journal.fingerprint != engine.facts.fingerprint
+                if stale or engine is not self._engine:
+                    raise _replaced()
+                return engine.submit(*args, **options)
+            finally:
+                self._entering.discard(entering)
 
     def continues(
         self, request: JobRequest, journal: Journal, is_wanted: Callable[[], bool]
     ) -> bool:
         """Whether a job can go on after the tokens of its journal, which are of this model; any
         answer once it is not wanted. Raises ``EngineDied``."""
-        with self._unless_it_changes():
-            return self._engine.continues(request, journal, is_wanted)
+        with self._unless_it_changes() as engine:
+            return engine.continues(request, journal, is_wanted)
 
     @contextmanager
-    def _unless_it_changes(self) -> Iterator[None]:
-        """Raises ``EngineDied``, which blames no job, for one that comes while the engine ends."""
+    def _unless_it_changes(self) -> Iterator[AnyEngine]:
+        """The engine. Raises ``EngineDied``, which blames no job, for one that comes while the
+        engine ends."""
+        engine = self._engine
         try:
-            yield
+            yield engine
         except EngineDied:
             raise  # by itself: the job that it had may be to blame
         except InternalError:
+            if engine is not self._engine:
+                raise _replaced() from None
             if self.absence is None:
                 raise
             raise EngineDied(Death("exit", self.absence.reason, (), 0)) from None
@@ -204,7 +258,12 @@ class ResidentEngine:
         """While it is away those of the last engine, at rest."""
         stats = self._engine.stats()
         if self.absence is None:
-            return stats
+            if (former := self._former) is None:
+                return stats
+            more = former.stats()
+            return replace(
+                stats, running=stats.running + more.running, waiting=stats.waiting + more.waiting
+            )
         return replace(stats, running=0, waiting=0, tokens_per_s=0.0)
 
     def step_figures(self) -> StepFigures:
@@ -222,9 +281,18 @@ class ResidentEngine:
 
     # Deaths ------------------------------------------------------------------------------------
 
-    def _note_death(self, death: Death) -> None:
+    def _mourn(self, engine: AnyEngine) -> None:
+        # If it is dead already, this is called at once.
+        engine.on_death(partial(self._note_death, engine))
+
+    def _note_death(self, engine: AnyEngine, death: Death) -> None:
         blamed = self._on_death(death)
         if self._closing.is_set():
+            return
+        if engine is not self._engine:
+            with self._changed:
+                self.deaths[death.label] += 1
+            logger.error("the engine of the weights that were replaced died: %s", death.reason)
             return
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
@@ -273,7 +341,7 @@ class ResidentEngine:
         try:
             engine = load()
         except Exception as error:
-            reason = _reason_of(error)
+            reason = reason_of(error)
             with self._changed:
                 self._died_in_a_row += 1
                 self.deaths["load"] += 1
@@ -300,8 +368,7 @@ class ResidentEngine:
             time.time() - absence.since,
             "" if absence.of_server else f", of which it loaded for {loaded_s:.1f} s",
         )
-        # If it is dead already, this is called at once.
-        engine.on_death(self._note_death)
+        self._mourn(engine)
         self._tell_change()
 
     def _starts_in_s(self) -> float:
@@ -316,15 +383,19 @@ class ResidentEngine:
     # The watchdog ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        engine = self._engine
-        if engine.stalled_for_s() >= self._watchdog_s:
-            # Processes that were suspended and go on look stalled until the next step.
-            self._closing.wait(SECOND_LOOK_S)
-            if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
-                engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
+        for engine in filter(None, (self._engine, self._former)):
+            if engine.stalled_for_s() >= self._watchdog_s:
+                # Processes that were suspended and go on look stalled until the next step.
+                self._closing.wait(SECOND_LOOK_S)
+                if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:
+                    engine.kill("stalled", f"it finished no step for {stalled_s:.0f} s")
 
 
-def _reason_of(error: Exception) -> str:
+def _replaced() -> EngineDied:
+    return EngineDied(Death("exit", "other weights took its place", (), 0))
+
+
+def reason_of(error: Exception) -> str:
     """Why an engine did not start, in a few words."""
     if isinstance(error, EngineDied):
         return error.death.reason

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.model_changer import ModelChanger
 from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.reloader import Reloader
 from llorch_worker.worker.resident_engine import ResidentEngine
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Worker:
     redis: Redis
     settings: Settings
     hostname: str
-    loaders: Mapping[str, EngineLoader]
+    loaders: MutableMapping[str, EngineLoader]
     """Of each model that it serves."""
     assignment: Assignment
     active_jobs: ActiveJobs
@@ -92,6 +93,13 @@ class Seat:
             max_attempts=settings.max_attempts,
         )
         self.announcer = Announcer(worker.redis, worker.hostname, self._card, self._models_on_disk)
+        self.reloader = Reloader(
+            self.engine,
+            worker.loaders,
+            drain_s=settings.drain_s,
+            hand_back=worker.active_jobs.hand_back,
+            on_change=self._changed,
+        )
         self.changer = None
         if len(worker.loaders) > 1 or settings.idle_unload_s is not None:
             self.changer = ModelChanger(
@@ -133,7 +141,7 @@ class Seat:
     @property
     def is_ready(self) -> bool:
         """Whether there is an engine that takes jobs."""
-        changing = self.changer is not None and self.changer.changing
+        changing = self.reloader.draining or (self.changer is not None and self.changer.changing)
         return self.engine.healthy and not changing
 
     @property
@@ -161,10 +169,27 @@ class Seat:
                 "device": self._worker.assignment.name,
                 "deaths": engine.deaths.total(),
                 "last_death": engine.last_death,
-                "away": engine.away,
+                "away": self._away,
+                "reload": self.reloader.state,
                 "weakens": engine.facts.weakens,
             }
         )
+
+    @property
+    def _loading(self) -> dict[str, float]:
+        """The models that are loaded here now, and the share of their bytes that is there."""
+        loaders = {name: self._worker.loaders[name] for name in self.models}
+        found = {
+            name: each.loaded_share for name, each in (loaders | self.reloader.loading).items()
+        }
+        return {name: share for name, share in found.items() if share is not None}
+
+    @property
+    def _away(self) -> str | None:
+        """Why there is no engine, and how far the next one is loaded."""
+        if (why := self.engine.away) is None:
+            return None
+        return ", ".join([why, *(f"{share:.0%} loaded" for share in self._loading.values())])
 
     def status(self) -> str:
         """The seat in one line."""
@@ -232,7 +257,9 @@ class Seat:
             engine=self.stats(),
             last_death=engine.last_death,
             last_death_at=engine.last_death_at,
-            away=engine.away,
+            away=self._away,
+            loading=self._loading,
+            reload=self.reloader.state,
             engine_pid=None if engine.away else engine.pid,
             recent=self._window.read(),
             metrics_host=metrics_host,

@@ -13,7 +13,7 @@ from tests.cli.command import environment, run
 
 COMMANDS = (
     "demo", "doctor", "up", "chat", "worker", "generate", "submit", "watch", "cancel", "status",
-    "top", "usage", "inspect", "bench", "exporter", "load", "unload",
+    "top", "usage", "inspect", "bench", "exporter", "load", "unload", "reload",
 )  # fmt: skip
 BENCHES = tuple(str(command.name) for command in bench.app.registered_commands)
 HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "numpy", "llorch_worker.engine")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, Journal
+from llorch_worker.contract.journal import JournalledChoice
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.engine.process import engine_process
@@ -152,3 +153,29 @@ def test_a_watchdog_that_fails_once_looks_again(monkeypatch: pytest.MonkeyPatch)
         asked = threads.submit(resident.submit, GenerationRequest(prompt="a"))
         with pytest.raises(EngineDied, match="it finished no step for"):
             asked.result(60)
+
+
+def test_a_job_whose_tokens_are_of_weights_that_were_just_replaced_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = load()
+    with resident_of(first, load) as resident:
+        monkeypatch.setenv("TOY_FINGERPRINT", "b")
+        second = load()
+        assert resident.take(second, load, instead_of=first)
+        assert not resident.take(load_and_close(), load, instead_of=first), "it is no more"
+        begun = Journal({0: JournalledChoice((1,), "w0 ")}, fingerprint="w")
+        with pytest.raises(EngineDied, match="other weights took its place"):
+            resident.submit(GenerationRequest(prompt="x", max_tokens=2), job_id="a", journal=begun)
+        fresh = resident.submit(GenerationRequest(prompt="x", max_tokens=2), job_id="b")
+        assert fresh.result(60).text == "b0 b1 "
+        assert not resident.jobs_of(first)
+        resident.let_go()
+        assert not first.healthy
+        assert resident.healthy
+
+
+def load_and_close() -> EngineProcess:
+    engine = load()
+    engine.close()
+    return engine

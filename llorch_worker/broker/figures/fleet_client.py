@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Self
 
@@ -12,11 +13,13 @@ from llorch_worker.broker.figures.history import Point, history
 from llorch_worker.broker.figures.listed_jobs import Listing, listed_jobs
 from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.contract import ModelNotServed, shown
+from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.errors import BrokerUnavailable
 
 PING_TIMEOUT_S = 1.0
 TELL_TIMEOUT_S = 10.0
-LOAD_COMMAND, UNLOAD_COMMAND = "llorch_load", "llorch_unload"
+LOAD_COMMAND, UNLOAD_COMMAND, RELOAD_COMMAND = "llorch_load", "llorch_unload", "llorch_reload"
 """Control commands of our workers."""
 
 
@@ -63,6 +66,59 @@ class FleetClient:
             )
         return {hostname for reply in replies for hostname in reply}
 
+    def load(self, model: str, worker: str | None = None) -> str:
+        """Has a worker load one of its models; returns which one: ``worker``, or the one with least
+        to do. Raises ``ModelNotServed`` if none can, ``CommandError`` if it refuses."""
+        able = [card for card in self.workers() if model in card.served]
+        # One that has it already need not change.
+        return self._tell_one(
+            LOAD_COMMAND,
+            model,
+            worker,
+            able,
+            "serves",
+            lambda card: (card.model != model, card.load, card.hostname),
+        )
+
+    def unload(self, model: str, worker: str | None = None) -> str:
+        """Likewise, has it end its engine until jobs wait."""
+        able = [card for card in self.workers() if model == card.model]
+        return self._tell_one(
+            UNLOAD_COMMAND,
+            model,
+            worker,
+            able,
+            "has loaded",
+            lambda card: (False, card.load, card.hostname),
+        )
+
+    def reload(self, model: str, worker: str | None = None) -> list[str]:
+        """Has all workers that have the model loaded, or ``worker``, load the new weights of its
+        files; returns which. Raises as :meth:`load`."""
+        able = _named(
+            [card for card in self.workers() if model == card.model], model, worker, "has loaded"
+        )
+        for card in able:
+            self._obey(card.hostname, RELOAD_COMMAND, model)
+        return [card.hostname for card in able]
+
+    def _tell_one(
+        self,
+        command: str,
+        model: str,
+        worker: str | None,
+        able: list[WorkerCard],
+        what: str,
+        order: Callable[[WorkerCard], tuple[bool, float, str]],
+    ) -> str:
+        card = min(_named(able, model, worker, what), key=order)
+        self._obey(card.hostname, command, model)
+        return card.hostname
+
+    def _obey(self, hostname: str, command: str, model: str) -> None:
+        if (refusal := self.tell(hostname, command, model=model)) is not None:
+            raise CommandError("REFUSED", f"{hostname} does not: {refusal}")
+
     def tell(self, hostname: str, command: str, **arguments: object) -> str | None:
         """Sends a worker this command; the reason why it does not obey, or None."""
         with broker_errors(self._url), closing(producer_app(self._url)) as app:
@@ -91,3 +147,11 @@ class FleetClient:
         """What all workers have to do, and what they can do."""
         with broker_errors(self._url):
             return self._reader.read()
+
+
+def _named(able: list[WorkerCard], model: str, worker: str | None, what: str) -> list[WorkerCard]:
+    found = [card for card in able if worker in (None, card.hostname)]
+    if not found:
+        who = "no worker" if worker is None else f"no worker {shown(worker)}"
+        raise ModelNotServed(f"{who} {what} {shown(model)!r}; see llorch status")
+    return found

@@ -110,6 +110,10 @@ class WorkerCard(_Card):
     """Unix time."""
     away: Annotated[str, Field(max_length=1_000)] | None = None
     """Why it has no engine now, and when the next one starts."""
+    loading: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    """The models that it loads now, and the share of their bytes that is there."""
+    reload: Annotated[str, Field(max_length=1_000)] | None = None
+    """What it does to get new weights, or why it keeps the old ones."""
     engine_pid: Annotated[int, Field(ge=1)] | None = None
     """The engine's process, on the worker's machine."""
     # Prometheus gets this place: it must not be an URL of somebody's choice.
@@ -129,6 +133,12 @@ class WorkerCard(_Card):
     def served(self) -> tuple[str, ...]:
         """The models that it has loaded, or loads once their jobs wait."""
         return self.models or (self.model,)
+
+    @property
+    def set_aside(self) -> frozenset[str]:
+        """The models that did not load there, and are not tried now."""
+        said = self.engine.get("set_aside")
+        return frozenset(map(str, said)) if isinstance(said, dict) else frozenset()
 
     @property
     def metrics_address(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from redis import Redis
 
@@ -71,7 +71,7 @@ def fail_all_waiting(
 ) -> list[str]:
     """Fails the first :data:`MOST_AT_ONCE` jobs that wait for a worker of ``model``; returns their
     ids. Raises ``RedisError``."""
-    first: list[str] = client.zrange(keys.waiting(model), 0, MOST_AT_ONCE - 1)
+    first: Any = client.zrange(keys.waiting(model), 0, MOST_AT_ONCE - 1)
     return [job_id for job_id in first if end_waiting(client, job_id, error, settings) == "queued"]
 
 

@@ -1,8 +1,8 @@
 """``python -m llorch_worker.engine.memory.survey``: what several models are, before one is loaded.
 
-Reads ``{"models": [path, ...], "options": {...}, "resident": 1}`` from its standard input, and
-writes a list of :class:`.Surveyed` as JSON. A process of its own, because the one that asks imports
-no torch.
+Reads ``{"models": [path, ...], "options": {...}, "resident": 1, "fingerprints": false}``
+from its standard input, and writes a list of :class:`.Surveyed` as JSON. A process of its own,
+because the one that asks imports no torch.
 """
 
 from __future__ import annotations
@@ -14,31 +14,54 @@ from pathlib import Path
 
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device
-from llorch_worker.engine.memory.encoder_plan import is_for_texts, plan_encoder
-from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.memory.encoder_plan import EncoderPlan, is_for_texts, plan_encoder
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model_files.hub import local_path
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import fingerprint, open_checkpoint
 
 
-def survey(path: Path, options: EngineOptions, resident: int) -> Surveyed:
+def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: bool) -> Surveyed:
     """What a model is of which ``resident`` are loaded at a time."""
     share = f"; or lower LLORCH_RESIDENT: {resident} models at a time share the memory"
 
     def refusal(misfit: str | None) -> str | None:
         return misfit and misfit + (share if resident > 1 else "")
 
+    known = ""
     try:
         checkpoint = open_checkpoint(local_path(path))
+        if fingerprints:
+            known = fingerprint(checkpoint)
         if is_for_texts(checkpoint, options):
             encoder = plan_encoder(checkpoint, options)
-            return Surveyed(encoder.longest_context, {}, refusal(encoder.misfit), encoder.tasks)
+            return Surveyed(
+                encoder.longest_context,
+                {},
+                refusal(encoder.misfit),
+                encoder.tasks,
+                lacks_bytes=_lacking(encoder),
+                fingerprint=known,
+            )
         plan = plan_load(path, options, checkpoint)
         config, _ = plan.generation_config
     except LlorchError as error:
-        return Surveyed(refusal=error.message)
-    return Surveyed(plan.shape.max_context, dict(config), refusal(plan.misfit))
+        return Surveyed(refusal=error.message, fingerprint=known)
+    return Surveyed(
+        plan.shape.max_context,
+        dict(config),
+        refusal(plan.misfit),
+        lacks_bytes=_lacking(plan),
+        fingerprint=known,
+    )
+
+
+def _lacking(plan: LoadPlan | EncoderPlan) -> int:
+    """At least 1 if it does not fit."""
+    if plan.misfit is None:
+        return 0
+    return max(1, plan.total_bytes - plan.process_bytes - plan.free_bytes)
 
 
 def main() -> None:
@@ -48,7 +71,10 @@ def main() -> None:
         # Nothing is loaded yet. Each may take as much, whichever come to lie beside each other.
         share_bytes = free_bytes(resolve_device(options.device)) // resident
         options = replace(options, memory_bytes=share_bytes)
-    found = [survey(path, options, resident) for path in map(Path, asked["models"])]
+    found = [
+        survey(path, options, resident, fingerprints=asked["fingerprints"])
+        for path in map(Path, asked["models"])
+    ]
     json.dump(
         [asdict(replace(each, memory_bytes=options.memory_bytes)) for each in found], sys.stdout
     )

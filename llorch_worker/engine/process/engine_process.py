@@ -227,6 +227,12 @@ class EngineProcess(Mortal):
         """Of the engine's process."""
         return self._child.pid
 
+    @property
+    def open_jobs(self) -> tuple[str, ...]:
+        """The ids of the jobs that it has, those that it takes in among them."""
+        with self._lock:
+            return tuple(generation.id for generation in self._generations.values())
+
     def warm_up(self) -> None:
         self._child.heard()
         answer = self._call("warm_up")

@@ -26,15 +26,30 @@ class Surveyed:
     """Those that it does."""
     memory_bytes: int | None = None
     """Its share of the free memory, if so many engines have one at a time."""
+    lacks_bytes: int = 0
+    """If it is refused because the device has too little memory now: how much is missing at
+    least."""
+    fingerprint: str = ""
+    """See :func:`.fingerprint`, if it was asked for."""
 
 
-def survey(paths: Sequence[Path], options: EngineOptions, resident: int = 1) -> list[Surveyed]:
+def survey(
+    paths: Sequence[Path],
+    options: EngineOptions,
+    resident: int = 1,
+    *,
+    fingerprints: bool = False,
+) -> list[Surveyed]:
     """What each of these models is, of which so many are to be loaded at a time. Raises
     ``ModelLoadFailed`` if that cannot be found out."""
     if not paths:
         return []
-    models = [str(path) for path in paths]
-    asked = {"models": models, "options": asdict(options), "resident": resident}
+    asked = {
+        "models": [str(path) for path in paths],
+        "options": asdict(options),
+        "resident": resident,
+        "fingerprints": fingerprints,
+    }
     done = subprocess.run(
         [sys.executable, "-m", "llorch_worker.engine.memory.survey"],
         input=json.dumps(asked).encode(),

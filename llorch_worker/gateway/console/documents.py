@@ -37,6 +37,7 @@ class Worker(BaseModel):
     silent: bool
     away: str | None
     """Why it has no engine now."""
+    reload: str | None
     running: int
     waiting: int
     tokens_per_s: float
@@ -63,6 +64,7 @@ class Worker(BaseModel):
             age_s=max(0.0, now_s - card.last_seen),
             silent=card.silent,
             away=card.away,
+            reload=card.reload,
             running=card.running,
             waiting=card.waiting,
             tokens_per_s=card.tokens_per_s,

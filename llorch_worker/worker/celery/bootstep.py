@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -190,6 +191,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             ),
         )
         residency.start()
+        reload_on_sighup(residency.reload)
         pool.figures = lambda: shown_figures(residency.stats())
         worker.app.out_of_time = pool.out_of_time
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
@@ -324,6 +326,14 @@ def _take_over_jobs(settings: Settings, model: str) -> None:
                 logger.warning("took over %d jobs that an older version left", moved)
         except RedisError as error:
             logger.warning("cannot look for jobs of an older version: %s", error)
+
+
+def reload_on_sighup(reload: Callable[[], object]) -> None:
+    """Celery's handler would restart the whole worker. It has none on a terminal, where closing the
+    window ends the worker."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and callable(signal.getsignal(signal.SIGHUP)):
+        signal.signal(signal.SIGHUP, lambda *_: reload() and None)
 
 
 def _shut_down() -> None:

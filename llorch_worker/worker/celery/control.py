@@ -14,7 +14,7 @@ from celery.utils.time import rate
 from celery.worker import control
 from kombu.utils.url import maybe_sanitize_url
 
-from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, UNLOAD_COMMAND
+from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, RELOAD_COMMAND, UNLOAD_COMMAND
 from llorch_worker.worker.celery.refusals import (
     FIXED_SIZE,
     NO_CHILDREN,
@@ -39,6 +39,7 @@ def install() -> None:
         "pool_restart": _refusal(NO_CHILDREN),
         LOAD_COMMAND: _asking_for(loads=True),
         UNLOAD_COMMAND: _asking_for(loads=False),
+        RELOAD_COMMAND: _reload,
     }
 
 
@@ -61,6 +62,12 @@ def _asking_for(*, loads: bool) -> Callable[..., Reply]:
         return {"ok": "soon"} if reason is None else _refused(reason)
 
     return run
+
+
+def _reload(state: Any, model: object = None, **_: Any) -> Reply:
+    residency = state.app.residency
+    reason = "it is not ready" if residency is None else residency.reload(model)
+    return {"ok": "soon"} if reason is None else _refused(reason)
 
 
 def _rate_limit(state: Any, task_name: object, rate_limit: Any, **options: Any) -> Reply:

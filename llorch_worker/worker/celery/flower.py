@@ -79,6 +79,7 @@ def _figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
     ]
     return {
         "engine": [stats["away"] or "serves"],
+        **({"reload": [stats["reload"]]} if stats.get("reload") else {}),
         "engine deaths": deaths,
         "model": [stats["model"]],
         **({"models": list(stats["models"])} if stats.get("models") else {}),

@@ -116,7 +116,9 @@ export class Fleet {
     this.workers.show(workers, (worker) => worker.hostname, (cells, worker, row) => {
       const notes = [];
       if (worker.silent) notes.push(el("small", { class: "silence" }, `silent for ${duration(1000 * worker.age_s)}`));
-      if (worker.away) notes.push(el("small", { class: "silence" }, worker.away));
+      for (const note of [worker.away, worker.reload]) {
+        if (note) notes.push(el("small", { class: "silence" }, note));
+      }
       else if (worker.last_death) {
         const when = worker.died_s === null ? "" : ` ${duration(1000 * worker.died_s)} ago`;
         notes.push(el("small", { class: "silence" }, `last death${when}: ${worker.last_death}`));
