@@ -11,7 +11,6 @@ from celery.utils.log import get_logger
 
 from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
-from llorch_worker.broker.queues import model_of
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine.process.engine_process import EngineProcess
@@ -214,5 +213,4 @@ class Reloader(Repeater):
 
 def _held(model: str) -> list[str]:
     """The jobs of a model that this worker has claimed and that have not ended."""
-    running = HELD_CLAIMS.running()
-    return [claim.job_id for claim in running if model_of(claim.list_key) == model]
+    return [claim.job_id for claim in HELD_CLAIMS.running(model)]

@@ -383,8 +383,9 @@ class ResidentEngine:
     # The watchdog ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        for engine in filter(None, (self._engine, self._former)):
-            if engine.stalled_for_s() >= self._watchdog_s:
+        engines: tuple[AnyEngine | None, ...] = (self._engine, self._former)
+        for engine in engines:
+            if engine is not None and engine.stalled_for_s() >= self._watchdog_s:
                 # Processes that were suspended and go on look stalled until the next step.
                 self._closing.wait(SECOND_LOOK_S)
                 if (stalled_s := engine.stalled_for_s()) >= self._watchdog_s:

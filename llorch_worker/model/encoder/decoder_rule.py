@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine_options import PoolingChoice
