@@ -290,6 +290,18 @@ class Settings(BaseSettings):
             raise PydanticCustomError("pin", f"must be a model of this worker, which has {served}")
         return pin
 
+    @field_validator("pooling")
+    @classmethod
+    def _makes_vectors_of_one_model(
+        cls, pooling: PoolingChoice | None, info: ValidationInfo
+    ) -> PoolingChoice | None:
+        if pooling is not None and len(_names(info)) > 1:
+            raise PydanticCustomError(
+                "pooling",
+                "is for one model: of several, those that generate would make vectors alone",
+            )
+        return pooling
+
     @field_validator("engine_url")
     @classmethod
     def _serves_a_named_model(cls, url: str | None, info: ValidationInfo) -> str | None:

@@ -137,6 +137,7 @@ def test_several_models_are_each_served_under_the_name_of_their_file(tmp_path: P
         ({"models": "", "pin": "c"}, "which has one model alone, which it keeps"),
         ({"models": "", "resident": 2}, "must be at most 1"),
         ({"model_name": "x"}, "names one model: leave it out with several"),
+        ({"pooling": "last"}, "is for one model"),
         ({"models": "a.gguf,other/a.gguf"}, "names two models that would both be served as a"),
         (
             {"models": "", "models_folder": "/nowhere"},
