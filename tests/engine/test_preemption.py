@@ -230,8 +230,8 @@ def test_tokens_that_grammars_force_leave_the_budget_to_a_more_urgent_prefill(
     watched: Any,
     gate: Any,
 ) -> None:
-    held = gate(at=9)
-    model = watched(held)
+    first, held = gate(at=1), gate(at=9)
+    model = watched(lambda *step: (first(*step), held(*step)))
     engine = make_engine(model=model, max_sequences=4, max_step_tokens=16)
     pattern = "([a-d]" + "the cat sat on the mat and then it went home again " * 3 + "){9}"
     low = [
@@ -240,16 +240,23 @@ def test_tokens_that_grammars_force_leave_the_budget_to_a_more_urgent_prefill(
                 prompt="a",
                 max_tokens=400,
                 priority="low",
+                seed=seed,
                 structured_outputs={"regex": pattern},
             )
         )
-        for _ in range(3)
+        for seed in range(3)
     ]
+    first.open()
     held.wait_until_reached()
     first_token_at: list[int] = []
     high = engine.submit(
         GenerationRequest(
-            prompt_token_ids=list(range(300, 320)), max_tokens=2, priority="high", ignore_eos=True
+            prompt_token_ids=list(range(300, 320)),
+            max_tokens=2,
+            priority="high",
+            # Its first token has text: half a character would come with the next.
+            temperature=0,
+            ignore_eos=True,
         ),
         on_event=lambda event: (
             first_token_at.append(len(model.steps)) if event.type == "tokens" else None

@@ -149,19 +149,25 @@ def test_the_body_of_an_answer_is_not_read(gateway_: GatewayProcess, client: Cli
     assert len(receiver.deliveries) == 1
 
 
-def test_slow_receivers_delay_nobody_else(gateway_: GatewayProcess) -> None:
+def test_slow_receivers_delay_nobody_else(
+    gateway_: GatewayProcess, client: Client, latch: Latch
+) -> None:
     slow_ones = 80
     go_on = threading.Event()
     with running_receiver(lambda handler, _: bool(go_on.wait(30))) as slow:  # type: ignore[arg-type, return-value]
-        for _ in range(slow_ones):
-            submit(gateway_, slow.url)
+        # They end together: the first attempts must not have timed out before the last job is sent.
+        ids = [submit(gateway_, slow.url, prompt=latch.prompt()) for _ in range(slow_ones)]
+        assert not slow.deliveries
+        latch.open()
+        for job_id in ids:
+            client.job(job_id).result(60)
         told(slow, MOST_AT_ONCE)
         with running_receiver() as receiver:
             submit(gateway_, receiver.url)
             told(receiver)
         assert len(slow.deliveries) == MOST_AT_ONCE
-        ids = {delivery.headers["webhook-id"] for delivery in slow.deliveries}
-        assert len(ids) == len(slow.deliveries), "one of them was tried again"
+        tried = {delivery.headers["webhook-id"] for delivery in slow.deliveries}
+        assert len(tried) == len(slow.deliveries), "one of them was tried again"
         go_on.set()
 
 
