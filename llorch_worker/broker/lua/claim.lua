@@ -21,7 +21,8 @@
 
 -- How long suspects wait for one that runs: the longer it has run, the longer, because then so does a prefill.
 local LEAST_WAIT_MS, MOST_WAIT_MS = 10, 200
-local MOST_REPLY_BYTES = 4 * 2 ^ 20
+-- Of messages: the leases of all jobs begin before the caller has read the first message.
+local MOST_CLAIMED_BYTES = 4 * 2 ^ 20
 -- How many records a search reads: the first of a class, and as many from where the last such search stopped.
 local MOST_LOOKED = 250
 local SEARCH_MS = 2000 -- how long it is known where that was
@@ -68,7 +69,7 @@ local function settle(record, score)
   local outcome, claim = settle_waiting(record, score, terms, suspect_since_us)
   if outcome == 'claimed' then
     claims[#claims + 1] = claim
-    bytes = bytes + #claim[2]
+    bytes = bytes + (claim[2] == '' and redis.call('STRLEN', message_key(record.id)) or #claim[2])
     suspect_since_us = suspect_since_us or claim[10] == 1 and now_us()
   elseif outcome == 'buried' then
     dropped[#dropped + 1] = {record.id, outcome}
@@ -142,21 +143,22 @@ local function page_of(class, from, offset, count)
   return redis.call('ZRANGEBYSCORE', waiting, from or least, last, 'WITHSCORES', 'LIMIT', offset, count)
 end
 
--- Jobs that wait no more: their ids, and whether a job is one.
-local settled, is_settled = {}, {}
+-- Jobs that wait no more, and whether a job was tried: what the caller cannot take now is counted once.
+local settled, is_tried = {}, {}
 
 -- Take up to `most` jobs of a class; returns how many.
 local function take_from(class, most)
   local before, top = #claims, 0
 
   local function has_enough()
-    return #claims - before >= most or bytes >= MOST_REPLY_BYTES
+    return #claims - before >= most or bytes >= MOST_CLAIMED_BYTES
   end
 
   local function try(job)
     local outcome = settle(job.record or read_record(job.id), job.score)
+    is_tried[job.id] = true
     if outcome ~= 'suspect' and outcome ~= 'unfit' then
-      settled[#settled + 1], is_settled[job.id] = job.id, true
+      settled[#settled + 1] = job.id
     end
     top = outcome == 'claimed' and math.max(top, job.score) or top
   end
@@ -168,7 +170,7 @@ local function take_from(class, most)
     for offset = 0, MOST_LOOKED - 1, count do
       local page, jobs = page_of(class, from, offset, count), {}
       for i = 1, #page, 2 do
-        jobs[#jobs + 1] = not is_settled[page[i]] and {id = page[i], score = tonumber(page[i + 1])} or nil
+        jobs[#jobs + 1] = not is_tried[page[i]] and {id = page[i], score = tonumber(page[i + 1])} or nil
       end
       if not from and offset == 0 and terms.place ~= '' and #jobs > 1 then
         jobs = own_first(jobs, terms.place)
@@ -255,7 +257,7 @@ if suspects_wait then
   local ran_ms = (now_us() - (suspect_since_us or 0)) / 1000
   again_ms = math.floor(math.min(MOST_WAIT_MS, math.max(LEAST_WAIT_MS, ran_ms / 4)))
 end
-if #claims < share and goes_on or #claims < limit and (is_more or bytes >= MOST_REPLY_BYTES) then
+if #claims < share and goes_on or #claims < limit and (is_more or bytes >= MOST_CLAIMED_BYTES) then
   again_ms = 0
 end
 if #claims > 0 then

@@ -493,6 +493,34 @@ def test_a_claim_of_large_messages_whose_reply_was_lost_gives_them_again(
         ]
 
 
+def test_a_claim_that_loses_redis_amid_its_large_messages_gives_all_again(
+    store: redis.Redis,
+) -> None:
+    push(store, "a", "b", note="x" * keys.APART_BYTES)
+    real = claims._large_message
+    call = call_of()
+
+    def read(client: redis.Redis, job_id: str) -> bytes:
+        if job_id == "b":
+            raise redis.ConnectionError
+        return real(client, job_id)
+
+    with patch.object(claims, "_large_message", read), pytest.raises(redis.ConnectionError):
+        claims.claim(store, call, TERMS)
+    found = claims.claim(store, replace(call, sent_before=True), TERMS).claims
+    assert [(claim.job_id, claim.attempt) for claim in found] == [("a", 1), ("b", 1)]
+
+
+def test_a_claim_leaves_large_messages_that_would_take_it_long_to_read(store: redis.Redis) -> None:
+    """Their leases would lapse before the worker holds the jobs."""
+    push(store, "a", "b", "c", "d", note="x" * 2**21)
+    while inbox_watch.look(store, "toy") is not None:
+        pass
+    taken = look(store)
+    assert ([claim.job_id for claim in taken.claims], taken.look_again_s) == (["a", "b"], 0)
+    assert [claim.job_id for claim in take(store)] == ["c", "d"]
+
+
 def test_a_claim_whose_large_message_somebody_deletes_is_left_to_lapse(store: redis.Redis) -> None:
     push(store, "a", "b", note="x" * keys.APART_BYTES)
     real = claims.run_script

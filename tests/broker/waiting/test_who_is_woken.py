@@ -142,6 +142,23 @@ def test_a_claim_wakes_nobody_for_a_suspect_that_may_not_run_here(store: redis.R
     assert wake_ups(store) == 1, "another worker may take it"
 
 
+def test_a_claim_that_tries_a_job_for_its_age_and_for_its_class_wakes_the_next_worker(
+    store: redis.Redis,
+) -> None:
+    push(store, "unfit", "b", "c", "d")
+    store.rename(QUEUE, route("toy", "low").list_key)
+    inbox_watch.look(store, "toy")
+    for name in ("unfit", "b", "c", "d"):
+        store.hset(keys.job(name), "came_ms", 1)
+    store.hset(keys.job("unfit"), "least_context", 512)
+    push(store, "a")
+    inbox_watch.look(store, "toy")
+    request = ClaimRequest(("toy",), queues.queues("toy"), 3, "w@h", max_context=256)
+    taken = claims.claim(store, request, TERMS)
+    assert [claim.job_id for claim in taken.claims] == ["b", "a", "c"]
+    assert wake_ups(store) == 1
+
+
 def test_jobs_without_a_wake_up_get_one(store: redis.Redis) -> None:
     push(store, "a")
     high_jobs(store, "b")
