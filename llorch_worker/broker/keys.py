@@ -115,8 +115,8 @@ message = Key("message:{}")
 """By job. Its Celery message, as a producer pushed it. It goes with the end, or, if more is to be
 done then, after that: see follow_ups.py."""
 staged = Key("staged:{}")
-"""By job. Its message, if it is larger than :data:`APART_BYTES`, until ``lua/enqueue.lua`` makes it
-``message``. Expires soon."""
+"""By call. A job's message, if it is larger than :data:`APART_BYTES`, until ``lua/enqueue.lua``
+makes it ``message``. Expires soon."""
 APART_BYTES = 2**16
 """Larger messages go by commands of their own, before the script that enqueues the job and after
 that which claims it: Redis answers nobody while a script copies what it gets, reads or returns."""

@@ -11,8 +11,10 @@
 -- Parts: names, wake_ups, affinity, score, waiting, first_job
 
 local job_id = ARGV[1]
--- The message before and after its enqueue time; or '', for one that is staged, and where its enqueue time goes.
+-- The message before and after its enqueue time; or, for one that is staged, the call that did so, and where its
+-- enqueue time goes.
 local before, after = ARGV[2], ARGV[3]
+local staged = tonumber(after) and staged_key(before)
 local list = ARGV[4] -- that a stock producer would push to
 local limit = tonumber(ARGV[5]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[6] -- for the idempotency key of a job that is never claimed
@@ -44,7 +46,7 @@ if limit > 0 then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
 end
-if before == '' and redis.call('EXISTS', staged_key(job_id)) == 0 then
+if staged and redis.call('EXISTS', staged) == 0 then
   return {redis.call('HEXISTS', job, 'sent') == 1 and 'sent' or 'lost', job_id}
 end
 -- Not now_us: the time is needed as text alone, and each function costs time.
@@ -77,11 +79,11 @@ if idempotency ~= '' then
 end
 redis.call('HSET', job, 'state', 'waiting', 'list', list, unpack(fields))
 redis.call('PERSIST', job) -- it may have been reserved for a while
-if before == '' then
+if staged then
   -- No command copies it.
-  redis.call('SETRANGE', staged_key(job_id), after, now_s)
-  redis.call('PERSIST', staged_key(job_id))
-  redis.call('RENAME', staged_key(job_id), message_key(job_id))
+  redis.call('SETRANGE', staged, after, now_s)
+  redis.call('PERSIST', staged)
+  redis.call('RENAME', staged, message_key(job_id))
 else
   redis.call('SET', message_key(job_id), before .. now_s .. after)
 end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 
 from celery import Celery
@@ -86,12 +87,16 @@ def enqueue(
         *places,
     ]
     inbox = inbox_of(model.name) if model.queue_limit else []
-    staged = keys.staged(job_id) if message_bytes > keys.APART_BYTES else None
+    # Not the job's id: another call may have it, such as that of a batch's next driver.
+    call = secrets.token_hex(8)
+    staged = keys.staged(call) if message_bytes > keys.APART_BYTES else None
     try:
         outcome, value = "lost", ""
         if staged:
             client.set(staged, f"{before}{_UNSET_TIME}{after}", ex=STAGED_S)
-            outcome, value = run_script(client, "enqueue", [job_id, "", len(before), *asked], inbox)
+            outcome, value = run_script(
+                client, "enqueue", [job_id, call, len(before), *asked], inbox
+            )
         if outcome == "lost":
             outcome, value = run_script(client, "enqueue", [job_id, before, after, *asked], inbox)
     except RedisError as error:

@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from llorch_worker.broker.connections.connection import broker_errors
 from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.cancellation import end_waiting
 from llorch_worker.broker.jobs.results import SUCCESS, result_meta
-from llorch_worker.broker.messages.message import encode_json
+from llorch_worker.broker.messages.message import TENANT, encode_json
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.broker.waiting.enqueue import enqueue
@@ -110,6 +111,10 @@ def test_the_time_of_enqueueing_is_by_redis_clock(
 LARGE = "x" * keys.APART_BYTES
 
 
+class Died(Exception):
+    pass
+
+
 def staged(client: Client) -> list[str]:
     return list(client.redis.keys(keys.staged("*")))
 
@@ -193,6 +198,22 @@ def test_a_large_job_whose_reply_was_lost_is_sent_once(producer: Client) -> None
     assert message_of(producer.redis, job.id) == message
     assert producer.redis.ttl(keys.message(job.id)) == -1
     assert waiting_ids(producer.redis) == [job.id]
+
+
+def test_two_calls_that_send_one_large_job_at_once_mix_no_messages(producer: Client) -> None:
+    real = producer.redis.set
+
+    def overtaken(*args: Any, **options: Any) -> None:
+        real(*args, **options)
+        dies = patch("llorch_worker.broker.waiting.enqueue.run_script", side_effect=Died)
+        with patch.object(producer.redis, "set", real), dies, suppress(Died):
+            producer.submit(prompt=LARGE, tenant="another", job_id="a")
+
+    with patch.object(producer.redis, "set", overtaken):
+        producer.submit(prompt=LARGE, job_id="a")
+    headers = json.loads(message_of(producer.redis, "a"))["headers"]
+    assert record_of(producer.redis, "a").get("sent") == f"{headers['llorch_enqueued_at']:.6f}"
+    assert TENANT not in headers
 
 
 @pytest.mark.parametrize("why", ["full", "known", "other", "no memory"])
