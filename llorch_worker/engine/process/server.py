@@ -94,7 +94,7 @@ class Server:
         """The generations that have told no token."""
         self._is_urgent = False
         """Whether some of what was told waits for no other step."""
-        self._told_every_s = self._tells_at_s = 0.0
+        self._told_every_s = self._told_at_s = 0.0
         self._generations: dict[int, Future[Any]] = {}
         self._intake = ThreadPoolExecutor(INTAKE_THREADS, "llorch-intake")
         self._answering = ThreadPoolExecutor(_ANSWERING_THREADS, "llorch-answering")
@@ -123,8 +123,6 @@ class Server:
                     case Call():
                         self._answering.submit(self._answer, message)
                     case Pace(told_every_s):
-                        # Also those that wait now.
-                        self._tells_at_s += told_every_s - self._told_every_s
                         self._told_every_s = told_every_s
                     case _:
                         self._close()
@@ -143,7 +141,8 @@ class Server:
             return
         if self._beginning and not self._is_urgent:
             self._is_urgent = any(each.handle in self._beginning for each in self._told)
-        if self._is_urgent or self._taken or time.monotonic() >= self._tells_at_s:
+        is_due = time.monotonic() >= self._told_at_s + self._told_every_s
+        if is_due or self._is_urgent or self._taken:
             self.hurry()
 
     def hurry(self) -> None:
@@ -159,7 +158,7 @@ class Server:
         self._board.rest()
         self._frames.send(step)
         self._board.beat()
-        self._tells_at_s = time.monotonic() + self._told_every_s
+        self._told_at_s = time.monotonic()
 
     def broken(self, error: BaseException) -> NoReturn:
         self.hurry()
