@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 SCRIPTS = [
     path.stem
-    for path in sorted((Path(claims.__file__).parent / "lua").glob("*.lua"))
+    for path in sorted((Path(scripts.__file__).parent / "lua").glob("*.lua"))
     if path.stem != "prelude"
 ]
 MOST_CALLS = 10

@@ -108,4 +108,5 @@ OF_NO_JOB = {
 
 
 def test_every_script_is_a_step() -> None:
+    assert set(SCRIPTS) > OF_NO_JOB
     assert {step.script for step in STEPS} >= set(SCRIPTS) - OF_NO_JOB

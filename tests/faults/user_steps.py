@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+from unittest.mock import patch
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.jobs import claims, dead_letters
+from llorch_worker.broker.messages.message import ENQUEUED_AT
 from llorch_worker.broker.waiting.enqueue import enqueue
 from llorch_worker.client.stream import FROM_THE_START, StreamEntry
 from llorch_worker.contract import (
@@ -18,7 +21,7 @@ from tests.broker.steps import TERMS, card, take
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 from tests.messages import QUEUE
-from tests.store import cancel_asked, id_for_key
+from tests.store import cancel_asked, id_for_key, message_of, record_of
 
 STEPS = Steps()
 
@@ -40,6 +43,15 @@ def a_client_sends_a_job(stage: Stage) -> Acts:
     yield [sent]
     assert stage.waiting() == {sent: 1}
     assert id_for_key(stage.store, "toy", "k") == sent
+
+
+@STEPS.breaking("enqueue", keys.staged(""))
+def a_client_sends_a_large_job(stage: Stage) -> Acts:
+    with patch.object(keys, "APART_BYTES", 16):
+        yield from a_client_sends_a_job(stage)
+    (sent,) = stage.waiting()
+    headers = json.loads(message_of(stage.store, sent))["headers"]
+    assert record_of(stage.store, sent).get("sent") == f"{headers[ENQUEUED_AT]:.6f}"
 
 
 @STEPS.breaking("LPUSH")
