@@ -430,9 +430,7 @@ class ServerEngine(Mortal):
         """Whether the server has ended, or has cut this answer alone."""
         self._cuts.add(generation)
         try:
-            await _patiently(
-                lambda: self._asking.connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
-            )
+            await _patiently(self._hear)
             # One that was started again at once answers, but all answers of the other are cut.
             await asyncio.sleep(CUT_TOGETHER_S)
             if len(self._isolation.there) > 1 and self._cuts >= self._isolation.there:
@@ -442,6 +440,18 @@ class ServerEngine(Mortal):
         except (AnswerCut, Refusal, WrongAnswer) as away:
             self._die(_away(away))
         return EngineDied(self._death) if self._death else _ended_alone(generation, str(error))
+
+    async def _hear(self) -> None:
+        """Asks the server, until it answers or has been silent for :data:`HUNG_S`."""
+        give_up_s = time.monotonic() + HUNG_S
+        while True:
+            try:
+                await self._asking.connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
+                return
+            except AnswerCut:
+                if time.monotonic() > give_up_s:
+                    raise
+            await asyncio.sleep(LOOK_S)
 
     def _suspects(self) -> tuple[str, ...]:
         """Who may have ended the server: the one that was there alone, or those that were there

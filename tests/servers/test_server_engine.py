@@ -547,6 +547,29 @@ def test_a_server_that_is_busy_when_it_is_asked_whether_it_lives_is_asked_again(
         assert engine.healthy
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_too_busy_to_answer_whether_it_lives_is_asked_again_for_so_long(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
+    monkeypatch.setattr(server_engine, "HUNG_S", 3600.0 if answers else 0.1)
+    asked_for: list[str] = []
+    with engine_at(vllm) as engine:
+        real = engine._asking.connection.ask
+
+        async def ask(path: str, *args: Any, **options: Any) -> Any:
+            asked_for.append(path)
+            if path == "/v1/models" and not (answers and asked_for.count(path) > 3):
+                raise AnswerCut("cut")
+            return await real(path, *args, **options)
+
+        monkeypatch.setattr(engine._asking.connection, "ask", ask)
+        with pytest.raises(EngineDied) as caught:
+            engine.submit(asked(prompt="cut 2")).result(timeout=60)
+        assert caught.value.death.lives == engine.healthy == answers
+    assert asked_for.count("/v1/models") == 4 or not answers
+
+
 def test_a_job_that_is_not_wanted_stops_asking_whether_it_can_go_on(vllm: StandIn) -> None:
     with engine_at(vllm) as engine, ThreadPoolExecutor(1) as pool:
         first = engine.submit(asked(max_tokens=2))
