@@ -187,11 +187,11 @@ class ModelChanger(Repeater):
 
     def _note(self) -> Note:
         now_s = time.monotonic()
-        aside = {name for name, each in self._aside.items() if now_s < each.until_s}
-        aside.update(self._taken())
+        aside = {name: each.times for name, each in self._aside.items() if now_s < each.until_s}
+        others = {*aside, *self._taken()}
         usual_s = mean(self._load_s.values())
         load_s = {
-            name: self._load_s.get(name, usual_s) for name in self._loaders if name not in aside
+            name: self._load_s.get(name, usual_s) for name in self._loaders if name not in others
         }
         is_here = self._engine.absence is None
         return Note(
@@ -203,7 +203,7 @@ class ModelChanger(Repeater):
             left_s=len(self._running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
             lost_s=self._lost_s() if is_here else 0.0,
             pinned=self.is_pinned,
-            set_aside={name: self._aside[name].times for name in aside},
+            set_aside=aside,
         )
 
     @property
