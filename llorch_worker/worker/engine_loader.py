@@ -68,6 +68,8 @@ class EngineLoader:
         self._intake: IntakeProcess | None = None
         self._address: Address | None = None
         self._first = True
+        self._outdated = False
+        self._closed = False
 
     def anew(self) -> EngineLoader:
         """One for what the model's files hold now. It has an intake of its own."""
@@ -112,6 +114,8 @@ class EngineLoader:
         """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
         cannot be downloaded."""
         with self._starting:
+            if self._closed:
+                raise InternalError(f"{self._settings.served_name} has new weights")
             if self._intake is None:
                 self._intake = IntakeProcess(local_path(self._settings.model))
             return self._intake
@@ -138,12 +142,18 @@ class EngineLoader:
         if intake is not None:
             intake.close()
 
+    def forget(self) -> None:
+        """Has the next load read all of the model's files anew."""
+        self._outdated = True
+
     def intake_stacks(self) -> str:
         """See :meth:`.IntakeProcess.stacks`; "" if there is no intake."""
         return "" if self._intake is None else self._intake.stacks()
 
     def close(self) -> None:
-        """Ends the intake."""
+        """Ends the intake; none starts any more."""
+        with self._starting:
+            self._closed = True
         self.rest()
 
     def load(
@@ -161,6 +171,9 @@ class EngineLoader:
 
     def _load_own(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         self.loaded_share = 0.0
+        if self._outdated:
+            self._outdated = False
+            self.rest()
         try:
             return self._start(listener)
         finally:

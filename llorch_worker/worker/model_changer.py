@@ -105,6 +105,7 @@ class ModelChanger(Repeater):
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._ended: Counter[str] = Counter()
         self._looked_s = self._busy_at_s = time.monotonic()
+        self._renew_at_s = 0.0
         self._unloaded = False
         self._asked: deque[str | None] = deque()
         """Models that somebody wants; None: none."""
@@ -147,11 +148,16 @@ class ModelChanger(Repeater):
     # Deciding ----------------------------------------------------------------------------------
 
     def _look_unless_it_moves(self) -> None:
-        if self._engine.moving.acquire(blocking=False):
-            try:
-                self._look()
-            finally:
-                self._engine.moving.release()
+        if not self._engine.moving.acquire(blocking=False):
+            # A reload may take minutes. Others shall neither miss this seat nor wait for it to
+            # change.
+            note = self._note()
+            self._renew(note.model_copy(update={"kept_s": min(note.kept_s, -LOOK_S)}))
+            return
+        try:
+            self._look()
+        finally:
+            self._engine.moving.release()
 
     def _look(self) -> None:
         self._measure()
@@ -191,7 +197,9 @@ class ModelChanger(Repeater):
         others = {*aside, *self._taken()}
         usual_s = mean(self._load_s.values())
         load_s = {
-            name: self._load_s.get(name, usual_s) for name in self._loaders if name not in others
+            name: self._load_s.get(name, usual_s)
+            for name in ([self._model] if self._model == self._pin else self._loaders)
+            if name not in others
         }
         is_here = self._engine.absence is None
         return Note(
@@ -209,7 +217,7 @@ class ModelChanger(Repeater):
     @property
     def is_pinned(self) -> bool:
         """Whether it keeps its model in any case."""
-        return self._model == self._pin
+        return self._model == self._pin and not self._unloaded
 
     def _running(self) -> tuple[Claim, ...]:
         return HELD_CLAIMS.running(self._model)
@@ -296,7 +304,7 @@ class ModelChanger(Repeater):
         """Ends the engine until jobs wait."""
         if self._unloaded:
             return
-        with self._without_jobs(0.0) as have_left:
+        with self._without_jobs(0.0, self._note()) as have_left:
             if not have_left or not self._engine.rest(why):
                 return
             self._unloaded = True
@@ -334,7 +342,7 @@ class ModelChanger(Repeater):
         if not residents.decide(self._redis, note, seen, leaves=leaves):
             return False
         logger.info("%s: %s", move, WHY[change.reason])
-        with self._without_jobs(change.patience_s) as have_left:
+        with self._without_jobs(change.patience_s, note) as have_left:
             if not have_left:
                 logger.warning("stays with %s: its jobs do not leave", before)
                 return True
@@ -362,41 +370,46 @@ class ModelChanger(Repeater):
         return True
 
     @contextmanager
-    def _without_jobs(self, patience_s: float) -> Iterator[bool]:
-        """Takes no jobs meanwhile. Those that run may end for ``patience_s``; then they go back."""
+    def _without_jobs(self, patience_s: float, note: Note) -> Iterator[bool]:
+        """Takes no jobs meanwhile. Those that run may end for ``patience_s``; then they go back.
+        The ``note`` says so to others."""
         self.changing = True
         self._on_change()
         try:
-            have_left = self._left_within(patience_s)
+            have_left = self._left_within(patience_s, note)
             # A worker that stops lets them end.
             if not have_left and not self.closing.is_set():
                 self._hand_back(self._model)
-                have_left = self._left_within(LEAVE_S)
+                have_left = self._left_within(LEAVE_S, note)
             yield have_left and not self.closing.is_set()
         finally:
             self.changing = False
             self._on_change()
 
-    def _left_within(self, limit_s: float) -> bool:
+    def _left_within(self, limit_s: float, note: Note) -> bool:
         until_s = time.monotonic() + limit_s
         while self._running():
             if time.monotonic() >= until_s or self.closing.wait(POLL_S):
                 return False
+            self._renew(note)
         return True
+
+    def _renew(self, note: Note) -> None:
+        """Writes the note again if that was long ago."""
+        if time.monotonic() < self._renew_at_s:
+            return
+        self._renew_at_s = time.monotonic() + LOOK_S
+        with suppress(RedisError):  # what takes long goes on without it
+            residents.renew(self._redis, note, residents.read(self._redis).now_ms)
 
     def _wait_for_engine(self, note: Note) -> None:
         """Until it is there, or has not started."""
         failed = self._engine.deaths.total()
-        renew_at_s = time.monotonic() + LOOK_S
         while self._engine.absence is not None and self._engine.deaths.total() == failed:
             if self.closing.wait(POLL_S):
                 return
-            if time.monotonic() >= renew_at_s:
-                renew_at_s = time.monotonic() + LOOK_S
-                left_s = self._since_s - time.monotonic() - note.kept_s
-                note = note.model_copy(update={"kept_s": -max(0.1, left_s)})
-                with suppress(RedisError):  # the load goes on without it
-                    residents.renew(self._redis, note, residents.read(self._redis).now_ms)
+            left_s = self._since_s - time.monotonic() - note.kept_s
+            self._renew(note.model_copy(update={"kept_s": -max(0.1, left_s)}))
 
     def _put_aside(self, model: str) -> None:
         if model in self._aside and time.monotonic() < self._aside[model].until_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, MutableMapping
 from queue import SimpleQueue
@@ -39,15 +40,18 @@ class Reloader(Repeater):
         engine: ResidentEngine,
         loaders: MutableMapping[str, EngineLoader],
         *,
+        alone: threading.Lock,
         drain_s: float,
         hand_back: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
-        """``loaders``: of each model; that of new weights takes its place here. ``drain_s``: how
-        long jobs may end on the old weights; then ``hand_back`` returns one to its queue by its id.
-        ``on_change`` is called when :attr:`draining` or :attr:`state` has changed."""
+        """``loaders``: of each model; that of new weights takes its place here. ``alone``: held
+        while one of the worker's seats reloads, as each takes all memory that is free. ``drain_s``:
+        how long jobs may end on the old weights; then ``hand_back`` returns one to its queue by its
+        id. ``on_change`` is called when :attr:`draining` or :attr:`state` has changed."""
         self._engine = engine
         self._loaders = loaders
+        self._alone = alone
         self._drain_s = drain_s
         self._hand_back = hand_back
         self._on_change = on_change
@@ -73,16 +77,20 @@ class Reloader(Repeater):
         model = self._asked.get()
         if model is None or self.closing.is_set():
             return
-        with self._engine.moving:
+        with self._alone, self._engine.moving:
+            if self.closing.is_set():
+                return
             name = self._engine.facts.model_name
             if model in ("", name):
                 self._reload(name)
             else:
+                self._forget(model)
                 logger.info("%s is not loaded now; its next load reads its files anew", model)
 
     def _reload(self, model: str) -> None:
         old, loader = self._engine.current, self._loaders[model]
         if old is None:
+            self._forget(model)
             logger.info("%s: it has no engine now; the next one reads its files", model)
             return
         if not isinstance(old, EngineProcess):
@@ -101,6 +109,10 @@ class Reloader(Repeater):
             self._keep(model, f"a defect: {type(error).__name__}")
         finally:
             (loader if taken else new).close()
+
+    def _forget(self, model: str) -> None:
+        forget_commits()
+        self._loaders[model].forget()
 
     def _replace(self, model: str, old: EngineProcess, new: EngineLoader) -> bool:
         """Whether ``new`` has taken the place of its loader."""
@@ -146,6 +158,7 @@ class Reloader(Repeater):
             self._done(f"{model}: its old engine has ended meanwhile; the next one reads its files")
             return False
         self._loaders[model] = new
+        self._engine.load_s = time.monotonic() - began_s
         jobs = counted(len(self._engine.jobs_of(old)), "job")
         self._done(
             f"{model} has new weights after {time.monotonic() - began_s:.1f} s; {jobs} of the old "

@@ -15,6 +15,7 @@ from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.contract import InternalError
 from llorch_worker.engine.interface import EngineDied
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs, CancelListener
@@ -179,13 +180,19 @@ class Residency:
         cannot be. A signal handler may call it."""
         if model is not None and model not in self._loaders:
             return f"it has no model of that name; it has {', '.join(self._loaders)}"
-        for seat in self.seats:
-            if model in (None, seat.model):
-                seat.reloader.ask(None if model is None else str(model))
+        has = [seat for seat in self.seats if model is None or model in seat.models]
+        for seat in has or self.seats[:1]:
+            seat.reloader.ask(None if model is None else str(model))
         return None
 
     def _answer(self, model: str, question: TokenQuestion) -> dict[str, Any]:
-        return self._loaders[model].answer(question)
+        loader = self._loaders[model]
+        try:
+            return loader.answer(question)
+        except InternalError:
+            if loader is self._loaders[model]:
+                raise
+            return self._loaders[model].answer(question)  # a reload came meanwhile
 
     def status(self) -> str:
         """The worker in one line."""

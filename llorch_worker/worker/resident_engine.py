@@ -106,6 +106,8 @@ class ResidentEngine:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._served_since_s = time.monotonic()
+        self.load_s: float | None = None
+        """How long the load of the engine took; None of the first."""
         self._died_in_a_row = 0
         self.absence: Absence | None = None
         self.deaths: Counter[str] = Counter()
@@ -296,6 +298,10 @@ class ResidentEngine:
             return
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
+            if self.absence is not None and self.absence.planned:
+                # It was about to end. What comes next is decided.
+                self.deaths[death.label] += 1
+                return
             self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
             of_server = death.label == "server"
             what = death.reason if of_server else f"the engine died: {death.reason}"
@@ -360,7 +366,7 @@ class ResidentEngine:
         if is_closing:
             engine.close()
             return
-        loaded_s = self._served_since_s - began_s
+        self.load_s = loaded_s = self._served_since_s - began_s
         # Whoever planned it says so.
         (logger.debug if absence.planned else logger.info)(
             "the %s serves again after %.1f s%s",

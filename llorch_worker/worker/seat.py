@@ -48,6 +48,7 @@ class Worker:
     """Whether no other worker of a model is known."""
     metrics_address: Callable[[], tuple[str, int] | None]
     """Where it serves metrics."""
+    reloading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     started_at: float = dataclasses.field(default_factory=time.time)
 
 
@@ -75,7 +76,7 @@ class Seat:
         self._others = others
         self._claim_again = claim_again
         self._window = JobWindow()
-        self.load_s = load_s
+        self._first_load_s = load_s
         self.engine = ResidentEngine(
             engine,
             worker.loaders[engine.facts.model_name].load,
@@ -96,6 +97,7 @@ class Seat:
         self.reloader = Reloader(
             self.engine,
             worker.loaders,
+            alone=worker.reloading,
             drain_s=settings.drain_s,
             hand_back=worker.active_jobs.hand_back,
             on_change=self._changed,
@@ -127,6 +129,11 @@ class Seat:
     def models(self) -> tuple[str, ...]:
         """That, and what it changes to."""
         return (self.model,) if self.changer is None else (self.model, self.changer.model)
+
+    @property
+    def load_s(self) -> float:
+        """How long loading and warming up the engine took."""
+        return self._first_load_s if (found := self.engine.load_s) is None else found
 
     @property
     def late_s(self) -> float:
