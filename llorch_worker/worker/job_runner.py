@@ -166,7 +166,8 @@ class JobRunner:
         same = journal.fingerprint == self._engine.facts.fingerprint
         if same and self._engine.facts.replays:
             return page
-        if job.stopped or claim.cancelled:
+        is_ours = claim.model == self._engine.facts.model_name
+        if job.stopped or claim.cancelled or not is_ours:
             return page  # it does not run here
         try:
             request = _request_of(delivery)
