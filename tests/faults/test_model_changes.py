@@ -15,7 +15,7 @@ from tests.toy_generation import token_id
 
 MODELS = "abc"
 WAVES = 3
-JOBS_A_WAVE = 16
+JOBS_A_WAVE = 8
 TOKENS = 5
 WAIT_S = 240
 
@@ -30,9 +30,9 @@ def running(url: str, folder: Path, name: str) -> Iterator[WorkerProcess]:
 
 
 def wave(client: Client, chance: random.Random, favourite: int) -> list[Job]:
-    """Jobs of all models, most of one."""
+    """Jobs of all models, so that two workers have to change, and most of one."""
     in_order = [*MODELS[favourite:], *MODELS[:favourite]]
-    models = chance.choices(in_order, [6, 3, 2], k=JOBS_A_WAVE)
+    models = [*MODELS, *chance.choices(in_order, [6, 3, 2], k=JOBS_A_WAVE - len(MODELS))]
     return [client.submit(model=model, prompt="x", max_tokens=TOKENS) for model in models]
 
 
