@@ -119,7 +119,7 @@ export class Fleet {
       for (const note of [worker.away, worker.reload]) {
         if (note) notes.push(el("small", { class: "silence" }, note));
       }
-      else if (worker.last_death) {
+      if (!worker.away && worker.last_death) {
         const when = worker.died_s === null ? "" : ` ${duration(1000 * worker.died_s)} ago`;
         notes.push(el("small", { class: "silence" }, `last death${when}: ${worker.last_death}`));
       }
