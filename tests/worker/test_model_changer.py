@@ -76,9 +76,12 @@ def test_a_seat_that_reloads_stays_noted_and_no_other_waits_for_its_change(
         before = note_of(own_server.url)
         assert before.kept_s >= 0
         with seat.engine.moving:
-            wait_until(
-                lambda: changer.attempt() or note_of(own_server.url).seen_ms > before.seen_ms
-            )
+
+            def is_noted_again() -> bool:
+                changer.attempt()
+                return note_of(own_server.url).seen_ms > before.seen_ms
+
+            wait_until(is_noted_again)
             assert (during := note_of(own_server.url)).kept_s < 0
         assert during.resident == "a"
         assert during.may_serve("b")
