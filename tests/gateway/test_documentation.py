@@ -72,8 +72,12 @@ def test_the_ranges_of_the_contract_are_in_the_schema_of_every_api(
     assert "anyOf" not in schemas["ChatRequest"]["properties"]["prediction"]
 
 
-TEXT_PATHS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
-"""Their examples need a model of vectors: see ``test_texts.py``."""
+OF_OTHER_WORKERS = (
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+    *("/models/load", "/models/unload"),
+)
+"""They need a model of vectors or a worker of several models: see ``test_texts.py`` and
+``test_models.py``."""
 
 
 def test_the_examples_work(
@@ -84,7 +88,7 @@ def test_the_examples_work(
     count = 0
     for path, operations in http.get("/openapi.json").json()["paths"].items():
         body = operations.get("post", {}).get("requestBody", {}).get("content", {})
-        if "application/json" not in body or path in TEXT_PATHS:
+        if "application/json" not in body or path in OF_OTHER_WORKERS:
             continue
         name = body["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for example in schemas[name]["examples"]:

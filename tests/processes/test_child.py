@@ -126,7 +126,7 @@ def test_nothing_of_one_is_left_that_cannot_be_watched(
 ) -> None:
     started: list[int] = []
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         started.extend(each.pid for each in psutil.Process().children())
         raise RuntimeError("can't start new thread")
 

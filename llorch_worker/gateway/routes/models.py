@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
@@ -81,6 +81,8 @@ async def get_model(model: str, gateway: TheGateway, request: Request) -> Model 
 
 class Moved(WholeBody):
     """``worker``: its name; by default the one with least to do."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "llama-2-7b"}]})
 
     model: str = Field(min_length=1)
     worker: str | None = None
