@@ -230,7 +230,8 @@ def _claim_of(
     begun = [values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)]
     for each in begun:
         each[1] = each[1] or _large_message(client, text(each[0]))
-    ready, later, unread = _sorted(each for each in begun if each[1])
+    # An entry of an inbox may be empty: it is none of a job, and has not been deleted.
+    ready, later, unread = _sorted(each for each in begun if each[1] or each[-1])
     for each in later:
         _release(client, each, "scheduled", due_ms=each.due_ms or 0)
     _reread(client, unread, terms)

@@ -43,5 +43,8 @@ end
 -- The `brief` message of a job; nil if somebody has deleted it.
 local function message_of(id)
   local message = redis.call('GETRANGE', message_key(id), 0, APART_BYTES)
-  return message ~= '' and brief(message) or nil
+  if message == '' and redis.call('EXISTS', message_key(id)) == 0 then
+    return nil
+  end
+  return brief(message)
 end
