@@ -56,7 +56,7 @@ def test_ids_and_vectors_are_those_of_hugging_face(folder: Path, dtype: str, lea
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder).eval()
     with EmbeddingEngine.load(folder, device="cpu", dtype=dtype) as engine:
-        most = engine.config.longest_text
+        most = engine.facts.max_context
         expected, expected_ids = [], []
         for text in TEXTS:
             ids = tokenizer(text, truncation=True, max_length=most)["input_ids"]

@@ -54,8 +54,8 @@ def sentence(loaded: LoadedModel) -> str:
 def test_memory_that_runs_out_is_told_with_planned_and_free(
     loaded: LoadedModel, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "free_bytes", lambda _: 5 * 2**30)
-    monkeypatch.setattr(load_plan, "free_bytes", lambda _: 5 * 2**30)
+    monkeypatch.setattr(loading, "free_bytes", lambda *_: 5 * 2**30)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda *_: 5 * 2**30)
     fail(NO_MEMORY)
     said = sentence(loaded)
     for part in ("memory ran out on cpu for", "was planned", "5.0 GiB was free", "lower"):

@@ -205,7 +205,7 @@ def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_plan, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda *_: 100_000)
     monkeypatch.setattr(Transformer, "load", lambda *args, **kwargs: pytest.fail("they were read"))
     with pytest.raises(ModelLoadFailed) as caught:
         Engine.load(loaded.path, device="cpu")

@@ -286,7 +286,7 @@ def test_kv_blocks_get_the_memory_that_recorded_steps_left(
     assert plan.num_blocks == ROWS * 4
     card = Card()
     monkeypatch.setattr(loading, "CudaRecorder", lambda _: card)
-    monkeypatch.setattr(loading, "free_bytes", lambda _: card.free_bytes)
+    monkeypatch.setattr(loading, "free_bytes", lambda *_: card.free_bytes)
     planned = plan.with_recorded(0)
     card.free_bytes = needed = next(
         free

@@ -66,7 +66,7 @@ def test_the_vocabulary_takes_memory_from_the_blocks(
     loaded: LoadedModel, plan: LoadPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = plan.weights_bytes + plan.vocabulary_bytes + left_for(plan, 10)
-    monkeypatch.setattr(load_plan, "free_bytes", lambda _: free)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda *_: free)
     assert plan.vocabulary_bytes > 0
     assert planned(loaded).num_blocks == 10
 
@@ -163,8 +163,8 @@ def shrinking(plan: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for all planned blocks before the load, and for 10 once the weights are loaded."""
     beside = plan.weights_bytes + plan.vocabulary_bytes
     enough = beside + left_for(plan, SEQUENCES * CONTEXT_BLOCKS)
-    monkeypatch.setattr(load_plan, "free_bytes", lambda _: enough)
-    monkeypatch.setattr(loading, "free_bytes", lambda _: left_for(plan, 10))
+    monkeypatch.setattr(load_plan, "free_bytes", lambda *_: enough)
+    monkeypatch.setattr(loading, "free_bytes", lambda *_: left_for(plan, 10))
 
 
 @pytest.mark.usefixtures("shrinking")
@@ -217,7 +217,7 @@ def on_a_card(
 ) -> LoadPlan:
     """The plan for a card with so much free memory, and torch's kernels."""
     monkeypatch.setattr(load_plan, "resolve_device", lambda _: torch.device("cuda", 0))
-    monkeypatch.setattr(load_plan, "free_bytes", lambda _: free_bytes)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda *_: free_bytes)
     return plan_load(loaded.path, EngineOptions(dtype="bfloat16", kernels="torch", **options))
 
 
