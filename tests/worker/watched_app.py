@@ -11,12 +11,12 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.worker.celery import job_message
 from llorch_worker.worker.celery.consumer import JobConsumer
 from llorch_worker.worker.celery.request import JobRequest
 from llorch_worker.worker.celery.task import JobTask
+from llorch_worker.worker.claimer import Claimer
 from llorch_worker.worker.delivery import Delivery
 from tests.toy_app import app as app
 
@@ -43,9 +43,9 @@ def _read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
     return read
 
 
-def _take(consumer: JobConsumer, claim: Claim) -> None:
-    watch(claim, claim.job_id)
-    _really_take(consumer, claim)
+def _take(consumer: JobConsumer, claimer: Claimer) -> None:
+    watch(claimer.arrived[0], claimer.arrived[0].job_id)
+    _really_take(consumer, claimer)
 
 
 def _request(delivery: Delivery) -> GenerationRequest:
