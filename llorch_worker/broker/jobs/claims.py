@@ -229,9 +229,9 @@ def _claim_of(
             logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
     begun = [values[at : at + CLAIM_VALUES] for at in range(0, end, CLAIM_VALUES)]
     for each in begun:
-        each[1] = each[1] or _large_message(client, text(each[0]))
-    # An entry of an inbox may be empty: it is none of a job, and has not been deleted.
-    ready, later, unread = _sorted(each for each in begun if each[1] or each[-1])
+        if each[1] is None:
+            each[1] = _large_message(client, text(each[0]))
+    ready, later, unread = _sorted(each for each in begun if each[1] is not None)
     for each in later:
         _release(client, each, "scheduled", due_ms=each.due_ms or 0)
     _reread(client, unread, terms)
@@ -240,15 +240,15 @@ def _claim_of(
     return Taken(ready, again_ms / 1e3 if again_ms >= 0 else None, repeated)
 
 
-def _large_message(client: Redis, job_id: str) -> bytes:
-    """What ``lua/claim.lua`` leaves for commands of their own; empty if somebody has deleted it:
+def _large_message(client: Redis, job_id: str) -> bytes | None:
+    """What ``lua/claim.lua`` leaves for commands of their own; None if somebody has deleted it:
     the claim's lease then lapses. In pieces, between which Redis answers others."""
     pieces: list[bytes] = []
     while not pieces or len(pieces[-1]) == _PIECE_BYTES:
         first = len(pieces) * _PIECE_BYTES
         wanted = ("GETRANGE", keys.message(job_id), first, first + _PIECE_BYTES - 1)
         pieces.append(client.execute_command(*wanted, **{NEVER_DECODE: True}))
-    return b"".join(pieces)
+    return b"".join(pieces) or None
 
 
 def _classes(consumed: Iterable[str]) -> dict[str, bool]:

@@ -69,7 +69,7 @@ local function settle(record, score)
   local outcome, claim = settle_waiting(record, score, terms, suspect_since_us)
   if outcome == 'claimed' then
     claims[#claims + 1] = claim
-    bytes = bytes + (claim[2] == '' and redis.call('STRLEN', message_key(record.id)) or #claim[2])
+    bytes = bytes + (claim[2] and #claim[2] or redis.call('STRLEN', message_key(record.id)))
     suspect_since_us = suspect_since_us or claim[10] == 1 and now_us()
   elseif outcome == 'buried' then
     dropped[#dropped + 1] = {record.id, outcome}

@@ -35,9 +35,9 @@ local function read_message(message)
   return not (id:find('[\128-\255]') and message:find('[\128-\255]')) and headers or nil
 end
 
--- What a claim returns of a message; '' for one that is large: the caller reads it after the claim.
+-- What a claim returns of a message; false for one that is large: the caller reads it after the claim.
 local function brief(message)
-  return #message > APART_BYTES and '' or message
+  return #message <= APART_BYTES and message
 end
 
 -- The `brief` message of a job; nil if somebody has deleted it.

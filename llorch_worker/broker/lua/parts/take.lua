@@ -56,7 +56,7 @@ local function exhaust(record, terms)
   end_stream(id, terms.end_event, terms.stream_s)
 end
 
--- What a claim returns of a job: its id, message, attempts, fence, list, ms of its first claim and of this one, 1 if this is
+-- What a claim returns of a job: its id, message or nil, attempts, fence, list, ms of its first claim and of this one, 1 if this is
 -- the first, 1 if a cancel was requested, 1 if it is a suspect, its ETA (in ms if it has waited for it, else as the
 -- message has it, or nil), ms of its retry, or nil, and 1 if Python is to read the message.
 local function values_of(record, message, claimed_ms, is_first, cancelled, terms)
@@ -102,7 +102,7 @@ local function begun_by(terms)
     local record = read_record(known[place])
     local message = message_of(record.id)
     -- Without its message somebody has deleted a part of it.
-    if message and is_claimed(record.id, known[place + 1]) then
+    if message ~= nil and is_claimed(record.id, known[place + 1]) then
       record.fence, record.attempts = known[place + 1], string.format('%d', record.attempts)
       redis.call('ZADD', LEASES, string.format('%d', now_ms() + terms.lease_ms), record.id)
       again[#again + 1] = values_of(record, message, string.format('%d', now_ms()),
@@ -119,8 +119,13 @@ end
 --   'suspect', if it is one and the caller `holds_suspect`, or 'unfit', if the caller lacks what it needs: it waits on
 local function settle_waiting(record, score, terms, holds_suspect)
   local id = record.id
-  local message = record.state == 'waiting' and (record.message and brief(record.message) or message_of(id))
-  if not message then
+  local message
+  if record.message then
+    message = brief(record.message)
+  elseif record.state == 'waiting' then
+    message = message_of(id)
+  end
+  if message == nil then
     -- Somebody has deleted a part of it.
     return 'gone'
   end
