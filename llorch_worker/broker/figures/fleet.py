@@ -155,8 +155,7 @@ def _load(
         queues=_queues(found),
         suspects=found.suspects,
         scheduled=found.scheduled,
-        # One that keeps several models has a card for each.
-        workers=len({worker.hostname for worker in workers if card.name in worker.served}),
+        workers=registry.count_serving(workers, card.name),
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
         orphaned=orphaned,

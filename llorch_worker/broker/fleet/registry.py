@@ -283,6 +283,11 @@ def workers(client: redis.Redis) -> list[WorkerCard]:
     return sorted(_cards(client, known), key=lambda card: card.hostname)
 
 
+def count_serving(cards: Iterable[WorkerCard], model: str) -> int:
+    """How many workers serve the model. One that keeps several models has a card for each."""
+    return len({card.hostname for card in cards if model in card.served})
+
+
 def _cards(client: redis.Redis, places: Iterable[str]) -> list[WorkerCard]:
     names = list(map(keys.worker, places))
     documents = client.mget(names) if names else []

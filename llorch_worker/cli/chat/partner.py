@@ -105,18 +105,20 @@ class Partners:
         return self._client
 
     def _served(self, model: str | None) -> Partner:
+        from llorch_worker.broker.fleet.registry import count_serving
+
         client = self._connected()
         if model is None and len(names := self.served()) > 1:
             model = next((each for each in names if self._generates(each)), names[0])
             self._screen.note(f"{', '.join(names)} are served; /model NAME chooses another.")
         card = client.model_card(model)
         check_task(_CHAT, card.name, card.tasks)
-        workers = [each for each in client.workers() if card.name in each.served]
+        workers = count_serving(client.workers(), card.name)
         if not workers:
             self._screen.note(
                 f"no worker serves {card.name} now: answers wait until one starts", "yellow"
             )
-        return _Served(client, card.name, len(workers), card.generation_config)
+        return _Served(client, card.name, workers, card.generation_config)
 
     def _generates(self, model: str) -> bool:
         return _CHAT.task in self._connected().model_card(model).tasks

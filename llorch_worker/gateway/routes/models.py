@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.broker.figures.fleet_client import FleetClient
-from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard, count_serving
 from llorch_worker.contract import ModelNotServed
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.generation_config import GenerationConfig
@@ -153,7 +153,7 @@ def _model(card: ModelCard, workers: Sequence[WorkerCard], config: GenerationCon
         id=card.name,
         created=created,
         max_model_len=card.max_context,
-        workers=sum(card.name in worker.served for worker in workers),
+        workers=count_serving(workers, card.name),
         generation_config=config,
         tasks=card.tasks,
         status=_status(card.name, workers),

@@ -137,3 +137,9 @@ def test_workers_that_are_long_gone_are_forgotten(store: redis.Redis) -> None:
     note_seen(store, place_of("m", "old@h"), ago_s=DAYS_S)
     registry.announce(store, card("a@h"))
     assert registry.remembered(store)["m"] == ["llorch.m@a.h"]
+
+
+def test_a_worker_that_keeps_several_models_is_one_of_each() -> None:
+    several = [card("w1", model).model_copy(update={"models": ("m", "n")}) for model in "mn"]
+    cards = [*several, card("w2")]
+    assert [registry.count_serving(cards, model) for model in ("m", "n", "o")] == [2, 1, 0]
