@@ -1,8 +1,7 @@
-"""What Redis shows of the fleet: workers, models and waiting jobs."""
+"""What Redis shows of the fleet, and what people tell its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from typing import Self
 
@@ -24,7 +23,7 @@ LOAD_COMMAND, UNLOAD_COMMAND, RELOAD_COMMAND = "llorch_load", "llorch_unload", "
 
 
 class FleetClient:
-    """The figures that ``status``, ``doctor`` and ``up`` read.
+    """The figures that ``status``, ``doctor`` and ``up`` read, and commands to workers.
 
     Every method raises :class:`BrokerUnavailable` if Redis does not answer.
     """
@@ -70,27 +69,12 @@ class FleetClient:
         """Has a worker load one of its models; returns which one: ``worker``, or the one with least
         to do. Raises ``ModelNotServed`` if none can, ``CommandError`` if it refuses."""
         able = [card for card in self.workers() if model in card.served]
-        # One that has it already need not change.
-        return self._tell_one(
-            LOAD_COMMAND,
-            model,
-            worker,
-            able,
-            "serves",
-            lambda card: (card.model != model, card.load, card.hostname),
-        )
+        return self._tell_one(LOAD_COMMAND, model, worker, able, "serves")
 
     def unload(self, model: str, worker: str | None = None) -> str:
         """Likewise, has it end its engine until jobs wait."""
         able = [card for card in self.workers() if model == card.model]
-        return self._tell_one(
-            UNLOAD_COMMAND,
-            model,
-            worker,
-            able,
-            "has loaded",
-            lambda card: (False, card.load, card.hostname),
-        )
+        return self._tell_one(UNLOAD_COMMAND, model, worker, able, "has loaded")
 
     def reload(self, model: str, worker: str | None = None) -> list[str]:
         """Has all workers that have the model loaded, or ``worker``, load the new weights of its
@@ -103,15 +87,13 @@ class FleetClient:
         return [card.hostname for card in able]
 
     def _tell_one(
-        self,
-        command: str,
-        model: str,
-        worker: str | None,
-        able: list[WorkerCard],
-        what: str,
-        order: Callable[[WorkerCard], tuple[bool, float, str]],
+        self, command: str, model: str, worker: str | None, able: list[WorkerCard], what: str
     ) -> str:
-        card = min(_named(able, model, worker, what), key=order)
+        card = min(
+            _named(able, model, worker, what),
+            # One that has it already need not change.
+            key=lambda card: (card.model != model, card.load, card.hostname),
+        )
         self._obey(card.hostname, command, model)
         return card.hostname
 
