@@ -155,19 +155,18 @@ class _Encoder:
     def judged(self) -> list[list[int]]:
         """The ids of each pair in a question that yes or no answers, as Qwen3-Reranker's card has
         it."""
-        (name, queries), (other, documents) = _groups(self._request)
+        (name, first), (other, second) = _groups(self._request)
         before, behind = (
             self._tokenizer.encode(part, add_special_tokens=False, parse_special=True)
             for part in _JUDGING
         )
         room = self._limits.max_context - len(before) - len(behind)
+        queries = [self._as_text(each, text) for each, text in _named(name, first)]
         if len(queries) == 1:
-            queries = [*queries] * len(documents)
+            queries *= len(second)
         asked = self._request.instruction or _JUDGED_BY
         texts = []
-        for at, (query, document) in enumerate(zip(queries, documents, strict=True)):
-            field = f"{other}.{at}"
-            query = self._as_text(name if name == "query" else f"{name}.{at}", query)
+        for query, (field, document) in zip(queries, _named(other, second), strict=True):
             document = self._as_text(field, document)
             text = f"<Instruct>: {asked}\n<Query>: {query}\n<Document>: {document}"
             ids = self._inside(field, text)

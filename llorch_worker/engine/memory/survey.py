@@ -24,34 +24,25 @@ from llorch_worker.weights import fingerprint, open_checkpoint
 
 def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: bool) -> Surveyed:
     """What a model is of which ``resident`` are loaded at a time."""
-    share = f"; or lower LLORCH_RESIDENT: {resident} models at a time share the memory"
-
-    def refusal(misfit: str | None) -> str | None:
-        return misfit and misfit + (share if resident > 1 else "")
-
     known = ""
     try:
         checkpoint = open_checkpoint(local_path(path))
         if fingerprints:
             known = fingerprint(checkpoint)
+        plan: LoadPlan | EncoderPlan
         if is_for_texts(checkpoint, options):
-            encoder = plan_encoder(checkpoint, options)
-            return Surveyed(
-                encoder.longest_context,
-                {},
-                refusal(encoder.misfit),
-                encoder.tasks,
-                lacks_bytes=_lacking(encoder),
-                fingerprint=known,
-            )
-        plan = plan_load(path, options, checkpoint)
-        config, _ = plan.generation_config
+            plan = plan_encoder(checkpoint, options)
+            found = Surveyed(plan.longest_context, tasks=plan.tasks)
+        else:
+            plan = plan_load(path, options, checkpoint)
+            config, _ = plan.generation_config
+            found = Surveyed(plan.shape.max_context, dict(config))
     except LlorchError as error:
         return Surveyed(refusal=error.message, fingerprint=known)
-    return Surveyed(
-        plan.shape.max_context,
-        dict(config),
-        refusal(plan.misfit),
+    shared = f"; or lower LLORCH_RESIDENT: {resident} models at a time share the memory"
+    return replace(
+        found,
+        refusal=plan.misfit and plan.misfit + (shared if resident > 1 else ""),
         lacks_bytes=_lacking(plan),
         fingerprint=known,
     )

@@ -11,7 +11,7 @@ import torch
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
 from llorch_worker.model import RaggedBatch, Transformer
 from llorch_worker.model.encoder.decoder_rule import FOLDER_HEAD, GGUF_HEAD, HeadKind
-from llorch_worker.model.encoder.encoder import Texts
+from llorch_worker.model.encoder.encoder import Texts, positions_within
 from llorch_worker.model.encoder.pooling import Pooling
 from llorch_worker.weights import Checkpoint
 
@@ -69,10 +69,7 @@ class DecoderOfTexts:
         counts = torch.tensor(lengths)
         blocks = -(-counts // size)
         firsts = blocks.cumsum(0) - blocks
-        # 0, 1, ... within each text.
-        positions = torch.arange(len(token_ids)) - (counts.cumsum(0) - counts).repeat_interleave(
-            counts
-        )
+        positions = positions_within(counts)
         # Of what is behind a text's own blocks any will do.
         tables = (firsts[:, None] + torch.arange(int(blocks.max()))) % self._cache.blocks.total
         batch = RaggedBatch(

@@ -72,6 +72,12 @@ class Texts:
     """int64 ``[tokens]``: 0 for the first text of a pair, 1 for the second; None for all 0."""
 
 
+def positions_within(lengths: torch.Tensor) -> torch.Tensor:
+    """The position of each token in its text: 0, 1, ... int64 ``[tokens]``."""
+    firsts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - firsts.repeat_interleave(lengths)
+
+
 @dataclass(frozen=True)
 class _Affine:
     """A linear layer with its bias."""
@@ -147,11 +153,7 @@ class Encoder:
     def hidden(self, texts: Texts) -> torch.Tensor:
         """Each token's vector in the last layer: ``[tokens, width]`` in the compute dtype."""
         config, lengths = self.config, texts.lengths
-        counts = torch.tensor(lengths)
-        # 0, 1, ... within each text.
-        positions = torch.arange(len(texts.token_ids)) - (
-            counts.cumsum(0) - counts
-        ).repeat_interleave(counts)
+        positions = positions_within(torch.tensor(lengths))
         device = self._tokens.device
         x = F.embedding(texts.token_ids.to(device), self._tokens)
         x = x + F.embedding(positions.to(device), self._positions)
