@@ -58,8 +58,9 @@ class EngineLoader:
         self._engine_class = engine_class
         self._max_sequences = max_sequences
         self._num_threads = num_threads
-        self._share_bytes = memory_bytes
         self._report = report
+        self.memory_bytes = memory_bytes
+        """Its share of the memory, beside the worker's other engines."""
         self.loaded_share: float | None = None
         """Of the bytes that it loads now; None while it loads nothing."""
         self.surveyed: Surveyed | None = None
@@ -80,20 +81,13 @@ class EngineLoader:
             max_sequences=self._max_sequences,
             num_threads=self._num_threads,
             report=self._report,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self.memory_bytes,
         )
-
-    @property
-    def _memory_bytes(self) -> int | None:
-        """Its share of the memory, beside the worker's other engines."""
-        return self._share_bytes if self.surveyed is None else self.surveyed.memory_bytes
 
     def survey(self) -> Surveyed:
         """Looks at the model's files again. Raises ModelLoadFailed if that is not possible."""
-        share_bytes = self._memory_bytes
-        options = replace(self._settings.engine_options, memory_bytes=share_bytes)
-        [found] = survey([self.model], options, fingerprints=True)
-        self.surveyed = replace(found, memory_bytes=share_bytes)
+        options = replace(self._settings.engine_options, memory_bytes=self.memory_bytes)
+        [self.surveyed] = survey([self.model], options, fingerprints=True)
         return self.surveyed
 
     @property
@@ -194,7 +188,7 @@ class EngineLoader:
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,
             max_sequences=self._max_sequences,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self.memory_bytes,
             num_threads=self._num_threads,
             watchdog_s=settings.watchdog_s,
             meanwhile=state.maybe_shutdown,
@@ -278,7 +272,7 @@ def survey_all(loaders: Mapping[str, EngineLoader], settings: Settings) -> None:
     of_ours = [loader for loader in loaders.values() if loader.is_of_ours]
     found = survey([loader.model for loader in of_ours], settings.engine_options, settings.resident)
     for loader, surveyed in zip(of_ours, found, strict=True):
-        loader.surveyed = surveyed
+        loader.surveyed, loader.memory_bytes = surveyed, surveyed.memory_bytes
     for name, loader in loaders.items():
         loader.surveyed = loader.surveyed or Surveyed(settings.max_context or MOST_CONTEXT)
         if loader.surveyed.refusal is not None:

@@ -29,6 +29,7 @@ from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
+from llorch_worker.worker.leaving import let_leave
 from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, rotation_s
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 LOOK_S: Final = 1.0
-POLL_S: Final = 0.05
-"""How often a change looks whether its jobs have left, or its engine is there."""
-LEAVE_S: Final = 30.0
-"""How long jobs that are handed back may take to leave. They write their last tokens."""
 DEFAULT_LOAD_S: Final = 10.0
 DEFAULT_JOB_S: Final = 1.0
 """What a load and a job take before any was measured."""
@@ -76,15 +73,13 @@ class ModelChanger(Repeater):
         engine: ResidentEngine,
         loaders: Mapping[str, EngineLoader],
         *,
-        load_s: float,
         taken: Callable[[], Collection[str]],
-        hand_back: Callable[[str], None],
+        hand_back: Callable[[Collection[str]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """``name``: see :func:`seat_name`. ``loaders``: of each model; ``load_s``: how long the
-        first took. ``taken``: the models of the worker's other seats. ``hand_back``
-        returns all running jobs of a model to their queues; ``on_change`` is called when the seat
-        takes jobs again, or no more."""
+        """``name``: see :func:`.residents.seat_name`. ``loaders``: of each model. ``taken``: the
+        models of the worker's other seats. ``hand_back`` returns running jobs to their queues, by
+        their ids; ``on_change`` is called when the seat takes jobs again, or no more."""
         self._redis = client
         self._name = name
         self._engine = engine
@@ -101,7 +96,7 @@ class ModelChanger(Repeater):
         self._next: str | None = None
         """What it is about to load."""
         self._since_s = time.monotonic()
-        self._load_s = {self._model: load_s}
+        self._load_s = {self._model: engine.load_s}
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._ended: Counter[str] = Counter()
         self._looked_s = self._busy_at_s = time.monotonic()
@@ -376,23 +371,17 @@ class ModelChanger(Repeater):
         self.changing = True
         self._on_change()
         try:
-            have_left = self._left_within(patience_s, note)
-            # A worker that stops lets them end.
-            if not have_left and not self.closing.is_set():
-                self._hand_back(self._model)
-                have_left = self._left_within(LEAVE_S, note)
+            have_left = let_leave(
+                lambda: [claim.job_id for claim in self._running()],
+                patience_s,
+                hand_back=self._hand_back,
+                closing=self.closing,
+                meanwhile=lambda: self._renew(note),
+            )
             yield have_left and not self.closing.is_set()
         finally:
             self.changing = False
             self._on_change()
-
-    def _left_within(self, limit_s: float, note: Note) -> bool:
-        until_s = time.monotonic() + limit_s
-        while self._running():
-            if time.monotonic() >= until_s or self.closing.wait(POLL_S):
-                return False
-            self._renew(note)
-        return True
 
     def _renew(self, note: Note) -> None:
         """Writes the note again if that was long ago."""
@@ -404,12 +393,12 @@ class ModelChanger(Repeater):
 
     def _wait_for_engine(self, note: Note) -> None:
         """Until it is there, or has not started."""
-        failed = self._engine.deaths.total()
-        while self._engine.absence is not None and self._engine.deaths.total() == failed:
-            if self.closing.wait(POLL_S):
-                return
+
+        def renew() -> None:
             left_s = self._since_s - time.monotonic() - note.kept_s
             self._renew(note.model_copy(update={"kept_s": -max(0.1, left_s)}))
+
+        self._engine.await_next(self.closing, renew)
 
     def _put_aside(self, model: str) -> None:
         if model in self._aside and time.monotonic() < self._aside[model].until_s:
@@ -432,7 +421,7 @@ class ModelChanger(Repeater):
                 EndedJob(
                     id=job_id,
                     model=model,
-                    worker=self._name.partition("#")[0],
+                    worker=residents.hostname_of(self._name),
                     attempts=0,
                     ended_at=time.time(),
                     outcome="failed",
@@ -473,17 +462,13 @@ def keepers(seen: Notes) -> list[Keeper]:
     ]
 
 
-def seat_name(hostname: str, number: int) -> str:
-    """The name of a worker's seat in the notes, which are to the rule those of workers."""
-    return f"{hostname}#{number}" if number else hostname
-
-
 def first_models(client: Redis, settings: Settings, hostname: str) -> list[str]:
     """The models that a worker loads at its start, one for each seat."""
     chosen = [settings.pin] if settings.pin else []
     while len(chosen) < settings.resident:
         left = [name for name in settings.served_names if name not in chosen]
-        chosen.append(_first_model(client, settings, seat_name(hostname, len(chosen)), left))
+        seat = residents.seat_name(hostname, len(chosen))
+        chosen.append(_first_model(client, settings, seat, left))
     return chosen
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, MutableMapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from celery.utils.log import get_logger
 
@@ -16,6 +16,7 @@ from llorch_worker.contract import LlorchError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.model_files.hub import forget_commits
+from llorch_worker.worker.leaving import let_leave
 from llorch_worker.worker.resident_engine import reason_of
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from llorch_worker.worker.resident_engine import ResidentEngine
 
 logger = get_logger(__name__)
-
-POLL_S: Final = 0.05
-LEAVE_S: Final = 30.0
-"""How long jobs that are handed back may take to leave. They write their last tokens."""
 
 
 class Reloader(Repeater):
@@ -42,13 +39,13 @@ class Reloader(Repeater):
         *,
         alone: threading.Lock,
         drain_s: float,
-        hand_back: Callable[[str], None],
+        hand_back: Callable[[Collection[str]], None],
         on_change: Callable[[], None],
     ) -> None:
         """``loaders``: of each model; that of new weights takes its place here. ``alone``: held
         while one of the worker's seats reloads, as each takes all memory that is free. ``drain_s``:
-        how long jobs may end on the old weights; then ``hand_back`` returns one to its queue by its
-        id. ``on_change`` is called when :attr:`draining` or :attr:`state` has changed."""
+        how long jobs may end on the old weights; then ``hand_back`` returns them to their queue.
+        ``on_change`` is called when :attr:`draining` or :attr:`state` has changed."""
         self._engine = engine
         self._loaders = loaders
         self._alone = alone
@@ -158,12 +155,9 @@ class Reloader(Repeater):
             self._done(f"{model}: its old engine has ended meanwhile; the next one reads its files")
             return False
         self._loaders[model] = new
-        self._engine.load_s = time.monotonic() - began_s
+        self._engine.load_s = load_s = time.monotonic() - began_s
         jobs = counted(len(self._engine.jobs_of(old)), "job")
-        self._done(
-            f"{model} has new weights after {time.monotonic() - began_s:.1f} s; {jobs} of the old "
-            "ones may end"
-        )
+        self._done(f"{model} has new weights after {load_s:.1f} s; {jobs} of the old ones may end")
         self._empty(lambda: self._engine.jobs_of(old))
         self._engine.let_go()
         return True
@@ -177,10 +171,8 @@ class Reloader(Repeater):
                 self._keep(model, "its jobs do not leave")
                 return False
             self._loaders[model] = new
-            failed = self._engine.deaths.total()
-            while self._engine.absence is not None and self._engine.deaths.total() == failed:
-                if self.closing.wait(POLL_S):
-                    return True
+            if not self._engine.await_next(self.closing):
+                return True
         finally:
             self.draining = False
             self._on_change()
@@ -192,20 +184,7 @@ class Reloader(Repeater):
         return True
 
     def _empty(self, jobs: Callable[[], Collection[str]]) -> bool:
-        """Waits until the ``jobs`` have left: at their end, or later at the boundary of a step."""
-        if self._left_within(jobs, self._drain_s):
-            return True
-        if not self.closing.is_set():
-            for job_id in jobs():
-                self._hand_back(job_id)
-        return self._left_within(jobs, LEAVE_S)
-
-    def _left_within(self, jobs: Callable[[], Collection[str]], limit_s: float) -> bool:
-        until_s = time.monotonic() + limit_s
-        while jobs():
-            if time.monotonic() >= until_s or self.closing.wait(POLL_S):
-                return False
-        return True
+        return let_leave(jobs, self._drain_s, hand_back=self._hand_back, closing=self.closing)
 
     def _say(self, state: str) -> None:
         logger.info("%s", state)

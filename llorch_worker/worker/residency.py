@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.connections.repeater import Repeater
+from llorch_worker.broker.fleet import residents
 from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS
@@ -24,7 +25,6 @@ from llorch_worker.worker.engine_loader import EngineLoader, Loaded
 from llorch_worker.worker.inbox_watcher import InboxWatcher
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
-from llorch_worker.worker.model_changer import seat_name
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import violation
 from llorch_worker.worker.seat import Seat, Worker
@@ -54,10 +54,10 @@ class Residency:
         on_lost_card: Callable[[], None],
         claim_again: Sequence[Callable[[], None]] = (lambda: None,),
         on_repeated: Callable[[str], object] = lambda _: None,
-        hand_back: Callable[[str], None] = lambda _: None,
+        hand_back: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         """``engines``: of each seat; ``loaders``: of each model that it serves. ``hand_back``
-        returns all running jobs of a model to their queues.
+        returns running jobs to their queues, in order, by their ids.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, for each seat:
         see :class:`.Seat`. ``on_repeated``: see :class:`.InboxWatcher`.
@@ -95,7 +95,7 @@ class Residency:
                 worker,
                 loaded.engine,
                 load_s=loaded.load_s,
-                name=seat_name(hostname, number),
+                name=residents.seat_name(hostname, number),
                 others=partial(self._seats_but, number),
                 claim_again=again,
             )
@@ -254,7 +254,7 @@ class Residency:
                     steps=seat.engine.step_figures(),
                     deaths=seat.engine.deaths,
                     **seat.job_runner.deliveries,
-                    load_s=seat.load_s,
+                    load_s=seat.engine.load_s,
                     loads={} if seat.changer is None else seat.changer.loads,
                 )
                 for seat in self.seats

@@ -39,6 +39,7 @@ PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
 """Before the starts after deaths in a row; the last one from then on."""
 LIVED_S: Final = 60.0
 """An engine that served for so long, or ended a job, is the first of a row."""
+POLL_S: Final = 0.05
 SECOND_LOOK_S: Final = 0.5
 MOST_LOOKS_S: Final = 1.0
 MOST_SHOWN: Final = 1_000
@@ -83,14 +84,15 @@ class ResidentEngine:
         engine: AnyEngine,
         load: Callable[[], AnyEngine],
         *,
+        load_s: float = 0.0,
         watchdog_s: float,
         on_death: Callable[[Death], Collection[str]],
         on_change: Callable[[], None],
     ) -> None:
         """``load`` loads and warms up another engine like ``engine``; it may raise LlorchError.
-        ``on_death`` is called before the jobs of an engine that died fail; it returns those that
-        are blamed. ``on_change`` is called on a thread of this, after a death and when the next one
-        serves.
+        ``load_s``: how long this one took. ``on_death`` is called before the jobs of an engine that
+        died fail; it returns those that are blamed. ``on_change`` is called on a thread of this,
+        after a death and when the next one serves.
         """
         self._engine = engine
         self._load = load
@@ -106,8 +108,8 @@ class ResidentEngine:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._served_since_s = time.monotonic()
-        self.load_s: float | None = None
-        """How long the load of the engine took; None of the first."""
+        self.load_s = load_s
+        """How long loading and warming up the engine took."""
         self._died_in_a_row = 0
         self.absence: Absence | None = None
         self.deaths: Counter[str] = Counter()
@@ -184,6 +186,18 @@ class ResidentEngine:
             self._died_in_a_row = 0
         self._mourn(engine)
         self._tell_change()
+        return True
+
+    def await_next(
+        self, closing: threading.Event, meanwhile: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Waits until the next engine is there or has not started; False once ``closing`` is set.
+        ``meanwhile`` is called every few ms."""
+        failed = self.deaths.total()
+        while self.absence is not None and self.deaths.total() == failed:
+            if closing.wait(POLL_S):
+                return False
+            meanwhile()
         return True
 
     def jobs_of(self, engine: EngineProcess) -> tuple[str, ...]:

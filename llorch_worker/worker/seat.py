@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,8 @@ class Worker:
     assignment: Assignment
     active_jobs: ActiveJobs
     publisher: Publisher
-    hand_back: Callable[[str], None]
-    """Returns all running jobs of a model to their queues."""
+    hand_back: Callable[[Collection[str]], None]
+    """Returns running jobs to their queues, in order, by their ids."""
     is_alone: Callable[[str], bool]
     """Whether no other worker of a model is known."""
     metrics_address: Callable[[], tuple[str, int] | None]
@@ -76,10 +76,10 @@ class Seat:
         self._others = others
         self._claim_again = claim_again
         self._window = JobWindow()
-        self._first_load_s = load_s
         self.engine = ResidentEngine(
             engine,
             worker.loaders[engine.facts.model_name].load,
+            load_s=load_s,
             watchdog_s=settings.watchdog_s,
             on_death=lambda death: self.job_runner.judge(death),
             on_change=self._changed,
@@ -99,7 +99,7 @@ class Seat:
             worker.loaders,
             alone=worker.reloading,
             drain_s=settings.drain_s,
-            hand_back=worker.active_jobs.hand_back,
+            hand_back=worker.hand_back,
             on_change=self._changed,
         )
         self.changer = None
@@ -110,7 +110,6 @@ class Seat:
                 name,
                 self.engine,
                 worker.loaders,
-                load_s=load_s,
                 taken=lambda: [model for other in others() for model in other.models],
                 hand_back=worker.hand_back,
                 on_change=self._changed,
@@ -129,11 +128,6 @@ class Seat:
     def models(self) -> tuple[str, ...]:
         """That, and what it changes to."""
         return (self.model,) if self.changer is None else (self.model, self.changer.model)
-
-    @property
-    def load_s(self) -> float:
-        """How long loading and warming up the engine took."""
-        return self._first_load_s if (found := self.engine.load_s) is None else found
 
     @property
     def late_s(self) -> float:

@@ -95,7 +95,7 @@ def test_a_seat_tells_what_it_will_load_for_as_long_as_its_jobs_may_still_end(
     monkeypatch.setattr(model_changer, "LOOK_S", 0.01)
     claim = replace(claim_on("job"), list_key="llorch.a")
     with seat_of(own_server.url, max_wait_s=600) as (seat, changer):
-        assert seat.load_s == FIRST_LOAD_S
+        assert seat.engine.load_s == FIRST_LOAD_S
         HELD_CLAIMS.add(claim)
         try:
             changer.ask("b")
@@ -109,7 +109,7 @@ def test_a_seat_tells_what_it_will_load_for_as_long_as_its_jobs_may_still_end(
             HELD_CLAIMS.discard(claim)
         changes.join()
         assert seat.model == "b"
-        assert seat.load_s not in (FIRST_LOAD_S, 0.0)
+        assert seat.engine.load_s not in (FIRST_LOAD_S, 0.0)
 
 
 def test_a_pinned_model_that_somebody_unloads_comes_back_for_its_jobs_alone(

@@ -25,6 +25,16 @@ is expected to do so no more. One failure may be that of a file which is being r
 _LEFT = "left "
 
 
+def seat_name(hostname: str, number: int) -> str:
+    """The name of a worker's seat in the notes. Each seat has one, as if it were a worker."""
+    return f"{hostname}#{number}" if number else hostname
+
+
+def hostname_of(seat: str) -> str:
+    """The worker of a seat."""
+    return seat.partition("#")[0]
+
+
 class Note(BaseModel):
     """A worker's note. Durations are those at the time when it was written."""
 
@@ -95,7 +105,7 @@ def may_be_served(client: Redis, model: str, seen: Notes) -> bool:
     if any(note.may_serve(model) for note in seen.of_workers):
         return True
     # Those of one model write no notes. They try for as long as they live.
-    places = {place_of(model, note.worker.partition("#")[0]) for note in seen.of_workers}
+    places = {place_of(model, hostname_of(note.worker)) for note in seen.of_workers}
     return not places.issuperset(registry.living(client, model))
 
 

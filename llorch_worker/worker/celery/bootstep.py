@@ -22,7 +22,6 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.connections.connection import broker_errors, connect, connect_impatient
 from llorch_worker.broker.connections.repeater import Repeater
-from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.waiting import older_version
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import USAGE
@@ -186,9 +185,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_lost_card=_shut_down,
             claim_again=[claimer.look_again for claimer in claimers],
             on_repeated=claimers[0].note_repeated,
-            hand_back=lambda model: pool.call_soon(
-                lambda: pool.hand_back_running({each.job_id for each in HELD_CLAIMS.of(model)})
-            ),
+            hand_back=lambda ids: pool.call_soon(lambda: pool.hand_back_running(ids)),
         )
         residency.start()
         reload_on_sighup(residency.reload)

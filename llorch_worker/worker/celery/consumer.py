@@ -78,8 +78,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             return self.app.settings.served_name if (own := seat()) is None else own.model
 
         def place() -> str:
-            chosen = (own := seat()) is not None and own.may_be_chosen
-            return place_of(own.model, self.hostname) if chosen and own is not None else ""
+            if (own := seat()) is None or not own.may_be_chosen:
+                return ""
+            return place_of(own.model, self.hostname)
 
         return Claimer(
             self.app.settings.redis_url,
