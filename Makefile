@@ -18,10 +18,10 @@ demo: $(VENV)/.installed-all $(VENV)/.chat-model
 	$(BIN)/llorch demo
 
 # Real processes share two cores: of 7,000 tests about one runs out of time. Each failure gets one
-# more try, and the report shows why.
+# more try, and the report shows why. What hung gets none: its clock runs once.
 test: kernels $(VENV)/.chat-model $(VENV)/.encoder
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		--reruns 1 --rerun-show-tracebacks
+		--reruns 1 --rerun-except "from pytest-timeout" --rerun-show-tracebacks
 
 # Compiled before the tests, so that none waits for them.
 kernels: $(VENV)/.installed-dev
