@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +32,14 @@ class Systemd:
         self.environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(WATCHDOG_USEC)}
 
     def hears(self, assignment: str, timeout_s: float = GET_S) -> list[str]:
-        """Everything up to the datagram that holds ``assignment``; raises TimeoutError."""
+        """Everything up to the datagram with a line that begins so; raises TimeoutError."""
         heard: list[str] = []
-        self._socket.settimeout(timeout_s)
-        while assignment not in heard:
+        until_s = time.monotonic() + timeout_s
+        while not any(line.startswith(assignment) for line in heard):
+            self._socket.settimeout(max(0.001, until_s - time.monotonic()))
             heard += self._socket.recv(4096).decode().split("\n")
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{assignment!r} is not among {heard[-6:]}")
         return heard
 
     def is_silent(self, for_s: float) -> bool:
@@ -114,7 +118,7 @@ def test_a_worker_without_an_engine_says_so(
     with watched_worker(systemd, redis_server, tmp_path, TOY_LOAD_S=0.5) as (worker, _):
         systemd.hears("READY=1")
         os.kill(worker.engine_pid(), signal.SIGSEGV)
-        systemd.hears("STATUS=toy on cpu: the engine died: signal SIGSEGV; it starts again now")
+        systemd.hears("STATUS=toy on cpu: the engine died: signal SIGSEGV; it starts again now, ")
         systemd.hears("STATUS=toy on cpu: 0 running, 0 waiting, 0 tokens/s")
 
 
