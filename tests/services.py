@@ -364,8 +364,8 @@ class WorkerProcess:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        # Pytest shows it beside a test that failed.
-        print(f"the log of {self.hostname} ends with:\n{self.text()[-SHOWN_CHARACTERS:]}")
+        if "PYTEST_CURRENT_TEST" in os.environ:  # which shows it beside a test that failed
+            print(f"the log of {self.hostname} ends with:\n{self.text()[-SHOWN_CHARACTERS:]}")
         return self.process.wait()
 
 
