@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
@@ -14,12 +15,13 @@ WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]
 LONGEST, WIDTH = 64, 64
 
 
-def write_vocabulary(folder: Path) -> None:
-    """A tokenizer.json of :data:`WORDS`."""
+def write_vocabulary(folder: Path, breaks: int = 1) -> None:
+    """A tokenizer.json of :data:`WORDS`, with so many tokens between the texts of a pair."""
     vocabulary = {token: at for at, token in enumerate(["[UNK]", "[CLS]", "[SEP]", *WORDS])}
     words = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    kinds = {1: processors.BertProcessing, 2: processors.RobertaProcessing}
+    words.post_processor = kinds[breaks](("[SEP]", 2), ("[CLS]", 1))
     words.decoder = tokenizers.decoders.WordPiece()
     words.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
     words.save(str(folder / "tokenizer.json"))
@@ -33,9 +35,9 @@ def write_encoder(folder: Path, pooling: str = "pooling_mode_mean_tokens") -> Pa
     return folder
 
 
-def write_cross_encoder(folder: Path) -> Path:
-    random_model(BertForSequenceClassification, num_labels=1).save_pretrained(folder)
-    write_vocabulary(folder)
+def write_cross_encoder(folder: Path, kind: type[Any] = BertForSequenceClassification) -> Path:
+    random_model(kind, num_labels=1).save_pretrained(folder)
+    write_vocabulary(folder, breaks=1 if kind is BertForSequenceClassification else 2)
     return folder
 
 

@@ -36,11 +36,12 @@ def tokenizer_of_folder(folder: Path, find_around: FindAroundTurns) -> Tokenizer
         definition = read_text(folder / "tokenizer.json")
         file = TokenizersCodec(definition, added.by_id, [*added.without_id()])
         prefix, suffix = file.template_ids()
+        between = file.pair_ids
         bos = eos = None
     elif exists(folder / "tokenizer.model"):
         file = _sentencepiece_file(folder, settings, added)
         bos, eos = file.bos_token_id, file.eos_token_id
-        prefix, suffix = [] if bos is None else [bos], []
+        prefix, suffix, between = [] if bos is None else [bos], [], None
     else:
         raise ValueError("the folder has neither tokenizer.json nor tokenizer.model")
 
@@ -87,6 +88,7 @@ def tokenizer_of_folder(folder: Path, find_around: FindAroundTurns) -> Tokenizer
         codec,
         prefix_ids=prefix,
         suffix_ids=suffix,
+        find_between=between,
         bos_token_id=bos,
         eos_token_id=eos,
         eos_token_ids=ends,

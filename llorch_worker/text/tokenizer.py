@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -38,6 +39,7 @@ class Tokenizer:
         *,
         prefix_ids: Sequence[int],
         suffix_ids: Sequence[int],
+        find_between: Callable[[], list[int]] | None = None,
         bos_token_id: int | None,
         eos_token_id: int | None = None,
         eos_token_ids: Collection[int],
@@ -45,6 +47,7 @@ class Tokenizer:
         model_vocab_size: int = 0,
     ) -> None:
         """``prefix_ids``, ``suffix_ids``: what ``add_special_tokens`` puts around a text.
+        ``find_between``: finds what is between the two of a pair; None: what is behind a text.
 
         ``eos_token_id``: the one that the files call EOS; ``eos_token_ids``: all that end a text.
 
@@ -58,6 +61,7 @@ class Tokenizer:
         self._codec = codec
         self._prefix_ids = list(prefix_ids)
         self._suffix_ids = list(suffix_ids)
+        self._find_between = find_between
         self._chat = chat
 
     @property
@@ -93,6 +97,11 @@ class Tokenizer:
     def around_text(self) -> tuple[list[int], list[int]]:
         """What ``add_special_tokens`` puts before a text and behind it."""
         return self._prefix_ids, self._suffix_ids
+
+    @cached_property
+    def between_texts(self) -> list[int]:
+        """What is between the two texts of a pair. Raises ValueError if that are no tokens."""
+        return self._suffix_ids if self._find_between is None else self._find_between()
 
     def has_control(self, text: str) -> bool:
         """Whether ``text`` has the spelling of a control token."""

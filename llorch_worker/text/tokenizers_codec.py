@@ -187,17 +187,29 @@ class TokenizersCodec:
         with _no_panic("a"):
             with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
         bare = self._ids(self._literal, "a")
-        check("tokenizer.json: the number of tokens around a text", len(with_template), AROUND_TEXT)
-        for token_id in with_template:
+        self._check_template(with_template)
+        for start in range(len(with_template) - len(bare) + 1):
+            if with_template[start : start + len(bare)] == bare:
+                return with_template[:start], with_template[start + len(bare) :]
+        return [], []
+
+    def pair_ids(self) -> list[int]:
+        """The ids that it puts between the texts of a pair. Raises as the class does."""
+        with _no_panic("a"):
+            pair: list[int] = self._literal.encode("a", "a", add_special_tokens=True).ids
+        self._check_template(pair)
+        count = len(self._ids(self._literal, "a"))
+        before, behind = map(len, self.template_ids())
+        return pair[before + count : len(pair) - count - behind]
+
+    def _check_template(self, ids: Sequence[int]) -> None:
+        check("tokenizer.json: the number of tokens around a text", len(ids), AROUND_TEXT)
+        for token_id in ids:
             if self.id_to_token(token_id) is None:
                 raise ValueError(
                     f"the post_processor of tokenizer.json writes the id {token_id}, which is no "
                     "token's"
                 )
-        for start in range(len(with_template) - len(bare) + 1):
-            if with_template[start : start + len(bare)] == bare:
-                return with_template[:start], with_template[start + len(bare) :]
-        return [], []
 
     @cached_property
     def _least(self) -> LeastTokens | None:

@@ -10,7 +10,16 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    XLMRobertaForMaskedLM,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.encoder import Encoder, EncoderConfig, Pooling, Texts, resolve_encoder
@@ -30,7 +39,15 @@ def shape(**options: Any) -> BertConfig:
 
 def random_model(kind: type[Any] = BertModel, **options: Any) -> Any:
     torch.manual_seed(7)
-    model = kind(shape(**options)).eval()
+    made = shape(**options)
+    if not kind.__name__.startswith("Bert"):
+        sizes = {
+            name: getattr(made, name)
+            for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                         "intermediate_size", "max_position_embeddings")
+        }  # fmt: skip
+        made = kind.config_class(**sizes | options, type_vocab_size=1, pad_token_id=1)
+    model = kind(made).eval()
     for parameter in model.parameters():
         # Its own start has no biases, norms of 1, and vectors that hardly differ.
         torch.nn.init.normal_(parameter, 0.1, 0.2)
@@ -49,7 +66,8 @@ def write_modules(folder: Path, pooling: dict[str, Any], *more: str) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
-def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
+def write_gguf(model: Any, path: Path, pooling_type: int | None, *, pooler: bool = False) -> Path:
+    """``pooler``: whether a head's first matrix is in the file, in the way of RoBERTa's."""
     config = model.config
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_block_count(config.num_hidden_layers)
@@ -59,12 +77,18 @@ def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType(pooling_type))
+    if pooling_type is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling_type))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
     for key, values in model.state_dict().items():
-        if key.startswith("pooler") or "position_ids" in key:
+        kind = key.rpartition(".")[2]
+        if "position_ids" in key or ("pooler" in key and not pooler):
             continue
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if "pooler" in key or key.startswith("classifier"):
+            name = f"{'cls' if 'pooler' in key else 'cls.output'}.{kind}"
+        else:
+            plain = key.removeprefix("bert.")
+            name = names.get_name(plain, try_suffixes=(".weight", ".bias"))
         assert name is not None, key
         writer.add_tensor(name, values.numpy())
     writer.write_header_to_file()
@@ -83,7 +107,8 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Encoder, Enc
 
 def some_texts(types: bool = False) -> Texts:
     generator = torch.Generator().manual_seed(11)
-    ids = torch.randint(0, VOCABULARY, (sum(LENGTHS),), generator=generator)
+    # RoBERTa's padding, 1, has no position.
+    ids = torch.randint(2, VOCABULARY, (sum(LENGTHS),), generator=generator)
     kinds = torch.randint(0, 2, (sum(LENGTHS),), generator=generator) if types else None
     return Texts(ids, LENGTHS, kinds)
 
@@ -116,6 +141,18 @@ def test_each_token_has_the_vector_that_transformers_gives_its_text_alone(
     encoder, _ = loaded(tmp_path)
     texts = some_texts(types=True)
     expected = torch.cat([each.last_hidden_state[0] for each in alone(model, texts)])
+    torch.testing.assert_close(encoder.hidden(texts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [RobertaModel, XLMRobertaModel, XLMRobertaForMaskedLM])
+def test_positions_of_roberta_begin_behind_the_paddings(tmp_path: Path, kind: type[Any]) -> None:
+    model = random_model(kind)
+    model.save_pretrained(tmp_path)
+    encoder, config = loaded(tmp_path)
+    assert config.longest_text == POSITIONS - 2
+    texts = some_texts()
+    inner = getattr(model, "roberta", model)
+    expected = torch.cat([each.last_hidden_state[0] for each in alone(inner, texts)])
     torch.testing.assert_close(encoder.hidden(texts), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -154,6 +191,27 @@ def test_a_gguf_file_gives_the_vectors_of_the_folder_it_was_made_of(
     expected = pooled([each.last_hidden_state[0] for each in alone(model, texts)], kind)
     got = encoder.vectors(texts, config.pooling)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pooling_type", [4, 0, None])
+def test_a_gguf_file_with_a_head_scores(tmp_path: Path, pooling_type: int | None) -> None:
+    model = random_model(BertForSequenceClassification, num_labels=1)
+    encoder, config = loaded(write_gguf(model, tmp_path / "a.gguf", pooling_type, pooler=True))
+    assert (config.pooling, config.labels) == (None, 1)
+    texts = some_texts(types=True)
+    expected = torch.cat([each.logits for each in alone(model, texts)]).sigmoid()
+    torch.testing.assert_close(encoder.scores(texts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pooling_type", [4, None])
+def test_a_gguf_file_without_a_part_of_its_head_is_refused(
+    tmp_path: Path, pooling_type: int | None
+) -> None:
+    model = random_model(BertForSequenceClassification, num_labels=1)
+    with pytest.raises(ModelLoadFailed, match=r"a reranker without cls\.weight"):
+        loaded(write_gguf(model, tmp_path / "a.gguf", pooling_type))
+    path = write_gguf(model, tmp_path / "b.gguf", 1)
+    assert loaded(path)[1].pooling == Pooling("mean"), "the file says what it is for"
 
 
 def test_native_types_keep_a_vectors_direction(tmp_path: Path) -> None:
@@ -275,3 +333,17 @@ def test_a_prompt_before_each_text_is_refused_by_its_name(tmp_path: Path) -> Non
         resolve_encoder(open_checkpoint(tmp_path))
     file.write_text(json.dumps(said | {"default_prompt_name": None}))
     assert resolve_encoder(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "kind", [RobertaForSequenceClassification, XLMRobertaForSequenceClassification]
+)
+def test_a_cross_encoder_of_roberta_scores_by_its_head(tmp_path: Path, kind: type[Any]) -> None:
+    model = random_model(kind, num_labels=1)
+    model.save_pretrained(tmp_path)
+    encoder, _ = loaded(tmp_path)
+    texts = some_texts(types=True)
+    plain = Texts(texts.token_ids, LENGTHS)
+    expected = torch.cat([each.logits for each in alone(model, plain)]).sigmoid()
+    # It has one type of tokens, whichever text of a pair they are of.
+    torch.testing.assert_close(encoder.scores(texts), expected, atol=1e-5, rtol=1e-5)

@@ -15,6 +15,12 @@ from llorch_worker.weights import Checkpoint
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 FAMILY: Final = "bert"
+ROBERTAS: Final = ("roberta", "xlm-roberta", "camembert")
+"""``model_type`` of folders with BERT's graph whose positions begin behind the padding's."""
+RANK: Final = 4
+"""GGUF's ``pooling_type`` of a reranker."""
+GGUF_HEAD: Final = "cls.output.weight"
+"""Its last matrix."""
 
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu": "gelu",
@@ -47,6 +53,10 @@ class EncoderConfig:
     """Rows of a classifier's head; 0 for none."""
     squashes: bool = True
     """Whether a score is between 0 and 1: the head's number through a sigmoid."""
+    first_position: int = 0
+    """The row of a text's first token in the table of positions."""
+    family: Literal["bert", "roberta"] = "bert"
+    """Whose names a folder's tensors have."""
 
     @property
     def head_dim(self) -> int:
@@ -56,7 +66,8 @@ class EncoderConfig:
 def is_encoder(checkpoint: Checkpoint) -> bool:
     """Whether the file holds an encoder, and no model that generates."""
     key = "general.architecture" if checkpoint.layout == "gguf" else "model_type"
-    return checkpoint.metadata.get(key) == FAMILY
+    named = checkpoint.metadata.get(key)
+    return named == FAMILY or (checkpoint.layout != "gguf" and named in ROBERTAS)
 
 
 def resolve_encoder(checkpoint: Checkpoint) -> EncoderConfig:
@@ -91,6 +102,8 @@ def _from_gguf(checkpoint: Checkpoint) -> EncoderConfig:
         activation="gelu",
         longest_text=positions,
         pooling=pooling_of(checkpoint),
+        # As of other rerankers: GGUF does not say what is made of the head's number.
+        labels=_labels_of_gguf(checkpoint),
     )
 
 
@@ -107,6 +120,10 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
     read.refuse_unless("hidden_act", tuple(_ACTIVATIONS), "the family has no other activation")
     refuse_prompts(checkpoint)
     positions = read.integer("max_position_embeddings")
+    is_roberta = metadata["model_type"] in ROBERTAS
+    first = 1 + read.integer("pad_token_id", 1) if is_roberta else 0
+    longest = positions - first
+    head = "classifier.out_proj.weight" if is_roberta else "classifier.weight"
     return EncoderConfig(
         vocab_size=read.integer("vocab_size"),
         hidden_size=read.integer("hidden_size"),
@@ -117,10 +134,12 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
         token_types=read.integer("type_vocab_size", 2),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
         activation=_ACTIVATIONS[metadata.get("hidden_act", "gelu")],
-        longest_text=min(positions, longest_of_folder(checkpoint) or positions),
+        longest_text=min(longest, longest_of_folder(checkpoint) or longest),
         pooling=pooling_of(checkpoint),
-        labels=_labels(checkpoint),
+        labels=_labels(checkpoint, head),
         squashes=_squashes(read, metadata),
+        first_position=first,
+        family="roberta" if is_roberta else "bert",
     )
 
 
@@ -144,8 +163,23 @@ def longest_of_folder(checkpoint: Checkpoint) -> int | None:
     return Reader(file, said).integer("max_seq_length")
 
 
-def _labels(checkpoint: Checkpoint) -> int:
-    classifier = checkpoint.tensors.get("classifier.weight")
+def _labels_of_gguf(checkpoint: Checkpoint) -> int:
+    """Of a reranker, whether or not its file says that it is one."""
+    says = checkpoint.metadata.get(f"{FAMILY}.pooling_type")
+    if says != RANK and (says or GGUF_HEAD not in checkpoint.tensors):
+        return 0
+    for part in ("cls.weight", GGUF_HEAD):
+        if part not in checkpoint.tensors:
+            # llama.cpp's converter leaves out BERT's.
+            raise ModelLoadFailed(
+                f"{checkpoint.path} is a reranker without {part}, so scores would not be the "
+                "model's; serve the folder that it was made of."
+            )
+    return _labels(checkpoint, GGUF_HEAD)
+
+
+def _labels(checkpoint: Checkpoint, head: str) -> int:
+    classifier = checkpoint.tensors.get(head)
     labels = 0 if classifier is None else classifier.shape[0]
     if labels > 1:
         raise ModelLoadFailed(

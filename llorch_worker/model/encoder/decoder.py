@@ -10,7 +10,8 @@ import torch
 
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
 from llorch_worker.model import RaggedBatch, Transformer
-from llorch_worker.model.encoder.decoder_rule import FOLDER_HEAD, GGUF_HEAD, HeadKind
+from llorch_worker.model.encoder.config import GGUF_HEAD
+from llorch_worker.model.encoder.decoder_rule import FOLDER_HEAD, HeadKind
 from llorch_worker.model.encoder.encoder import Texts, positions_within
 from llorch_worker.model.encoder.pooling import Pooling
 from llorch_worker.weights import Checkpoint

@@ -7,19 +7,15 @@ from typing import Final, Literal
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine_options import PoolingChoice
-from llorch_worker.model.encoder.config import refuse_prompts
+from llorch_worker.model.encoder.config import GGUF_HEAD, RANK, refuse_prompts
 from llorch_worker.model.encoder.pooling import Pooling, pooling_of
 from llorch_worker.model_files.bounds import repr_cut
 from llorch_worker.weights import Checkpoint
 
 FOLDER_HEAD: Final = "score.weight"
 """[1, hidden], of transformers' sequence classification."""
-GGUF_HEAD: Final = "cls.output.weight"
-"""[2, hidden], the output matrix' rows of yes and no, as llama.cpp's converter copies them."""
 HEADS: Final = (FOLDER_HEAD, GGUF_HEAD)
 HEAD_ENDINGS: Final = ("ForSequenceClassification",)
-_RANK: Final = 4
-"""GGUF's ``pooling_type`` of a reranker."""
 _JUDGES: Final = ("qwen3",)
 """Architectures whose rerankers answer yes or no. Others ask in words of their own."""
 
@@ -69,7 +65,7 @@ def asks_as_qwen3(checkpoint: Checkpoint) -> bool:
 def _own_head(checkpoint: Checkpoint) -> HeadKind | None:
     metadata = checkpoint.metadata
     if checkpoint.layout == "gguf":
-        ranks = metadata.get(f"{_architecture(checkpoint)}.pooling_type") == _RANK
+        ranks = metadata.get(f"{_architecture(checkpoint)}.pooling_type") == RANK
         if ranks and GGUF_HEAD not in checkpoint.tensors:
             raise ModelLoadFailed(
                 f"{checkpoint.path} is a reranker without {GGUF_HEAD}; convert it with a llama.cpp "

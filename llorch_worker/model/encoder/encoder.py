@@ -1,6 +1,7 @@
 """BERT's graph over one ragged row: all tokens of all texts, without padding.
 
-Source: Devlin et al. 2018, as transformers' ``BertModel`` computes it.
+Sources: Devlin et al. 2018 and Liu et al. 2019, as transformers' ``BertModel`` and ``RobertaModel``
+compute it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ _NAMES: Final = {
     },
 }
 """What a checkpoint of each layout calls the tensors."""
-_UNUSED: Final = ("embeddings.position_ids", "pooler.", "cls.")
+_HEADS: Final = {
+    ("hugging_face", "bert"): ("bert.pooler.dense", "classifier"),
+    ("hugging_face", "roberta"): ("classifier.dense", "classifier.out_proj"),
+    ("gguf", "bert"): ("cls", "cls.output"),
+}
+"""The two matrices of a classifier's head, by layout and family."""
+_UNUSED: Final = ("embeddings.position_ids", "pooler.", "cls.", "lm_head.")
 """Derived values, and heads that no vector comes of."""
 
 
@@ -153,11 +160,13 @@ class Encoder:
     def hidden(self, texts: Texts) -> torch.Tensor:
         """Each token's vector in the last layer: ``[tokens, width]`` in the compute dtype."""
         config, lengths = self.config, texts.lengths
-        positions = positions_within(torch.tensor(lengths))
+        positions = positions_within(torch.tensor(lengths)) + config.first_position
         device = self._tokens.device
         x = F.embedding(texts.token_ids.to(device), self._tokens)
         x = x + F.embedding(positions.to(device), self._positions)
-        types = torch.zeros_like(texts.token_ids) if texts.types is None else texts.types
+        types = texts.types
+        if types is None or config.token_types == 1:
+            types = torch.zeros_like(texts.token_ids)
         x = self._norm(x + F.embedding(types.to(device), self._types))
         for layer in self._layers:
             q, k, v = layer.qkv(x).view(len(x), 3, config.num_heads, config.head_dim).unbind(1)
@@ -218,7 +227,8 @@ class _Load:
         self._names = _NAMES[checkpoint.layout]
         # A model with a head has its encoder under a name.
         word = f"{self._names['tokens']}.weight"
-        self._before = "" if word in checkpoint.tensors else "bert."
+        self._inside = f"{config.family}."
+        self._before = "" if word in checkpoint.tensors else self._inside
         self._read: set[str] = set()
 
     def encoder(self) -> Encoder:
@@ -247,9 +257,10 @@ class _Load:
 
     def _head(self) -> _Head:
         width = self._config.hidden_size
+        pooler, classifier = _HEADS[self._checkpoint.layout, self._config.family]
         return _Head(
-            self._named_affine(("bert.pooler.dense",), width, width),
-            self._named_affine(("classifier",), self._config.labels, width),
+            self._named_affine((pooler,), width, width),
+            self._named_affine((classifier,), self._config.labels, width),
         )
 
     def _affine(self, whats: tuple[str, ...], rows: int, columns: int, layer: int) -> _Affine:
@@ -286,7 +297,7 @@ class _Load:
     def _refuse_others(self) -> None:
         """Raises ModelLoadFailed for a tensor that would change the results and is not used."""
         for name in self._checkpoint.tensors.keys() - self._read:
-            if not name.removeprefix("bert.").startswith(_UNUSED):
+            if not name.removeprefix(self._inside).startswith(_UNUSED):
                 raise ModelLoadFailed(
                     f"{self._checkpoint.path} has a tensor {self._checkpoint.stored_name(name)} "
                     "that an encoder's graph does not use; serve a plain one."

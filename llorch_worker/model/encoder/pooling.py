@@ -64,6 +64,24 @@ def pooling_of(checkpoint: Checkpoint) -> Pooling | None:
     return _of_modules(checkpoint.path)
 
 
+def sizes_of(checkpoint: Checkpoint, width: int) -> tuple[int, ...]:
+    """To how many numbers a vector may be cut, as a folder names them; empty: to any.
+
+    Raises ModelLoadFailed if that are no numbers up to ``width``.
+    """
+    said = checkpoint.metadata.get("matryoshka_dimensions")
+    if said is None:
+        return ()
+    if not isinstance(said, list) or not all(
+        type(each) is int and 1 <= each <= width for each in said
+    ):
+        raise ModelLoadFailed(
+            f"{checkpoint.path}: its matryoshka_dimensions are {repr_cut(said)}, but should be "
+            f"numbers up to {width}; download the model again."
+        )
+    return tuple(said)
+
+
 def _of_gguf(checkpoint: Checkpoint) -> Pooling | None:
     # GGUF does not say whether to normalise. llama.cpp does.
     architecture = checkpoint.metadata.get("general.architecture")
