@@ -69,6 +69,17 @@ class EngineOptions:
         """``max_step_tokens``, or a CPU's where no load plan has chosen."""
         return self.max_step_tokens or STEP_TOKENS["cpu"]
 
+    @property
+    def made_of(self) -> Literal["last", "mean", "cls"] | None:
+        """How a model that generates makes vectors besides; None if it makes none."""
+        return None if self.pooling == "rank" else self.pooling
+
+    @property
+    def cell_tokens(self) -> int:
+        """For how many tokens of a step of texts a decoder has cells: texts of a block or more
+        always fit, though each begins a block of its own."""
+        return 2 * self.step_tokens
+
     def sized_for(self, device_type: str) -> Iterator[EngineOptions]:
         """These with numbers of sequences and tokens where none are given: the device's, then
         halves of them, as far as a CPU's."""

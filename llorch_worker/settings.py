@@ -189,8 +189,8 @@ class Settings(BaseSettings):
     """Whose prompts share these blocks: ``all`` jobs', or those of each ``tenant`` apart."""
     pooling: PoolingChoice | None = None
     """How vectors are made of a text's tokens where the model's files do not say: ``last``,
-    ``mean`` or ``cls``. A model that generates makes vectors alone then. ``rank``: a folder
-    of Qwen3-Reranker scores pairs."""
+    ``mean`` or ``cls``. A model that generates does both then. ``rank``: a folder of
+    Qwen3-Reranker scores pairs, and generates nothing."""
     placement: bool = True
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 

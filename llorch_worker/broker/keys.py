@@ -81,6 +81,7 @@ Of a stock producer's job: ``came_ms``, when it was moved, ``tenant``, ``eta`` a
 it, or empty, and ``unread``, 1 if Python is to read the message.
 Before the first claim: ``cost``, what its tenant's share was charged for it.
 What it needs, or empty: ``needs_fingerprint``, the model that began it, and ``least_context``.
+``reads``: 1 if it reads texts for vectors or scores, and generates none.
 From the first claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``, ``history``,
 ``first_claim_ms``, ``score``, ``progress`` (1 if this attempt's tokens are journalled), ``place``,
 the worker's in ``load``, or empty, and ``eta_ms``, if it has waited for that ETA. Once it has lost
@@ -144,6 +145,8 @@ waiting = Key("waiting:{}")
 """By model. Sorted set: job that waits for a worker -> its score, see ``lua/parts/score.lua``."""
 SCORES_A_CLASS = 2**51
 """High jobs have scores from 0 on, normal ones from here on, and low ones from twice this on."""
+SCORES_OF_TEXTS = SCORES_A_CLASS // 2
+"""In each class, from here on are the jobs that read texts."""
 scheduled = Key("scheduled:{}")
 """By model. Sorted set: job that waits for its ETA -> when it is due."""
 shares = Key("shares:{}")
@@ -157,7 +160,8 @@ aged = Key("aged:{}")
 FULL_SUFFIX = ":full"
 wake = Key("wake:{}")
 """By queue. The wake key: a list with at most one entry, a wake-up, which wakes one of the workers
-that wait for jobs of the queue. A wake-up holds no job."""
+that wait for jobs of the queue. A wake-up holds no job. Under the queue's name with ``:texts``: of
+workers that now wait for jobs that read texts alone."""
 full_wake = Key("wake:{}" + FULL_SUFFIX)
 """By high queue. The wake key of workers without room. It gets a wake-up together with ``wake``."""
 token_questions = Key("tokens:{}:questions")

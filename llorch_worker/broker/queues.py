@@ -28,6 +28,8 @@ from llorch_worker.contract import Priority
 
 QUEUE_PREFIX = "llorch."
 HIGH_SUFFIX = ":high"
+TEXTS_SUFFIX = ":texts"
+"""Behind the name of a queue: its jobs that read texts. No queue has such a name."""
 WORKER_MARK = "@"
 LOW_STEP = 9
 PRIORITY_STEPS = range(10)

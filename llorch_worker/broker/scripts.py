@@ -37,6 +37,9 @@ Claimed jobs must continue, because their ends make room. Only a script that was
 written nothing, is sent again with this: it costs a command."""
 _NAMES: dict[str, str | int | keys.Key] = {
     "CLASS": keys.SCORES_A_CLASS,
+    "TEXTS": keys.SCORES_OF_TEXTS,
+    "TEXTS_SUFFIX": queues.TEXTS_SUFFIX,
+    "TEXT_TASKS": " ".join(["", *TEXT_TASKS, ""]),
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
     "LETTERS": keys.LETTERS,

@@ -101,6 +101,7 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
         "rope_scaling": rope.scaling.describe() if rope.scaling else None,
         "tied_embeddings": config.tie_word_embeddings,
         "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
+        "tasks": plan.tasks,
         "generation_config": generation_config,
         "generation_config_ignored": ignored,
     }
@@ -129,6 +130,7 @@ def _memory_document(plan: LoadPlan) -> dict[str, Any]:
         "process_bytes": plan.process_bytes,
         "vocabulary_bytes": plan.vocabulary_bytes,
         "texts_bytes": plan.texts_bytes,
+        "cells_bytes": plan.cells_bytes,
         "total_bytes": plan.total_bytes,
         "free_bytes": plan.free_bytes,
         "cache_share": plan.cache_share,
@@ -198,6 +200,7 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
         ("process", plan.process_bytes or None, "Python and its libraries"),
         ("vocabulary", plan.vocabulary_bytes or None, "tokenizer and grammars, as planned"),
         ("recent texts", plan.texts_bytes or None, "to draft from"),
+        ("texts to read", plan.cells_bytes or None, "for vectors"),
     ):
         if size_bytes is not None:
             table.add_row(f"  {label}", human_bytes(size_bytes), note)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import torch
@@ -181,6 +182,19 @@ class EngineCore:
             if sequence.state is not _FINISHED:
                 self._take_scored(sequence, tokens, now_s)
         self._deliver(rows, sampled, step.drafts, now_s)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether all that runs or waits is of the class low."""
+        scheduler = self.scheduler
+        sequences = chain(scheduler.running, scheduler.waiting)
+        return all(sequence.request.priority == "low" for sequence in sequences)
+
+    def settle(self) -> None:
+        """Delivers the step that was launched ahead, so that another core may have the device and
+        the board."""
+        self._settle()
+        self._launched = []
 
     def _settle(self) -> None:
         """Delivers the step that was launched ahead, so that the device is idle."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,6 @@ from llorch_worker.contract import (
     Event,
     Journal,
     ModelLoadFailed,
-    check_task,
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
@@ -31,11 +29,10 @@ from llorch_worker.engine.loading import (
 from llorch_worker.engine.memory.compute_device import visible_cards
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
 from llorch_worker.engine.texts_core import TextsCore
-from llorch_worker.engine.texts_generation import TextsGeneration
+from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.intake.request_checks import check_model
-from llorch_worker.intake.texts import PreparedTexts, prepare_texts
+from llorch_worker.intake.texts import PreparedTexts
 from llorch_worker.kernels.openmp import cpu_threads, end_own_threads
 from llorch_worker.model.encoder import Encoder, EncoderConfig, Texts
 from llorch_worker.model.encoder.decoder import DecoderOfTexts, cache_of_texts, load_head
@@ -84,6 +81,7 @@ class EmbeddingEngine(ThreadedEngine):
             card_uuids=visible_cards(plan.device),
             tasks=plan.tasks,
             width=1 if plan.pooling is None else plan.config.hidden_size,
+            sizes=plan.sizes,
             scores_pairs=plan.pooling is None,
             asks_as_qwen3=plan.graph is not None and asks_as_qwen3(plan.checkpoint),
         )
@@ -137,6 +135,8 @@ class EmbeddingEngine(ThreadedEngine):
         device, weights_bytes = plan.device, plan.weights_bytes
         use_device(device)
         tokenizer = load_tokenizer(checkpoint)
+        if plan.pooling is None and plan.graph is None:
+            _check_pairs(checkpoint, tokenizer)
         if progress is not None:
             progress(0, weights_bytes)
         with part_of_load("the weights", device, weights_bytes):
@@ -167,13 +167,7 @@ class EmbeddingEngine(ThreadedEngine):
 
     def warm_up(self) -> None:
         """Computes a step of the longest texts."""
-        tokens = self._plan.longest_context
-        count = max(1, self._plan.options.step_tokens // tokens)
-        self._thread.call(
-            lambda: self._compute(
-                Texts(torch.zeros(tokens * count, dtype=torch.int64), [tokens] * count)
-            )
-        )
+        self._thread.call(partial(self._core.warm_up, self._plan.longest_context))
 
     def submit(
         self,
@@ -197,23 +191,16 @@ class EmbeddingEngine(ThreadedEngine):
             InvalidRequest: it breaks a rule of this model, or asks for what it does not do.
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
-        if not isinstance(request, PreparedTexts):
-            check_model(request, self.model_name)
-            check_task(request, self.model_name, self.facts.tasks)
-            request = prepare_texts(request, self.tokenizer, self.facts.limits)
-        generation = TextsGeneration(
-            job_id or str(uuid.uuid4()),
+        generation = make_texts_generation(
             request,
-            width=self.facts.width,
-            normalizes=self.pooling is not None and self.pooling.normalize,
+            self.facts,
+            self.tokenizer,
+            self.pooling,
+            job_id=job_id,
             journal=journal,
             suspect=suspect,
             handle=handle,
             request_cancel=self._thread.cancel,
-            model_name=self.model_name,
-            fingerprint=self.facts.fingerprint,
-            arithmetic=self.facts.arithmetic,
-            earlier_arithmetic=journal.arithmetic if journal else (),
             worker=worker,
             attempt=attempt,
             queued_at=queued_at,
@@ -276,6 +263,16 @@ def _load_encoder(plan: EncoderPlan, tokenizer: Tokenizer) -> Encoder | DecoderO
     # Tables alone: it has no KV blocks.
     tables = UnifiedCache.allocate(graph.shape, 0)
     return DecoderOfTexts(model, cache_of_texts(tables, plan.cell_tokens), head)
+
+
+def _check_pairs(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Raises ModelLoadFailed if no pair can be written."""
+    try:
+        _ = tokenizer.between_texts
+    except ValueError as error:
+        raise ModelLoadFailed(
+            f"The tokenizer of {checkpoint.path} cannot be used: {error}."
+        ) from error
 
 
 def yes_and_no(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:

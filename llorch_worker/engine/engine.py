@@ -9,13 +9,23 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from llorch_worker.allocator import return_freed_memory
 from llorch_worker.cache import BlockPool, PagedKV, Places, UnifiedCache
-from llorch_worker.contract import Event, Fault, GenerationRequest, InvalidRequest, Journal
+from llorch_worker.contract import (
+    TASK_NAME,
+    TEXT_TASKS,
+    AnyTextsRequest,
+    Event,
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    Journal,
+    TextsRequest,
+)
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, begin_thread, use_device
@@ -37,7 +47,10 @@ from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence_maker import SequenceMaker
+from llorch_worker.engine.shared_core import SharedCore
 from llorch_worker.engine.stats import Counters, StepCounts
+from llorch_worker.engine.texts_core import TextsCore
+from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
@@ -46,8 +59,12 @@ from llorch_worker.intake.intake import Intake
 from llorch_worker.intake.prepared import PreparedRequest
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.intake.request_checks import check_model
+from llorch_worker.intake.texts import PreparedTexts
 from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel, RaggedBatch
+from llorch_worker.model.encoder import Pooling
+from llorch_worker.model.encoder.decoder import DecoderOfTexts, cache_of_texts
+from llorch_worker.model.families.qwen import QWEN3
 from llorch_worker.processes.board import Board
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer
@@ -99,6 +116,7 @@ class Engine(ThreadedEngine):
         self._board = board or Board(options.sequences)
         self._device = device = cache.shape.device
         self._sizes = (options.sequences, options.step_tokens)
+        self._pooling = None if options.made_of is None else Pooling(options.made_of)
         self.facts = ModelFacts(
             model_name=model_name,
             fingerprint=fingerprint,
@@ -112,6 +130,11 @@ class Engine(ThreadedEngine):
             generation_config=generation_config or {},
             device=str(device),
             card_uuids=visible_cards(device),
+            tasks=(TASK_NAME,) if self._pooling is None else (TASK_NAME, *TEXT_TASKS),
+            width=0 if self._pooling is None else config.hidden_size,
+            # A decode never waits for more than a step.
+            longest_text=min(cache.max_context, options.step_tokens),
+            asks_as_qwen3=config.family == QWEN3.name,
         )
         self._intake = Intake(tokenizer, self.facts.limits)
         self._intake_process = intake
@@ -139,16 +162,28 @@ class Engine(ThreadedEngine):
         most_threads = num_threads or torch.get_num_threads()
         # The bits of torch's own kernels may depend on the number of threads.
         fewer_threads = loaded.model.ops.name == "native" and most_threads > 1
+        threads = ThreadCount(most_threads) if fewer_threads else None
         self._core = EngineCore(
             self._scheduler,
             runner,
             self._counters,
             tokenizer.text_and_bytes,
-            ThreadCount(most_threads) if fewer_threads else None,
+            threads,
             board=self._board,
         )
-        self._thread = EngineThread(
-            self._core,
+        self._texts: TextsCore | None = None
+        core: EngineCore | SharedCore = self._core
+        if self._pooling is not None:
+            reader = DecoderOfTexts(loaded.model, cache_of_texts(cache, options.cell_tokens))
+            self._texts = TextsCore(
+                partial(reader.vectors, pooling=self._pooling),
+                options.step_tokens,
+                low_waits_at_most_s=options.low_waits_at_most_s,
+                board=self._board,
+            )
+            core = SharedCore(self._core, self._texts, threads)
+        self._thread: EngineThread[Any] = EngineThread(
+            core,
             name=f"llorch-engine-{model_name}",
             begin=partial(begin_thread, device, num_threads),
             board=self._board,
@@ -250,15 +285,25 @@ class Engine(ThreadedEngine):
             max_sequences, max_step_tokens = self._sizes
             rows = min(max_sequences + planner.most_rows, max_step_tokens)
             self._thread.call(partial(planner.measure, self._loaded.steps, self.cache, rows))
+        if self._texts is not None:
+            self._thread.call(partial(self._texts.warm_up, self.facts.longest_text))
         run_first_requests(self.submit, self._device, self.max_context, *self._sizes)
         return_freed_memory()
         self._measured_bytes = self._loaded.measured_bytes()
         # No job's steps were among them.
         self._core.steps = StepCounts()
 
+    @overload
+    def submit(self, request: GenerationRequest | PreparedRequest, **others: Any) -> Generation: ...
+
+    @overload
+    def submit(
+        self, request: AnyTextsRequest | PreparedTexts, **others: Any
+    ) -> TextsGeneration: ...
+
     def submit(
         self,
-        request: GenerationRequest | PreparedRequest,
+        request: GenerationRequest | PreparedRequest | AnyTextsRequest | PreparedTexts,
         *,
         job_id: str | None = None,
         worker: str = "local",
@@ -270,7 +315,7 @@ class Engine(ThreadedEngine):
         on_event: Callable[[Event], None] | None = None,
         on_tokens: Callable[[TokensTold], bool | None] | None = None,
         handle: int = 0,
-    ) -> Generation:
+    ) -> Generation | TextsGeneration:
         """Checks the request in the caller's thread and queues it.
 
         ``token_ids`` of the result include the end-of-sequence or stop token that ended the choice;
@@ -302,6 +347,25 @@ class Engine(ThreadedEngine):
                 of the text does not compile.
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
+        if isinstance(request, TextsRequest | PreparedTexts):
+            texts = make_texts_generation(
+                request,
+                self.facts,
+                self.tokenizer,
+                self._pooling,
+                job_id=job_id,
+                journal=journal,
+                suspect=suspect,
+                handle=handle,
+                request_cancel=self._thread.cancel,
+                worker=worker,
+                attempt=attempt,
+                queued_at=queued_at,
+                retried_at=retried_at,
+                on_event=on_event,
+            )
+            self._thread.add(texts)
+            return texts
         prepared = (
             request if isinstance(request, PreparedRequest) else self._prepare(request, journal)
         )
@@ -346,7 +410,7 @@ class Engine(ThreadedEngine):
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""
-        counters, blocks = self._counters, self.cache.blocks
+        counters, blocks, texts = self._counters, self.cache.blocks, self._texts
         held = self._loaded.bytes_by_part()
         return EngineStats(
             model=self.model_name,
@@ -357,19 +421,19 @@ class Engine(ThreadedEngine):
             measured_bytes=self._measured_bytes,
             max_context=self.max_context,
             max_sequences=self.facts.max_sequences,
-            running=len(self._scheduler.running),
+            running=len(self._scheduler.running) + (texts.running if texts else 0),
             waiting=len(self._scheduler.waiting),
             tokens_per_s=counters.rate.read(),
             kv_blocks_total=blocks.total,
             kv_blocks_free=blocks.free_count,
             kv_blocks_kept=blocks.kept_count,
-            prompt_tokens_total=counters.prompt_tokens_total,
+            prompt_tokens_total=counters.prompt_tokens_total + (texts.tokens_total if texts else 0),
             cached_tokens_total=self._scheduler.blocks.found_tokens_total,
             prefix_hits_total=self._scheduler.blocks.hits_total,
             completion_tokens_total=counters.completion_tokens_total,
-            finished_total=counters.finished_total,
+            finished_total=counters.finished_total + (texts.finished_total if texts else 0),
             preempted_total=self._scheduler.preempted_total,
-            steps_total=counters.steps_total,
+            steps_total=counters.steps_total + (texts.steps_total if texts else 0),
             drafts_total=counters.drafts_total,
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
@@ -377,7 +441,15 @@ class Engine(ThreadedEngine):
 
     def step_figures(self) -> StepFigures:
         """What the steps did since the load, or since it warmed up."""
-        return self._core.steps.read()
+        steps = self._core.steps.read()
+        if self._texts is None:
+            return steps
+        of_texts = self._texts.figures()
+        return replace(
+            steps,
+            step_tokens=steps.step_tokens + of_texts.step_tokens,
+            prompt_tokens=steps.prompt_tokens + of_texts.prompt_tokens,
+        )
 
     @property
     def matrix_bytes(self) -> int:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, Final, Literal, Protocol
 
 from llorch_worker.contract import (
@@ -54,10 +55,19 @@ class ModelFacts:
     """The tasks that it runs."""
     width: int = 0
     """Numbers of a vector; 0 if it makes none."""
+    sizes: tuple[int, ...] = ()
+    """To how many numbers a vector may be cut, beside all; empty: to any."""
     scores_pairs: bool = False
     """Whether a head scores pairs of texts."""
+    longest_text: int = 0
+    """Most tokens of a text that is only read, if fewer than ``max_context``; else 0."""
     asks_as_qwen3: bool = False
     """Whether texts are put to it in the words of Qwen3-Embedding and Qwen3-Reranker."""
+
+    @property
+    def does_both(self) -> bool:
+        """Whether it generates, and reads texts for vectors."""
+        return TASK_NAME in self.tasks and len(self.tasks) > 1
 
     @property
     def limits(self) -> Limits:
@@ -70,6 +80,8 @@ class ModelFacts:
             self.width,
             self.scores_pairs,
             self.asks_as_qwen3,
+            self.longest_text,
+            self.sizes,
         )
 
 
@@ -216,6 +228,10 @@ class Tally:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def __add__(self, other: Tally) -> Tally:
+        """Both, by the same bounds."""
+        return Tally(tuple(map(add, self.counts, other.counts)), self.sum + other.sum)
 
 
 class TallyCounts:

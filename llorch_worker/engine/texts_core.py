@@ -1,4 +1,4 @@
-"""One step at a time over the texts of all running jobs of an encoder."""
+"""One step at a time over the texts of all running jobs that read texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TextsStep:
 
 
 class TextsCore:
-    """The jobs of an encoder and their steps. The engine's thread alone calls it."""
+    """The jobs that read texts and their steps. The engine's thread alone calls it."""
 
     def __init__(
         self,
@@ -70,6 +70,10 @@ class TextsCore:
     def running(self) -> int:
         return len(self._jobs)
 
+    def is_urgent(self, now_s: float) -> bool:
+        """Whether a job is of a class above low, or has waited as long as low may."""
+        return any(self._urgency(job, now_s) < _URGENCY["low"] for job in self._jobs)
+
     def add(self, job: TextsGeneration) -> None:
         """A job whose texts are all in its journal ends here."""
         if job.left:
@@ -93,6 +97,11 @@ class TextsCore:
 
     def check_integrity(self) -> None:
         """Nothing outlives a step."""
+
+    def warm_up(self, longest: int) -> None:
+        """Computes a step of texts with so many tokens each."""
+        count = max(1, self._step_tokens // longest)
+        self._compute(Texts(torch.zeros(longest * count, dtype=torch.int64), [longest] * count))
 
     def figures(self) -> StepFigures:
         return StepFigures(step_tokens=self._sizes.read(), prompt_tokens=self.tokens_total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,6 +12,7 @@ import torch
 
 from llorch_worker.contract import (
     REQUESTS,
+    AnyTextsRequest,
     EmbeddingResult,
     EmbedRequest,
     Finished,
@@ -23,11 +25,15 @@ from llorch_worker.contract import (
     TextsResult,
     Usage,
     Vectors,
+    check_task,
 )
 from llorch_worker.contract.texts_result import Ranked
 from llorch_worker.engine.handle import ComputedGeneration
-from llorch_worker.intake.texts import PreparedTexts
-from llorch_worker.model.encoder.pooling import normalized
+from llorch_worker.engine.interface import ModelFacts
+from llorch_worker.intake.request_checks import check_model
+from llorch_worker.intake.texts import PreparedTexts, prepare_texts
+from llorch_worker.model.encoder.pooling import Pooling, normalized
+from llorch_worker.text import Tokenizer
 
 _STAND_INS: Final[dict[str, dict[str, Any]]] = {
     "llorch.embed": {"input": "-"},
@@ -166,6 +172,38 @@ class TextsGeneration(ComputedGeneration[TextsRequest, TextsResult]):
         if not first:
             return self.values[:, 0]
         return (self.values[:first] * self.values[first:]).sum(1)
+
+
+def make_texts_generation(
+    request: AnyTextsRequest | PreparedTexts,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    pooling: Pooling | None,
+    *,
+    job_id: str | None,
+    journal: Journal | None,
+    **others: Any,
+) -> TextsGeneration:
+    """The job of ``request`` for the model of these ``facts``. ``pooling``: None if a head scores.
+
+    Raises what :meth:`.EmbeddingEngine.submit` does of a request.
+    """
+    if not isinstance(request, PreparedTexts):
+        check_model(request, facts.model_name)
+        check_task(request, facts.model_name, facts.tasks)
+        request = prepare_texts(request, tokenizer, facts.limits)
+    return TextsGeneration(
+        job_id or str(uuid.uuid4()),
+        request,
+        width=facts.width,
+        normalizes=pooling is not None and pooling.normalize,
+        journal=journal,
+        model_name=facts.model_name,
+        fingerprint=facts.fingerprint,
+        arithmetic=facts.arithmetic,
+        earlier_arithmetic=journal.arithmetic if journal else (),
+        **others,
+    )
 
 
 def _encoded(values: torch.Tensor) -> str:

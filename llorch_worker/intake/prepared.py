@@ -33,8 +33,8 @@ _NO_PROMPT = (0,)
 class Limits:
     """What a loaded model bounds. ``vocab_size``: the number of its logits; ``pool_tokens``: the
     capacity of all KV blocks; ``drafts``: whether predictions are of use; ``width``: of vectors;
-    ``scores_pairs``: whether a head scores pairs of texts; ``asks_as_qwen3``: see
-    :class:`.ModelFacts`."""
+    ``scores_pairs``: whether a head scores pairs of texts; ``asks_as_qwen3``, ``longest_text``,
+    ``sizes``: see :class:`.ModelFacts`."""
 
     vocab_size: int
     max_context: int
@@ -43,6 +43,12 @@ class Limits:
     width: int = 0
     scores_pairs: bool = False
     asks_as_qwen3: bool = False
+    longest_text: int = 0
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        # They come as JSON, and are a key.
+        object.__setattr__(self, "sizes", tuple(self.sizes))
 
 
 @dataclass(frozen=True, slots=True)

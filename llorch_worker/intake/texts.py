@@ -86,7 +86,7 @@ def prepare_texts(request: AnyTextsRequest, tokenizer: Tokenizer, limits: Limits
     texts: list[list[int]]
     if isinstance(request, EmbedRequest):
         texts = encoder.texts("input", request.input, request.instruction)
-        encoder.faults += _too_large(request, limits.width)
+        encoder.faults += _too_large(request, limits)
     elif limits.scores_pairs and limits.asks_as_qwen3:
         texts = encoder.judged()
     elif limits.scores_pairs:
@@ -116,6 +116,7 @@ class _Encoder:
         self._request = request
         self._tokenizer = tokenizer
         self._limits = limits
+        self._longest = limits.longest_text or limits.max_context
         self._before, self._behind = tokenizer.around_text
         self.faults: list[Fault] = []
 
@@ -126,7 +127,7 @@ class _Encoder:
         return [self._text(name, text, instruction) for name, text in _named(field, given)]
 
     def _text(self, field: str, text: Text, instruction: str | None) -> list[int]:
-        most = self._limits.max_context
+        most = self._longest
         if not isinstance(text, str):
             ids = [*text]
             self._check_ids(field, ids)
@@ -160,7 +161,7 @@ class _Encoder:
             self._tokenizer.encode(part, add_special_tokens=False, parse_special=True)
             for part in _JUDGING
         )
-        room = self._limits.max_context - len(before) - len(behind)
+        room = self._longest - len(before) - len(behind)
         queries = [self._as_text(each, text) for each, text in _named(name, first)]
         if len(queries) == 1:
             queries *= len(second)
@@ -188,7 +189,8 @@ class _Encoder:
         if len(firsts) == 1:
             firsts *= len(seconds)
         pairs, begins = [], []
-        room = self._limits.max_context - len(self._before) - 2 * len(self._behind)
+        between = self._tokenizer.between_texts
+        room = self._longest - len(self._before) - len(between) - len(self._behind)
         for at, (one, two) in enumerate(zip(firsts, seconds, strict=True)):
             if len(one) + len(two) > room:
                 if self._request.truncate:
@@ -197,8 +199,8 @@ class _Encoder:
                 else:
                     rule = f"must be at most {room} tokens with {name}, or truncate true"
                     self._refuse(f"{other}.{at}", rule, len(one) + len(two))
-            begins.append(len(self._before) + len(one) + len(self._behind))
-            pairs.append([*self._before, *one, *self._behind, *two, *self._behind])
+            begins.append(len(self._before) + len(one) + len(between))
+            pairs.append([*self._before, *one, *between, *two, *self._behind])
         return pairs, begins
 
     def _part(self, field: str, text: Text, before: str = "") -> list[int]:
@@ -213,11 +215,11 @@ class _Encoder:
 
     def _inside(self, field: str, text: str) -> list[int]:
         # A text that is cut is tokenised whole.
-        at_most = None if self._request.truncate else self._limits.max_context
+        at_most = None if self._request.truncate else self._longest
         try:
             return self._tokenizer.encode(text, add_special_tokens=False, at_most=at_most)
         except TooManyTokens as too_many:
-            rule = f"must be at most {self._limits.max_context} tokens, or truncate true"
+            rule = f"must be at most {self._longest} tokens, or truncate true"
             self._refuse(field, rule, too_many.at_least, at_least=True)
             return []
 
@@ -250,9 +252,15 @@ def _cut(first: int, second: int, room: int) -> tuple[int, int]:
     return (second, first) if swapped else (first, second)
 
 
-def _too_large(request: EmbedRequest, width: int) -> Iterable[Fault]:
+def _too_large(request: EmbedRequest, limits: Limits) -> Iterable[Fault]:
     """The faults of the size of the vectors that are asked for."""
+    width, sizes = limits.width, limits.sizes
     numbers = request.dimensions or width
+    if sizes and numbers not in (*sizes, width):
+        named = ", ".join(map(str, sorted({*sizes, width})))
+        rule = f"must be one of {named}, to which the model's vectors may be cut"
+        yield Fault(field="dimensions", rule=rule, got=str(numbers))
+        return
     if numbers > width:
         rule = f"must be at most {width}, what the model has"
         yield Fault(field="dimensions", rule=rule, got=str(numbers))

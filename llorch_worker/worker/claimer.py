@@ -26,7 +26,7 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.connections.time_limits import REPLY_TIMEOUT_S
 from llorch_worker.broker.fleet import affinity
 from llorch_worker.broker.jobs import claims
-from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms, Taken
+from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms, Kind, Taken
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.wake_ups import WakeUps
@@ -61,13 +61,17 @@ class Room:
     """Whether only high jobs may come, to preempt others."""
     place: str = ""
     """This worker's name in the registry, if jobs may be placed with it."""
+    kind: Kind = "any"
+    """Of the jobs."""
 
     @property
     def wake_keys(self) -> tuple[str, ...]:
         """What to wait for if nothing is there."""
         shared = keys.full_wake if self.urgent else keys.wake
+        suffix = queues.TEXTS_SUFFIX if self.kind == "texts" else ""
         own = (self.place,) if self.place else ()
-        return (*map(shared, self.queues), *map(keys.wake, own)) if self.most else ()
+        named = (shared(queue + suffix) for queue in self.queues)
+        return (*named, *map(keys.wake, own)) if self.most else ()
 
 
 class Claimer(Repeater):
@@ -91,9 +95,10 @@ class Claimer(Repeater):
         place: Callable[[], str],
         serves: Callable[[], dict[str, Any]],
         on_arrival: Callable[[], object],
+        kind: Callable[[], Kind | None] = lambda: "any",
     ) -> None:
-        """``model``: whose jobs it claims now; call :meth:`look_again` after a change.
-        ``sequences``: the most of these to hold. ``place``: this
+        """``model``: whose jobs it claims now, and ``kind``: which of them, if any; call
+        :meth:`look_again` after a change. ``sequences``: the most of these to hold. ``place``: this
         worker's name in the registry, if jobs may be placed with it, see ``affinity.py``;
         ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need of it;
         ``on_arrival`` is called on this thread."""
@@ -108,6 +113,7 @@ class Claimer(Repeater):
         # A claim that redis-py sent again would be another: see _unanswered.
         self._redis = connect(url, retries=0, decode=False)
         self._model, self._terms, self._worker = model, terms, worker
+        self._kind = kind
         self._sequences, self._startable = sequences, startable
         self._place, self._serves = place, serves
         self._on_arrival = on_arrival
@@ -154,7 +160,7 @@ class Claimer(Repeater):
 
     def note_room(self) -> None:
         """Call it when a claim has been settled."""
-        if self._lacks_room:
+        if self._lacks_room and self._kind() is not None:
             self.look_again()
 
     def close(self) -> None:
@@ -200,8 +206,10 @@ class Claimer(Repeater):
             raise
 
     def _room(self) -> Room:
-        model = self._model()
-        held = HELD_CLAIMS.of(model)
+        model, kind = self._model(), self._kind()
+        if kind is None:
+            return Room(0)
+        held = HELD_CLAIMS.of(model, kind)
         limit = self.prefetch_count and min(self.prefetch_count, self._sequences())
         free = limit - len(held)
         is_full = bool(limit) and free <= 0
@@ -219,7 +227,7 @@ class Claimer(Repeater):
         # Not if this worker takes no jobs that wait for any worker.
         takes_any = not is_full and queues.normal_queue(model) in consumed
         place = self._place() if takes_any else ""
-        return Room(max(0, min(most, may_start.most)), consumed, is_full, place)
+        return Room(max(0, min(most, may_start.most)), consumed, is_full, place, kind)
 
     def _look(self, room: Room) -> None:
         if not self._lacks_room:
@@ -235,12 +243,19 @@ class Claimer(Repeater):
             held=HELD_CLAIMS.running(model),
             urgent=room.urgent,
             place=room.place,
+            kind=room.kind,
             **self._serves(),
         )
         if self._unanswered is not None:
             before = self._unanswered
-            # Of the same model: the worker may have changed since.
-            request = replace(request, call=before.call, models=before.models, sent_before=True)
+            # Of the same model and kind: the worker may have changed since.
+            request = replace(
+                request,
+                call=before.call,
+                models=before.models,
+                kind=before.kind,
+                sent_before=True,
+            )
         self._unanswered, self._noted_place = request, room.place
         self._idle = ("", 0)
         taken = claims.claim(self._redis, request, self._terms)

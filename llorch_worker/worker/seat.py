@@ -136,7 +136,7 @@ class Seat:
 
     @property
     def sequences(self) -> int:
-        """The most jobs to hold."""
+        """The most jobs to hold of each kind."""
         return self.engine.facts.max_sequences
 
     @property

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    XLMRobertaForSequenceClassification,
+)
 
 from llorch_worker.contract import (
     Cancelled,
@@ -26,10 +33,12 @@ from llorch_worker.contract import (
     ScoreRequest,
     Vectors,
 )
+from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.journal import read_journal
 from llorch_worker.engine.any_engine import AnyEngine
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
 from llorch_worker.engine_options import EngineOptions
+from llorch_worker.intake.prepared import Limits
 from llorch_worker.model.encoder import Pooling, Texts
 from tests.decoders import write_embedder, write_judge
 from tests.encoders import LONGEST, WIDTH, WORDS, text_of, write_cross_encoder, write_encoder
@@ -301,6 +310,23 @@ def test_a_long_text_is_cut_only_if_it_may_be(engine: EmbeddingEngine) -> None:
     assert cut.result().usage.prompt == LONGEST
 
 
+def test_vectors_are_cut_to_the_sizes_that_the_files_name(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "sized")
+    file = tmp_path / "sized" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"matryoshka_dimensions": [16, 32]}))
+    with EmbeddingEngine.load(tmp_path / "sized", device="cpu") as engine:
+        assert engine.facts.limits == Limits(*json.loads(json.dumps(astuple(engine.facts.limits))))
+        for numbers in (16, 32, WIDTH, None):
+            assert engine.embed(["w1"], dimensions=numbers).shape[1] == (numbers or WIDTH)
+        with pytest.raises(InvalidRequest, match="one of 16, 32, 64, to which") as refused:
+            engine.embed(["w1"], dimensions=20)
+        assert [fault.field for fault in refused.value.faults] == ["dimensions"]
+    file.write_text(json.dumps(config | {"matryoshka_dimensions": [WIDTH + 1]}))
+    with pytest.raises(ModelLoadFailed, match="its matryoshka_dimensions are"):
+        EmbeddingEngine.load(tmp_path / "sized", device="cpu")
+
+
 def test_who_waits_for_an_engine_that_closes_is_told(engine: EmbeddingEngine, gate: Gate) -> None:
     waiting = engine.submit(EmbedRequest(input=[[1] * 60] * 3))
     gate.began.wait()
@@ -339,8 +365,23 @@ def test_a_file_says_which_engine_it_needs(folder: Path, trained_model: Path) ->
         assert engine.facts.tasks == ("llorch.generate",)
     told = EngineOptions(device="cpu", pooling="mean")
     with AnyEngine.load(trained_model / "hf", told) as engine:
-        assert isinstance(engine, EmbeddingEngine)
-        assert engine.pooling == Pooling("mean")
+        assert engine.facts.tasks[:2] == ("llorch.generate", "llorch.embed")
+
+
+@pytest.mark.parametrize("said", ["encoder", "embedder", "pairs", "judge"])
+def test_an_option_that_contradicts_the_files_is_refused(tmp_path: Path, said: str) -> None:
+    writers = {
+        "encoder": (write_encoder, "mean"),
+        "embedder": (write_embedder, "last"),
+        "pairs": (write_cross_encoder, "rank"),
+        "judge": (write_judge, "rank"),
+    }
+    write, own = writers[said]
+    write(tmp_path)
+    with AnyEngine.load(tmp_path, EngineOptions(device="cpu", pooling=own)):
+        pass
+    with pytest.raises(InvalidLoadOption, match=f"pooling is cls, but .* says {own}; unset"):
+        AnyEngine.load(tmp_path, EngineOptions(device="cpu", pooling="cls"))
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +390,19 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddingEngine]
     folder = write_cross_encoder(tmp_path_factory.mktemp("pairs"))
     with EmbeddingEngine.load(folder, device="cpu", dtype="float32") as engine:
         yield engine
+
+
+def test_a_pair_of_roberta_is_encoded_as_hugging_face_does(tmp_path: Path) -> None:
+    write_cross_encoder(tmp_path, XLMRobertaForSequenceClassification)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    with EmbeddingEngine.load(tmp_path, device="cpu", dtype="float32") as engine:
+        longest = engine.facts.max_context
+        assert longest == LONGEST - 2
+        for second in ("w3 w4", " ".join(WORDS[:90])):
+            scored = engine.submit(ScoreRequest(text_1="w1 w2", text_2=second, truncate=True))
+            given = tokenizer("w1 w2", second, truncation=True, max_length=longest)
+            assert [*scored.prepared.token_ids[0]] == given["input_ids"]
+            assert 0 < scored.result().scores[0] < 1
 
 
 @pytest.mark.parametrize("words", [(3, 5), (50, 40), (10, 200), (200, 10), (100, 100)])

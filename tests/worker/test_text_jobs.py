@@ -19,14 +19,19 @@ from llorch_worker.contract import (
     Cancelled,
     EmbedRequest,
     Finished,
+    GenerationRequest,
     InvalidRequest,
+    JobRequest,
     Started,
     Vectors,
 )
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
 from tests.cli.command import run
+from tests.decoders import write_judge
 from tests.encoders import WIDTH, WORDS, text_of, write_encoder
-from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
+from tests.services import REAL_APP, RedisServer, WorkerProcess, own_redis, running_worker
+from tests.store import record_of
+from tests.waiting import wait_until
 
 GET_S = 120
 SECRET = "w17 w23"
@@ -193,3 +198,37 @@ def test_one_key_is_one_job(worker: WorkerProcess, client: Client) -> None:
     with pytest.raises(InvalidRequest, match="another request"):
         client.submit(EmbedRequest(input="w6", idempotency_key="once"))
     assert first.result(GET_S)
+
+
+@pytest.mark.parametrize("held", ["texts", "generation"])
+def test_jobs_of_one_kind_hold_no_place_of_the_other(tmp_path: Path, held: str) -> None:
+    """Of a model that does both; the jobs of a kind are not computed for a while."""
+    (tmp_path / "model").mkdir()
+    model, closed = write_judge(tmp_path / "model", marked=False), tmp_path / "closed"
+    made = {"model": model, "model_name": "both", "pooling": "last", "max_sequences": 2}
+    asked: dict[str, JobRequest] = {
+        "texts": EmbedRequest(input=["yes"] * 9, priority="low"),
+        "generation": GenerationRequest(prompt="yes", max_tokens=4, priority="low"),
+    }
+    first, other = asked.pop(held), next(iter(asked.values()))
+    with (
+        own_redis() as server,
+        running_worker(
+            server.url, tmp_path, app="tests.faults.held_app", HELD=held, CLOSED=closed, **made
+        ),
+        Client(server.url, model="both") as client,
+    ):
+        closed.touch()
+        jobs = [client.submit(first) for _ in range(5)]
+
+        def claimed() -> int:
+            return [record_of(client.redis, job.id)["state"] for job in jobs].count("claimed")
+
+        wait_until(lambda: claimed() == 2)
+        for job in [client.submit(other) for _ in range(5)]:
+            job.result(GET_S)
+        assert claimed() == 2, "the others wait where another worker can take them"
+        closed.unlink()
+        client.submit(other).result(GET_S)
+        for job in jobs:
+            job.result(GET_S)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from kombu.log import get_logger
 from redis import Redis
@@ -45,10 +45,12 @@ MOST_FENCE_STEP = 2**24
 Redis is not counted on to the same ones."""
 MOST_CONTEXT = 10**15
 """As in a worker's card."""
-CLAIM_VALUES = 13
+CLAIM_VALUES = 14
 """How many ``lua/claim.lua`` returns for each claim."""
 _PIECE_BYTES = 2**20
 """Of a large message."""
+Kind = Literal["any", "generation", "texts"]
+"""Jobs that generate, those that read texts, or both."""
 MOST_DEAD_LETTERS = 10_000
 """Beside the bound of their bytes."""
 
@@ -106,6 +108,8 @@ class Claim:
     """Its ETA, if it had one that can be read."""
     retried_ms: int | None = None
     """When its dead letter was last retried."""
+    reads: bool = False
+    """Whether it reads texts, and generates none."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
     """When the claim arrived, by this process' monotonic clock."""
 
@@ -149,6 +153,8 @@ class ClaimRequest:
     fingerprint: str = ""
     """What the caller serves: see :attr:`.WorkerCard.fingerprint`."""
     max_context: int = MOST_CONTEXT
+    kind: Kind = "any"
+    """Which jobs it claims."""
     call: str = field(default_factory=lambda: secrets.token_hex(8))
     """The id of this call."""
     sent_before: bool = False
@@ -182,6 +188,8 @@ def _claim_of(
     client: Redis, model: str, request: ClaimRequest, consumed: Sequence[str], terms: ClaimTerms
 ) -> Taken:
     exhausted = _exhausted(terms)
+    # Its claims of texts are calls beside the others.
+    suffix = queues.TEXTS_SUFFIX if request.kind == "texts" else ""
     documents = {
         "started": started_document(_ID, request.worker, os.getpid()),
         "failure": failure_document(_ID, exhausted),
@@ -206,8 +214,9 @@ def _claim_of(
         "most_letters": MOST_DEAD_LETTERS,
         "low_waits_ms": terms.low_waits_at_most_ms,
         "call": request.call,
-        "call_key": keys.call(queues.place_of(model, request.worker)),
+        "call_key": keys.call(queues.place_of(model, request.worker) + suffix),
         "model": model,
+        "kind": request.kind,
         "classes": _classes(consumed),
         "fingerprint": request.fingerprint,
         "max_context": request.max_context,
@@ -270,7 +279,7 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
     ready, later, unread = [], [], []
     for (
         job_id, message, attempt, fence, list_key, first_claimed_ms, claimed_ms, first, cancelled,
-        suspect, eta, retried_ms, is_unread,
+        suspect, eta, retried_ms, is_unread, reads,
     ) in found:  # fmt: skip
         claim = Claim(
             job_id=text(job_id),
@@ -285,6 +294,7 @@ def _sorted(found: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[Claim], l
             cancelled=bool(cancelled),
             due_ms=eta if eta is None or isinstance(eta, int) else _unix_ms(eta),
             retried_ms=None if retried_ms is None else int(retried_ms),
+            reads=bool(reads),
         )
         if is_unread:
             unread.append(claim)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llorch_worker.broker.jobs.claims import Claim
+from llorch_worker.broker.jobs.claims import Claim, Kind
 from llorch_worker.contract import Event, Timings, Usage
 
 
@@ -92,9 +92,10 @@ class HeldClaims:
         with self._lock:
             return tuple(self._claims.values())
 
-    def of(self, model: str) -> tuple[Claim, ...]:
-        """Those of one model's jobs."""
-        return tuple(claim for claim in self.all() if claim.model == model)
+    def of(self, model: str, kind: Kind = "any") -> tuple[Claim, ...]:
+        """Those of one model's jobs of a kind."""
+        own = (claim for claim in self.all() if claim.model == model)
+        return tuple(claim for claim in own if kind == "any" or claim.reads == (kind == "texts"))
 
     def running(self, model: str) -> tuple[Claim, ...]:
         """Those of one model's jobs that have not ended."""

@@ -29,11 +29,11 @@ if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
   -- Nobody else hears of what is in the inbox no more.
   local model = empty_inbox(KEYS, MOST_MOVED, let_come) > 0 and model_of(KEYS[1])
   for _, class in ipairs(model and classes_that_wait(model) or {}) do
-    wake_class(model, class)
+    wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
   end
 end
-local state, reserved, list, sent, first_claim_ms, tenant, cost = unpack(redis.call('HMGET', job, 'state', 'reserved',
-  'list', 'sent', 'first_claim_ms', 'tenant', 'cost'))
+local state, reserved, list, sent, first_claim_ms, tenant, cost, reads = unpack(redis.call('HMGET', job, 'state',
+  'reserved', 'list', 'sent', 'first_claim_ms', 'tenant', 'cost', 'reads'))
 local revoked = is_revoked_elsewhere(job_id)
 if state == 'ended' or not state and not revoked and redis.call('EXISTS', result_key(job_id)) == 1 then
   if redis.call('GET', result_key(job_id)) == document then
@@ -71,7 +71,7 @@ local model = model_of(list)
 redis.call('ZREM', waiting_key(model), job_id)
 redis.call('ZREM', scheduled_key(model), job_id)
 if state == 'waiting' and not first_claim_ms and cost then
-  refund(model, class_of(list), tenant or '', cost)
+  refund(model, class_of(list), tenant or '', cost, reads == '1')
 end
 -- Our client's jobs are in no chain or chord.
 end_record(job_id, keep_s, keep_s, nil, not sent and 0)

@@ -7,7 +7,8 @@
 --
 -- The caller looks at everything, so wake-ups for its queues are spent. If it leaves jobs that another may take, it
 -- wakes the next worker: see wake_ups.py. An `urgent` caller has no room, and preempts for what it takes. It claims high
--- jobs only. A call that was sent before, because its reply was lost, gives the same jobs and takes no others.
+-- jobs only. A call that was sent before, because its reply was lost, gives the same jobs and takes no others. A caller
+-- of a `kind` claims jobs that generate, or those that read texts; the others wait for another one.
 --
 -- KEYS: the inbox lists of the queues that the caller consumes.
 -- ARGV: the caller's terms as JSON: see claims.py.
@@ -29,7 +30,8 @@ local SEARCH_MS = 2000 -- how long it is known where that was
 local MOST_MOVED = 64
 
 local terms = cjson.decode(ARGV[1])
-local model, limit = terms.model, terms.limit
+local model, limit, kind = terms.model, terms.limit, terms.kind
+local reads = kind == 'texts'
 local waiting = waiting_key(model)
 local claims, dropped = {}, {}
 local bytes, unfit, suspects_wait, goes_on = 0, 0, false, false
@@ -91,11 +93,11 @@ local first, is_all = first_jobs()
 -- A job that comes while none waits need not wait itself.
 local starts = #first == 0 and limit > 0 and not terms.urgent
 local function receive(job)
-  if not starts then
+  if not starts or kind ~= 'any' and reads ~= job.reads then
     return let_come(job)
   end
   starts, job.state = false, 'waiting'
-  local score = score_at_tail(job.list, job.tenant, job.tokens, true)
+  local score = score_at_tail(job.list, job.tenant, job.tokens, job.reads, true)
   redis.call('SET', message_key(job.id), job.message)
   local outcome = settle(job, tonumber(score))
   if outcome == 'suspect' or outcome == 'unfit' then
@@ -114,7 +116,10 @@ for _, id in ipairs(repeated) do
   dropped[#dropped + 1] = {id, 'repeated'}
 end
 
-local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
+local classes, jobs = {}, 0
+if #first > 0 then
+  classes, jobs = classes_that_wait(model, is_all and first, kind)
+end
 
 -- The class behind others whose first job has waited longest, if that is as long as the rule of age says. In so much
 -- time one job of a class goes first, not each that is old. It is the next by fair shares, which need not be the oldest:
@@ -122,9 +127,9 @@ local classes = #first > 0 and classes_that_wait(model, is_all and first) or {}
 local function class_of_age()
   local oldest, oldest_ms
   for i = 2, #classes do
-    local least, last = bounds_of(classes[i])
+    local least, last = bounds_of(classes[i], kind)
     local id = redis.call('ZRANGEBYSCORE', waiting, least, last, 'LIMIT', 0, 1)[1]
-    local aged_ms = tonumber(redis.call('HGET', aged_key(model), classes[i]) or 0)
+    local aged_ms = tonumber(redis.call('HGET', aged_key(model), share_of(classes[i], reads)) or 0)
     -- A later time is from before the clock was set back.
     local since_ms = math.max(read_record(id).since_ms, aged_ms <= now_ms() and aged_ms or 0)
     if now_ms() - since_ms >= terms.low_waits_ms and (not oldest or since_ms < oldest_ms) then
@@ -137,9 +142,9 @@ end
 -- The jobs of a class from a score, or its first, and a place on, with their scores.
 local function page_of(class, from, offset, count)
   if is_all then
-    return offset == 0 and of_class(first, class) or {}
+    return offset == 0 and of_class(first, class, kind) or {}
   end
-  local least, last = bounds_of(class)
+  local least, last = bounds_of(class, kind)
   return redis.call('ZRANGEBYSCORE', waiting, from or least, last, 'WITHSCORES', 'LIMIT', offset, count)
 end
 
@@ -148,7 +153,7 @@ local settled, is_tried = {}, {}
 
 -- Take up to `most` jobs of a class; returns how many.
 local function take_from(class, most)
-  local before, top = #claims, 0
+  local before, tops = #claims, {} -- of each kind, where its last one started
 
   local function has_enough()
     return #claims - before >= most or bytes >= MOST_CLAIMED_BYTES
@@ -160,7 +165,10 @@ local function take_from(class, most)
     if outcome ~= 'suspect' and outcome ~= 'unfit' then
       settled[#settled + 1] = job.id
     end
-    top = outcome == 'claimed' and math.max(top, job.score) or top
+    if outcome == 'claimed' then
+      local of_kind = kind_of(job.score >= first_score(class, true))
+      tops[of_kind] = math.max(tops[of_kind] or 0, job.score)
+    end
   end
 
   -- Try so many jobs as one search reads, from a score or the class's first on. Returns the score at which it
@@ -192,7 +200,7 @@ local function take_from(class, most)
   local stopped = search()
   if stopped then
     -- The caller cannot take the first ones. It goes on where callers like it stopped last, and the next call from there.
-    local alike = {class, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}
+    local alike = {class, kind, terms.max_context, suspect_since_us and 1 or 0, terms.fingerprint}
     local note = searched_key(model .. ' ' .. table.concat(alike, ' '))
     local noted = redis.call('GET', note)
     stopped = search(noted and tonumber(noted) > tonumber(stopped) and noted or stopped)
@@ -201,7 +209,7 @@ local function take_from(class, most)
       redis.call('SET', note, stopped, 'PX', SEARCH_MS)
     end
   end
-  if top > 0 then
+  for _, top in pairs(tops) do
     note_start(model, class, top)
   end
   return #claims - before
@@ -209,27 +217,26 @@ end
 
 local due = class_of_age()
 -- Wake-ups.
-local wake_keys, most = {full_wake_key(model)}, limit
+local wake_keys, most = {full_wake_key(model, kind)}, limit
 if terms.urgent then
   -- Either a worker with room has taken the wake-up, or one must claim an aged job first.
-  if due or redis.call('EXISTS', wake_key_of_class(model, HIGH)) == 0 then
+  if due or redis.call('EXISTS', wake_key_of_class(model, HIGH, kind)) == 0 then
     most, due = 0, nil
   else
-    wake_keys[2] = wake_key_of_class(model, HIGH)
+    wake_keys[2] = wake_key_of_class(model, HIGH, kind)
   end
 else
-  if may_claim(HIGH) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, HIGH) end
-  if may_claim(NORMAL) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, NORMAL) end
+  if may_claim(HIGH) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, HIGH, kind) end
+  if may_claim(NORMAL) then wake_keys[#wake_keys + 1] = wake_key_of_class(model, NORMAL, kind) end
   if terms.place ~= '' then wake_keys[#wake_keys + 1] = wake_key(terms.place) end
 end
 redis.call('DEL', unpack(wake_keys))
 
-local jobs = is_all and #first / 2 or redis.call('ZCARD', waiting)
 local all = jobs + #claims
 local living = all > 1 and redis.call('ZCOUNT', live_key(model), now_ms() - terms.gone_ms, '+inf') or 1
 local share = math.min(most, math.ceil(all / math.max(1, living)))
 if due and may_claim(due) and share > #claims and take_from(due, 1) > 0 then
-  redis.call('HSET', aged_key(model), due, now_ms())
+  redis.call('HSET', aged_key(model), share_of(due, reads), now_ms())
 end
 for _, class in ipairs(classes) do
   if may_claim(class) and #claims < share then
@@ -244,8 +251,13 @@ end
 -- cannot take them would wake each other for ever. The watcher does it for them.
 local left = jobs - #settled - unfit
 if left > 0 and not suspects_wait and (#claims > 0 or moved > 0) then
-  for _, class in ipairs(classes_that_wait(model)) do
-    wake_class(model, class)
+  for _, class in ipairs((classes_that_wait(model, nil, kind))) do
+    wake_class(model, class, reads)
+  end
+end
+if moved > 0 and kind ~= 'any' then
+  for _, class in ipairs((classes_that_wait(model, nil, kind_of(not reads)))) do
+    wake_class(model, class, not reads)
   end
 end
 if terms.place ~= '' then

@@ -26,7 +26,8 @@ local deadline_ms = ARGV[11] -- from now, or ''
 local owner = ARGV[12] -- the gateway's key that sends the job, or ''
 local awaited_s = ARGV[13] -- for how long a reader counts as there already; 0 for none
 local least_context = ARGV[14] -- that its worker must have, or '' if nobody knows
-local candidates = {unpack(ARGV, 15)} -- places, the best first; none for a job that is not placed
+local reads = ARGV[15] -- 1 if it reads texts, or ''
+local candidates = {unpack(ARGV, 16)} -- places, the best first; none for a job that is not placed
 local job, model = job_key(job_id), model_of(list)
 
 if idempotency ~= '' then
@@ -64,11 +65,12 @@ local function note(name, value)
     fields[#fields + 1] = value
   end
 end
-local score, cost = score_at_tail(list, tenant, tokens)
+local score, cost = score_at_tail(list, tenant, tokens, reads ~= '')
 note('cost', cost)
 note('tenant', tenant)
 note('owner', owner)
 note('least_context', least_context)
+note('reads', reads)
 -- Once all workers are full, the one that the job suits best prefers it to others that wait.
 note('prefers', place or candidates[1])
 note('awaited_s', awaited_s ~= '0' and seconds + awaited_s)
@@ -98,6 +100,6 @@ else
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  wake(list)
+  wake(list, reads ~= '')
 end
 return {'sent', job_id}

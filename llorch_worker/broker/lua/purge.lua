@@ -21,11 +21,11 @@ for _, class in ipairs(classes) do
   local first, last = bounds_of(class)
   local found = redis.call('ZRANGEBYSCORE', waiting_key(model), first, last, 'LIMIT', 0, math.max(0, most - jobs))
   for _, id in ipairs(found) do
-    local idempotency, reserved, tenant, cost, first_claim_ms = unpack(redis.pcall('HMGET', job_key(id), 'idempotency',
-      'reserved', 'tenant', 'cost', 'first_claim_ms'))
+    local idempotency, reserved, tenant, cost, first_claim_ms, reads = unpack(redis.pcall('HMGET', job_key(id),
+      'idempotency', 'reserved', 'tenant', 'cost', 'first_claim_ms', 'reads'))
     if not first_claim_ms then
       settle(id, reserved, 0)
-      refund(model, class, tenant or '', cost or 0)
+      refund(model, class, tenant or '', cost or 0, reads == '1')
     end
     redis.call('ZREM', waiting_key(model), id)
     -- A job that was claimed before has traces that do not expire.

@@ -23,8 +23,8 @@ local most_strikes = tonumber(ARGV[6]) -- that a job which is blamed may now hav
 local needs_fingerprint, least_context, place = ARGV[7] or '', ARGV[8] or '', ARGV[9] or ''
 local job = job_key(job_id)
 
-local state, holder, list, strikes, progress = unpack(redis.call('HMGET', job, 'state', 'fence', 'list', 'strikes',
-  'progress'))
+local state, holder, list, strikes, progress, reads = unpack(redis.call('HMGET', job, 'state', 'fence', 'list', 'strikes',
+  'progress', 'reads'))
 if holder ~= fence or state ~= 'claimed' then
   return 0
 end
@@ -65,6 +65,6 @@ let_wait(job_id, list)
 if place ~= '' then
   wake_place(place)
 else
-  wake(list)
+  wake(list, reads == '1')
 end
 return 1

@@ -3,7 +3,7 @@
 --
 -- Returns 1 if it did, 0 if the job is known.
 --
--- Parts: names, score, waiting
+-- Parts: names, message, score, waiting
 -- Writes at maxmemory.
 
 local job_id, fence, attempts, first_claim_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -17,6 +17,9 @@ redis.call('HSET', job_key(job_id), 'list', list, 'fence', fence, 'attempts', at
   'first_claim_ms', first_claim_ms, 'came_ms', first_claim_ms)
 if owner ~= '' then
   redis.call('HSET', job_key(job_id), 'owner', owner)
+end
+if reads_texts(read_message(message) or {}) then
+  redis.call('HSET', job_key(job_id), 'reads', 1)
 end
 redis.call('SET', message_key(job_id), message)
 let_wait(job_id, list)

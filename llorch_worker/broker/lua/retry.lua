@@ -4,7 +4,7 @@
 -- Returns 'retried'; 'gone' (the letter no longer exists); 'under way' (the job already waits or
 -- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
 --
--- Parts: names, wake_ups, letters, score, waiting
+-- Parts: names, wake_ups, message, letters, score, waiting
 -- Writes at maxmemory.
 
 local raw_letter = ARGV[1] -- byte by byte
@@ -68,6 +68,10 @@ else
 end
 -- Behind the jobs that already wait.
 local tenant = redis.call('HGET', job, 'tenant') or ''
-let_wait(letter.id, letter.list, (score_at_tail(letter.list, tenant, tokens_of(letter.message))))
-wake(letter.list)
+local reads = reads_texts(read_message(letter.message) or {})
+if reads then
+  redis.call('HSET', job, 'reads', 1)
+end
+let_wait(letter.id, letter.list, (score_at_tail(letter.list, tenant, tokens_of(letter.message), reads)))
+wake(letter.list, reads)
 return 'retried'

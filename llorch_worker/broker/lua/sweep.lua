@@ -18,7 +18,7 @@ local lapsed = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0,
 for _, id in ipairs(lapsed) do
   local job = job_key(id)
   redis.call('ZREM', LEASES, id)
-  local state, list, progress = unpack(redis.pcall('HMGET', job, 'state', 'list', 'progress'))
+  local state, list, progress, reads = unpack(redis.pcall('HMGET', job, 'state', 'list', 'progress', 'reads'))
   if state == 'claimed' then
     redis.call('HINCRBY', job, 'fence', 1)
     redis.call('HINCRBY', job, 'deaths', 1)
@@ -26,7 +26,7 @@ for _, id in ipairs(lapsed) do
       redis.call('HDEL', job, 'strikes')
     end
     let_wait(id, list)
-    wake(list)
+    wake(list, reads == '1')
     back[#back + 1] = id
   end
 end

@@ -16,7 +16,7 @@ local MOST_MOVED = 1000 -- likewise
 local moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, let_come)
 local released = release_due(model, MOST_DUE)
 for _, class in ipairs((moved + released > 0 or wakes_anyway) and classes_that_wait(model) or {}) do
-  wake_class(model, class)
+  wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
 end
 local next_ms = first_due(model)
 local again_ms = next_ms and math.max(1, math.ceil(next_ms - now_us() / 1000)) or -1

@@ -16,6 +16,7 @@ from llorch_worker.broker.messages.message import OWNER, write_message
 from llorch_worker.broker.queues import inbox_of, route
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import (
+    TEXT_TASKS,
     GenerationRequest,
     IdempotencyKeyReused,
     JobRequest,
@@ -84,6 +85,7 @@ def enqueue(
         owner,
         awaited_s,
         _least_context(request),
+        int(request.task in TEXT_TASKS) or "",
         *places,
     ]
     inbox = inbox_of(model.name) if model.queue_limit else []

@@ -10,6 +10,9 @@ A worker without room waits for high jobs alone, which it may claim beyond its r
 wake-up to a second key (``keys.full_wake``) together with the first. Such a worker claims only if
 the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
+A worker whose model generates and reads texts claims each kind by itself. For texts it waits at
+keys of their own, which get a wake-up beside the others: a claim of one kind looks at no other.
+
 Who pushes a job sends a wake-up in the same script, or a worker does it for him: see
 :mod:`.inbox_watch`. One that comes between a worker's look and its BLPOP stays in the list, which
 holds one at most.

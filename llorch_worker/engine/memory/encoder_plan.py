@@ -21,11 +21,12 @@ from llorch_worker.engine.memory.compute_device import (
 )
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_graph, vocabulary_bytes
 from llorch_worker.engine.memory.workspace import workspace_bytes
-from llorch_worker.engine_options import EngineOptions
+from llorch_worker.engine_options import EngineOptions, PoolingChoice
 from llorch_worker.model import ModelConfig, resolve_config
 from llorch_worker.model.encoder import EncoderConfig, Pooling, resolve_encoder
 from llorch_worker.model.encoder.config import is_encoder, longest_of_folder
 from llorch_worker.model.encoder.decoder_rule import HeadKind, own_rule, rule_of
+from llorch_worker.model.encoder.pooling import sizes_of
 from llorch_worker.weights import Checkpoint
 from llorch_worker.weights.contents import stored_numbers
 
@@ -63,6 +64,11 @@ class EncoderPlan:
         """The type in memory."""
         return str(self.dtype).removeprefix("torch.") if self.graph is None else self.graph.kept_as
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """See :func:`.sizes_of`."""
+        return sizes_of(self.checkpoint, self.config.hidden_size)
+
     @cached_property
     def weights_bytes(self) -> int:
         """At most: matrices of a quantised file may stay in fewer bits."""
@@ -92,9 +98,8 @@ class EncoderPlan:
 
     @property
     def cell_tokens(self) -> int:
-        """For how many tokens a decoder has cells: texts of a block or more always fit, though each
-        begins a block of its own."""
-        return max(2 * self.options.step_tokens, self.longest_context)
+        """For how many tokens a decoder has cells; a text may be longer than a step."""
+        return max(self.options.cell_tokens, self.longest_context)
 
     @property
     def vocabulary_bytes(self) -> int:
@@ -122,12 +127,12 @@ class EncoderPlan:
 
 
 def is_for_texts(checkpoint: Checkpoint, options: EngineOptions) -> bool:
-    """Whether the model makes vectors or scores alone: an encoder, or a decoder whose files or
-    options say what is made of its states.
+    """Whether the model makes vectors or scores alone: an encoder, or a decoder whose files say
+    what is made of its states, or that is to rank.
 
     Raises ModelLoadFailed if they say what is not done here.
     """
-    return is_encoder(checkpoint) or options.pooling is not None or own_rule(checkpoint) is not None
+    return is_encoder(checkpoint) or options.pooling == "rank" or own_rule(checkpoint) is not None
 
 
 def plan_encoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan:
@@ -144,16 +149,21 @@ def plan_encoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan:
     check_kernels(options.kernels, device)
     config = _within(resolve_encoder(checkpoint), options)
     pooling = config.pooling
-    if pooling is None and not config.labels:
-        if options.pooling is None or options.pooling == "rank":
-            raise _no_rule(checkpoint)
+    if config.labels:
+        pooling = None
+        _check_agrees(checkpoint, "rank", options)
+    elif pooling is not None:
+        _check_agrees(checkpoint, pooling.kind, options)
+    elif options.pooling is None or options.pooling == "rank":
+        raise _no_rule(checkpoint)
+    else:
         pooling = Pooling(options.pooling)
     parameters = stored_numbers(checkpoint)
     return EncoderPlan(
         checkpoint=checkpoint,
         config=config,
         longest_context=config.longest_text,
-        pooling=None if config.labels else pooling,
+        pooling=pooling,
         device=device,
         dtype=resolve_dtype(options.dtype, device, parameters=parameters, kernels=options.kernels),
         options=next(iter(options.sized_for(device.type))),
@@ -166,6 +176,7 @@ def _plan_decoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan
     rule = rule_of(checkpoint, options.pooling)
     if rule is None:
         raise _no_rule(checkpoint)
+    _check_agrees(checkpoint, "rank" if rule.pooling is None else rule.pooling.kind, options)
     if options.max_context is None and (longest := longest_of_folder(checkpoint)) is not None:
         own = resolve_config(checkpoint, generates=False).max_context
         options = replace(options, max_context=min(longest, own))
@@ -183,6 +194,14 @@ def _plan_decoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan
         graph=graph,
         head=rule.head,
     )
+
+
+def _check_agrees(checkpoint: Checkpoint, said: PoolingChoice, options: EngineOptions) -> None:
+    """Raises InvalidLoadOption if the options want another rule than the files say."""
+    if options.pooling not in (None, said):
+        raise InvalidLoadOption(
+            f"pooling is {options.pooling}, but {checkpoint.path} says {said}; unset LLORCH_POOLING"
+        )
 
 
 def _no_rule(checkpoint: Checkpoint) -> ModelLoadFailed:

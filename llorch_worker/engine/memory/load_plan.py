@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from llorch_worker.cache import MAX_QUERY_TOKENS, CacheShape, PagedKV, UnifiedCache
-from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract import TASK_NAME, TEXT_TASKS, ModelLoadFailed
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.contract.quantities import human_bytes
@@ -213,8 +213,20 @@ class LoadPlan:
     def total_bytes(self) -> int:
         """All bytes that the process will hold on the device."""
         cache = sum(self.cache_bytes.values())
-        process = self.process_bytes + self.vocabulary_bytes + self.texts_bytes
+        process = self.process_bytes + self.vocabulary_bytes + self.texts_bytes + self.cells_bytes
         return self.weights_bytes + cache + self.workspace_bytes + process
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Those that the model does."""
+        return (TASK_NAME,) if self.options.made_of is None else (TASK_NAME, *TEXT_TASKS)
+
+    @property
+    def cells_bytes(self) -> int:
+        """Bytes of the cells of texts that are only read."""
+        if self.options.made_of is None:
+            return 0
+        return self.options.cell_tokens * sum(PagedKV.slot_bytes(self.shape, 1).values())
 
     @property
     def texts_bytes(self) -> int:
@@ -268,7 +280,7 @@ class LoadPlan:
     def _fixed_bytes(self) -> dict[str, int]:
         """Bytes of the cache, the steps and the recent texts besides KV blocks."""
         parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
-        parts["recent texts"] = self.texts_bytes
+        parts |= {"recent texts": self.texts_bytes, "texts to read": self.cells_bytes}
         return {part: size for part, size in parts.items() if size}
 
     def _room_bytes(self, left_bytes: int) -> int:
@@ -343,7 +355,15 @@ def plan_load(
 def plan_graph(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan:
     """The plan of a load for vectors or scores alone, whose KV blocks are nobody's concern."""
     sized = next(iter(options.sized_for(resolve_device(options.device).type)))
-    plain = replace(sized, cuda_graphs=False, kv_dtype="auto", drafter="off", kv_cache_bytes=None)
+    # Its cells are the caller's concern, too.
+    plain = replace(
+        sized,
+        cuda_graphs=False,
+        kv_dtype="auto",
+        drafter="off",
+        kv_cache_bytes=None,
+        pooling=None,
+    )
     return _plan(checkpoint, plain, generates=False)
 
 

@@ -36,7 +36,7 @@ def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: b
         else:
             plan = plan_load(path, options, checkpoint)
             config, _ = plan.generation_config
-            found = Surveyed(plan.shape.max_context, dict(config))
+            found = Surveyed(plan.shape.max_context, dict(config), tasks=plan.tasks)
     except LlorchError as error:
         return Surveyed(refusal=error.message, fingerprint=known)
     shared = f"; or lower LLORCH_RESIDENT: {resident} models at a time share the memory"

@@ -157,11 +157,14 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 settings.resident,
                 worker.app.on_load_progress,
             )
-            most = sum(each.engine.facts.max_sequences for each in engines)
+            facts = [each.engine.facts for each in engines]
+            most = sum(each.max_sequences for each in facts)
+            kinds = sum(1 + each.does_both for each in facts)
             if settings.engine_url is not None:
                 worker.app.assignment = assignment = Assignment(engines[0].engine.facts.device)
-            if settings.engine_url is not None or len(engines) > 1 or most < worker.pool.limit:
-                _take_at_once(worker, most, len(engines))
+            if settings.engine_url is not None or kinds > 1 or most < worker.pool.limit:
+                beside = sum(each.max_sequences for each in facts if each.does_both)
+                _take_at_once(worker, most, beside, kinds)
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment
@@ -183,7 +186,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             pool.active_jobs,
             assignment,
             on_lost_card=_shut_down,
-            claim_again=[claimer.look_again for claimer in claimers],
+            claim_again=[worker.consumer.look_again] * len(engines),
             on_repeated=claimers[0].note_repeated,
             hand_back=lambda ids: pool.call_soon(lambda: pool.hand_back_running(ids)),
         )
@@ -307,9 +310,12 @@ def _threads_each(engines: int) -> int | None:
     return max(1, thread_count() // engines)
 
 
-def _take_at_once(worker: Any, sequences: int, engines: int) -> None:
-    """Takes so many jobs at once, and leaves in the queue what the engines cannot batch."""
-    worker.pool.resize(sequences, engines)
+def _take_at_once(worker: Any, sequences: int, beside: int, kinds: int) -> None:
+    """Takes so many jobs at once, and leaves in the queue what the engines cannot batch.
+
+    ``beside``: jobs that read texts, of models that generate too. ``kinds``: of jobs, over all
+    engines."""
+    worker.pool.resize(sequences + beside, kinds)
     worker.concurrency = worker.consumer.initial_prefetch_count = sequences
 
 

@@ -18,7 +18,7 @@ from vine import promise
 
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.fleet.registry import ANNOUNCE_INTERVAL_S
-from llorch_worker.broker.jobs.claims import Claim, ClaimTerms
+from llorch_worker.broker.jobs.claims import Claim, ClaimTerms, Kind
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.jobs.settling import Settler
 from llorch_worker.broker.messages.body import is_exit
@@ -62,12 +62,18 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         settings = self.app.settings
         self._terms = ClaimTerms.of(settings)
         self._claims = connect(settings.redis_url, decode=False)
-        self.claimers = tuple(map(self._claimer_of, range(settings.resident)))
+        self.claimers = tuple(
+            self._claimer_of(number, reads=reads)
+            for number in range(settings.resident)
+            for reads in (False, True)
+        )
         self._settler = Settler(self._claims, self._terms, self._note_room)
         self.app.amqp.TaskConsumer = self._job_source
 
-    def _claimer_of(self, number: int) -> Claimer:
-        """The claimer of the worker's seat of this number."""
+    def _claimer_of(self, number: int, *, reads: bool) -> Claimer:
+        """A claimer of the worker's seat of this number. A model that generates and reads texts has
+        room for both, so that neither waits for the other's end, and two claimers. Else one claims
+        all its jobs, and that which ``reads`` texts none."""
 
         def seat() -> Seat | None:
             residency: Residency | None = self.app.residency
@@ -77,8 +83,13 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             """Whose jobs it claims now."""
             return self.app.settings.served_name if (own := seat()) is None else own.model
 
+        def kind() -> Kind | None:
+            if (own := seat()) is None or not own.engine.facts.does_both:
+                return None if reads else "any"
+            return "texts" if reads else "generation"
+
         def place() -> str:
-            if (own := seat()) is None or not own.may_be_chosen:
+            if reads or (own := seat()) is None or not own.may_be_chosen:
                 return ""
             return place_of(own.model, self.hostname)
 
@@ -92,6 +103,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             place=place,
             serves=lambda: {} if (own := seat()) is None else own.serves(),
             on_arrival=self._call_take,
+            kind=kind,
         )
 
     def _job_source(self, connection: Any, **_: Any) -> JobSource:
@@ -117,9 +129,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def _hold(self, most: int) -> None:
         for claimer in self.claimers:
             claimer.prefetch_count = most
-        self._look_again()
+        self.look_again()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """Has all claim soon; from any thread."""
         for claimer in self.claimers:
             claimer.look_again()
 
@@ -145,6 +158,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
     def _take_from(self, claimer: Claimer) -> None:
         arrived, repeated = claimer.arrived, claimer.repeated
+        if not (arrived or repeated):
+            return
         try:
             while repeated:
                 self._on_repeated(repeated.popleft())
@@ -206,7 +221,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """Called when a limit changed."""
         super().reset_rate_limits()
         if self.task_consumer is not None:
-            self._look_again()
+            self.look_again()
 
     def _startable(self, model: str) -> Startable:
         """The most jobs of a model that its engine and the rate limit let start now. The others

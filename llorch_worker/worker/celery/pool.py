@@ -98,9 +98,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def on_start(self) -> None:
         self.resize(self.limit)
 
-    def resize(self, limit: int, engines: int = 1) -> None:
-        """Takes ``limit`` jobs at once in so many engines, before the first one."""
-        self.limit, self._urgent = limit, engines * MOST_URGENT_JOBS
+    def resize(self, limit: int, claimers: int = 1) -> None:
+        """Takes ``limit`` jobs at once, of so many claimers, before the first one."""
+        self.limit, self._urgent = limit, claimers * MOST_URGENT_JOBS
         for slot in range(len(self._threads), limit + self._urgent):
             # Daemons, because a worker that fails to load its model must be able to exit.
             thread = threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)

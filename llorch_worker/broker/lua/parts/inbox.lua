@@ -39,8 +39,9 @@ local function job_of(message, list)
     job.tenant = type(tenant) == 'string' and #tenant <= MOST_TENANT_BYTES and tenant:match('^[%w._-]+$') or ''
     job.eta = type(eta) == 'string' and eta ~= '' and eta
     job.list, job.message, job.unread, job.tokens = list, message, unread, tokens_of(message)
+    job.reads = reads_texts(said)
     job.fields = {'list', list, 'came_ms', whole(now_ms()), 'tenant', job.tenant, 'eta', job.eta or '', 'unread',
-      unread and 1 or 0}
+      unread and 1 or 0, job.reads and 'reads' or nil, job.reads and 1 or nil}
   end
   return job
 end
@@ -49,7 +50,7 @@ end
 local function let_come(job, score)
   local cost = 0
   if not score then
-    score, cost = score_at_tail(job.list, job.tenant, job.tokens)
+    score, cost = score_at_tail(job.list, job.tenant, job.tokens, job.reads)
   end
   redis.call('HSET', job_key(job.id), 'state', 'waiting', 'cost', cost, unpack(job.fields))
   redis.call('SET', message_key(job.id), job.message)

@@ -35,6 +35,11 @@ local function read_message(message)
   return not (id:find('[\128-\255]') and message:find('[\128-\255]')) and headers or nil
 end
 
+-- Whether these headers are of a task that reads texts, and generates none.
+local function reads_texts(headers)
+  return type(headers.task) == 'string' and TEXT_TASKS:find(' ' .. headers.task .. ' ', 1, true) ~= nil
+end
+
 -- What a claim returns of a message; false for one that is large: the caller reads it after the claim.
 local function brief(message)
   return #message <= APART_BYTES and message

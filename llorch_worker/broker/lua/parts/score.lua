@@ -1,18 +1,19 @@
 -- The order of the jobs that wait: their scores in the sorted set of their model. The lowest is claimed first.
 --
--- A score is class * 2^51 + start tag. Within a class this is start-time fair queueing (Goyal, Vin and Cheng 1996): a
+-- A score is class * 2^51 + start tag, + 2^50 of a job that reads texts: a worker that generates and reads texts claims
+-- each kind by itself. Within a class and kind this is start-time fair queueing (Goyal, Vin and Cheng 1996): a
 -- job starts at the class's virtual time, or where its tenant's last one finishes, whichever is later; it finishes
 -- after its expected tokens divided by the tenant's weight; and the virtual time is the start of the job that was
 -- claimed last. So tenants with jobs have fair shares of the tokens. Jobs without a tenant are one more tenant's.
 --
--- A tag counts UNITS a token. 2^51 of them are 1.4e14 tokens of one class: at a million a second, four years. From then
+-- A tag counts UNITS a token. 2^50 of them are 7e13 tokens of one class: at a million a second, two years. From then
 -- on its jobs go in the order of their ids. A double holds whole numbers up to 2^53, which three classes do not reach.
 -- The virtual time is moved by a unit at each start, so that jobs of many tenants keep their order.
 --
 -- A job keeps its score: if it comes back, it is before all whose start tags are later.
 --
--- shares_key: a sorted set with the virtual times, by class, and the finishes that are later, by class/tenant. Both
--- are scores. A finish that the virtual time has passed says nothing. A job that is
+-- shares_key: a sorted set with the virtual times, by class (1, or 1t of texts), and the finishes that are later, by
+-- class/tenant. Both are scores. A finish that the virtual time has passed says nothing. A job that is
 -- cancelled, expires or is purged before its first claim is taken off its tenant's finish: one who has nothing left
 -- starts with the others again. What he sends then may go before what he had sent behind that job, which keeps its
 -- place: so a cancel delays nobody, and costs its tenant at most what he cancelled.
@@ -25,13 +26,28 @@ local function whole(score)
   return string.format('%.0f', score)
 end
 
--- The first and, exclusively, the last score of a class, as Redis takes them.
-local function bounds_of(class)
-  return whole(class * CLASS), '(' .. whole((class + 1) * CLASS)
+local function kind_of(reads)
+  return reads and 'texts' or 'generation'
 end
 
-local function virtual_time(shares, class)
-  return tonumber(redis.call('ZSCORE', shares, class) or nil) or class * CLASS
+-- The first score of a class's jobs that generate, or that read texts.
+local function first_score(class, reads)
+  return class * CLASS + (reads and TEXTS or 0)
+end
+
+-- The first and, exclusively, the last score of a class, as Redis takes them: of its jobs of a kind, or of all.
+local function bounds_of(class, kind)
+  local last = first_score(class, kind == 'generation') + (kind == 'generation' and 0 or CLASS)
+  return whole(first_score(class, kind == 'texts')), '(' .. whole(last)
+end
+
+-- What a class's jobs of a kind are called in shares_key and aged_key.
+local function share_of(class, reads)
+  return class .. (reads and 't' or '')
+end
+
+local function virtual_time(shares, class, reads)
+  return tonumber(redis.call('ZSCORE', shares, share_of(class, reads)) or nil) or first_score(class, reads)
 end
 
 -- How many tokens the job of a message is expected to take, if its producer does not say.
@@ -57,25 +73,27 @@ local function weight_of(model, tenant)
 end
 
 -- The score of a job that is sent now, and what its tenant is charged for it. `list`: its own; `tokens`: how many it is
--- expected to take; `starts`: whether it is claimed at once.
-local function score_at_tail(list, tenant, tokens, starts)
+-- expected to take; `reads`: whether it reads texts; `starts`: whether it is claimed at once.
+local function score_at_tail(list, tenant, tokens, reads, starts)
   local model, class = model_of(list), class_of(list)
-  local shares, last = shares_key(model), (class + 1) * CLASS - 1
-  local whose = class .. '/' .. tenant
-  local now, finished = unpack(redis.call('ZMSCORE', shares, class, whose))
-  now = tonumber(now or nil) or class * CLASS
+  local shares, share = shares_key(model), share_of(class, reads)
+  local last = first_score(class, reads) + TEXTS - 1
+  local whose = share .. '/' .. tenant
+  local now, finished = unpack(redis.call('ZMSCORE', shares, share, whose))
+  now = tonumber(now or nil) or first_score(class, reads)
   local start = math.min(last, math.max(now, tonumber(finished or nil) or now))
   local finish = math.min(last, start + math.max(1, math.floor(tokens * UNITS / weight_of(model, tenant))))
   local cost = whole(finish - start)
   now = starts and start or start == now and now + 1 or now
-  redis.call('ZADD', shares, whole(now), class, whole(finish), whose)
+  redis.call('ZADD', shares, whole(now), share, whole(finish), whose)
   return whole(start), cost
 end
 
 -- Note that a job which was never claimed waits no more, so that its tenant is not charged for it.
-local function refund(model, class, tenant, cost)
-  local shares, whose = shares_key(model), class .. '/' .. tenant
-  local now, finished = unpack(redis.call('ZMSCORE', shares, class, whose))
+local function refund(model, class, tenant, cost, reads)
+  local shares, share = shares_key(model), share_of(class, reads)
+  local whose = share .. '/' .. tenant
+  local now, finished = unpack(redis.call('ZMSCORE', shares, share, whose))
   if now and finished and tonumber(finished) > tonumber(now) then
     redis.call('ZADD', shares, whole(math.max(now, finished - cost)), whose)
   end
@@ -83,7 +101,7 @@ end
 
 -- Move the virtual time on to the start of a job that was claimed.
 local function note_start(model, class, score)
-  redis.call('ZADD', shares_key(model), 'GT', whole(score), class)
+  redis.call('ZADD', shares_key(model), 'GT', whole(score), share_of(class, score >= first_score(class, true)))
 end
 
 -- Forget the finishes that say nothing any more. If nothing waits, the virtual time becomes the latest finish.
@@ -93,13 +111,14 @@ local function forget_finishes(model)
     return
   end
   local is_over = redis.call('EXISTS', waiting_key(model)) == 0
-  for class = HIGH, LOW do
-    local first, last = bounds_of(class)
+  for place = 0, 2 * LOW + 1 do
+    local class, reads = math.floor(place / 2), place % 2 == 1
+    local first, last = bounds_of(class, kind_of(reads))
     local latest = is_over and redis.call('ZREVRANGEBYSCORE', shares, last, first, 'LIMIT', 0, 1)[1]
-    local now = redis.call('ZSCORE', shares, latest or class)
+    local now = redis.call('ZSCORE', shares, latest or share_of(class, reads))
     if now then
       redis.call('ZREMRANGEBYSCORE', shares, first, whole(now))
-      redis.call('ZADD', shares, whole(now), class)
+      redis.call('ZADD', shares, whole(now), share_of(class, reads))
     end
   end
 end

@@ -58,11 +58,11 @@ end
 
 -- What a claim returns of a job: its id, message or nil, attempts, fence, list, ms of its first claim and of this one, 1 if this is
 -- the first, 1 if a cancel was requested, 1 if it is a suspect, its ETA (in ms if it has waited for it, else as the
--- message has it, or nil), ms of its retry, or nil, and 1 if Python is to read the message.
+-- message has it, or nil), ms of its retry, or nil, 1 if Python is to read the message, and 1 if it reads texts.
 local function values_of(record, message, claimed_ms, is_first, cancelled, terms)
   return {record.id, message, record.attempts, record.fence, record.list, record.first_claim_ms, claimed_ms,
     is_first and 1 or 0, cancelled, is_suspect(record, terms) and 1 or 0, record.eta_ms or record.eta,
-    record.retried_ms, record.unread and 1 or 0}
+    record.retried_ms, record.unread and 1 or 0, record.reads and 1 or 0}
 end
 
 local begun = 0

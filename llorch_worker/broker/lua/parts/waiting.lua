@@ -9,7 +9,7 @@ end
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'list', 'attempts', 'history', 'fence', 'deaths', 'strikes',
     'progress', 'idempotency', 'first_claim_ms', 'retried_ms', 'eta_ms', 'eta', 'unread', 'sent', 'came_ms', 'prefers',
-    'needs_fingerprint', 'least_context')
+    'needs_fingerprint', 'least_context', 'reads')
   return {
     id = id, is_strange = fields.err, state = fields[1], list = fields[2], attempts = tonumber(fields[3] or 0),
     history = fields[4] or '', fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
@@ -17,14 +17,17 @@ local function read_record(id)
     retried_ms = fields[11], eta_ms = tonumber(fields[12] or nil), eta = fields[13] and fields[13] ~= '' and fields[13],
     unread = fields[14] == '1', since_ms = waits_since_ms(fields[15], fields[16], fields[12]), prefers = fields[17],
     needs_fingerprint = fields[18] or '', least_context = tonumber(fields[19] or nil) or 0,
+    reads = fields[20] == '1',
   }
 end
 
--- Those of these jobs with scores that are of a class.
-local function of_class(jobs, class)
+-- Those of these jobs with scores that are of a class, and of this kind: see bounds_of.
+local function of_class(jobs, class, kind)
   local found = {}
   for i = 1, #jobs, 2 do
-    if math.floor(jobs[i + 1] / CLASS) == class then
+    local score = tonumber(jobs[i + 1])
+    local own = kind ~= 'texts' and kind ~= 'generation' or kind == kind_of(score >= first_score(class, true))
+    if math.floor(score / CLASS) == class and own then
       found[#found + 1] = jobs[i]
       found[#found + 1] = jobs[i + 1]
     end
@@ -32,21 +35,25 @@ local function of_class(jobs, class)
   return found
 end
 
--- The classes that have jobs, the most urgent first. `jobs`: all that wait, with their scores, if the caller has them.
-local function classes_that_wait(model, jobs)
-  local found = {}
+-- The classes that have jobs, of this kind, the most urgent first, and how many these are. `jobs`: all that wait, with
+-- their scores, if the caller has them.
+local function classes_that_wait(model, jobs, kind)
+  local found, count = {}, 0
   for _, class in ipairs({HIGH, NORMAL, LOW}) do
-    if jobs and #of_class(jobs, class) > 0 or not jobs and redis.call('ZCOUNT', waiting_key(model), bounds_of(class)) > 0 then
-      found[#found + 1] = class
+    local of_it = jobs and #of_class(jobs, class, kind) / 2
+      or redis.call('ZCOUNT', waiting_key(model), bounds_of(class, kind))
+    if of_it > 0 then
+      found[#found + 1], count = class, count + of_it
     end
   end
-  return found
+  return found, count
 end
 
 -- Let a job wait for a worker: at this score, or at that which it had before.
 local function let_wait(id, list, score)
   local model, job = model_of(list), job_key(id)
-  score = score or redis.call('HGET', job, 'score') or whole(virtual_time(shares_key(model), class_of(list)))
+  local had, reads = unpack(redis.call('HMGET', job, 'score', 'reads'))
+  score = score or had or whole(virtual_time(shares_key(model), class_of(list), reads == '1'))
   redis.call('HSET', job, 'state', 'waiting')
   redis.call('ZADD', waiting_key(model), score, id)
 end

@@ -2,14 +2,16 @@
 
 local WAKE_UP_S = 60 -- how long a wake-up for one worker stays: it may never return
 
--- The wake key for the jobs of a class: high jobs have one of their own.
-local function wake_key_of_class(model, class)
-  return wake_key(QUEUE_PREFIX .. model .. (class == HIGH and HIGH_SUFFIX or ''))
+-- The wake key for the jobs of a class: high jobs have one of their own. Those who claim nothing but texts wait at keys
+-- of their own, which get a wake-up together with the others.
+local function wake_key_of_class(model, class, kind)
+  local suffix = (class == HIGH and HIGH_SUFFIX or '') .. (kind == 'texts' and TEXTS_SUFFIX or '')
+  return wake_key(QUEUE_PREFIX .. model .. suffix)
 end
 
 -- The wake key of workers without room.
-local function full_wake_key(model)
-  return wake_key_of_class(model, HIGH) .. FULL_SUFFIX
+local function full_wake_key(model, kind)
+  return wake_key_of_class(model, HIGH, kind) .. FULL_SUFFIX
 end
 
 -- A wake-up; a key holds at most one. Returns whether it held none before.
@@ -22,16 +24,22 @@ local function wake_once(key)
 end
 
 -- Wake the worker that has waited longest. If none waits, the wake-up stays for the next; one is enough,
--- because whoever takes it looks at everything and wakes another if jobs are left.
-local function wake_class(model, class)
-  wake_once(wake_key_of_class(model, class))
-  if class == HIGH then
-    wake_once(full_wake_key(model))
+-- because whoever takes it looks at everything and wakes another if jobs are left. `reads`: for a job that reads texts.
+local function wake_class(model, class, reads)
+  for _, kind in ipairs({'any', reads and 'texts' or nil}) do
+    local key = wake_key_of_class(model, class, kind)
+    wake_once(key)
+    if kind == 'texts' then
+      redis.call('EXPIRE', key, WAKE_UP_S) -- most workers wait for all at one key
+    end
+    if class == HIGH then
+      wake_once(full_wake_key(model, kind))
+    end
   end
 end
 
-local function wake(list)
-  wake_class(model_of(list), class_of(list))
+local function wake(list, reads)
+  wake_class(model_of(list), class_of(list), reads)
 end
 
 -- Wake one worker. Returns whether it has answered all wake-ups before.
