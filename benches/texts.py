@@ -1,33 +1,59 @@
-"""How much of an encoder's speed a list of texts keeps through the queue.
+"""How much of an encoder's speed lists of texts keep through the queue, and what others do.
 
-    python -m benches.texts --model FOLDER [--texts 4000] [--passes 3] [--list 500] [--threads 1]
+    python -m benches.texts --model FILE [--texts 4000] [--passes 3] [--list 500] [--threads 1]
+        [--server llama-server] [--folder FOLDER] [--peer-texts 1000]
 
 The same random texts of 32 to 256 tokens go to the engine in one call, from Python, and as jobs of
 lists through a Redis and a worker that are started here, by turns. Each list is a job, eight at a
 time. "kept" is the second rate through the first: of a quiet machine alone. The processor's time of
 a text, of the worker with its engine and intake, says how much more work the queue is on a busy
-one, too.
+one, too. Its memory is that after a tenth, half and all of the texts.
+
+``--server`` is llama.cpp's, which gets the same lists of the same GGUF file by HTTP. ``--folder``,
+the same model as sentence-transformers has it, goes into a stock Celery worker around
+transformers. Both get the first ``--peer-texts``, which our queue then gets once more; the ratios
+are ours through theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import shlex
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import psutil
 import typer
+from celery import Celery
 
 from benches.command import heading, main, row
 from llorch_worker.client import AsyncClient
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
-from tests.services import REAL_APP, own_redis, running_worker
+from llorch_worker.stack import ports
+from tests.services import REAL_APP, RedisServer, own_redis, running_worker
+from tests.waiting import wait_until
 
 AT_ONCE = 8
+SHARES = (0.1, 0.5, 1.0)
+"""Of the texts, after which memory is looked at."""
+SERVER_TOKENS = 8192
+"""What llama-server computes at once: as many as it may of a list."""
+TIMEOUT_S = 3600
+Lists = Sequence[Sequence[str]]
 
 
 def some_texts(count: int, engine: EmbeddingEngine) -> list[str]:
@@ -48,54 +74,87 @@ def texts(
     length: Annotated[int, typer.Option("--list", help="Texts of a job.")] = 500,
     passes: int = 3,
     threads: Annotated[int, typer.Option(help="Of the engine.")] = 1,
+    server: Annotated[str | None, typer.Option(help="llama.cpp's, with its options.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The model for transformers.")] = None,
+    peer_texts: Annotated[int, typer.Option(help="Of the first texts.")] = 1_000,
 ) -> None:
-    """Measure texts a second, directly and through the queue."""
-    with EmbeddingEngine.load(model, num_threads=threads) as engine, own_redis() as server:
+    """Measure texts a second, directly, through the queue, and of others."""
+    with (
+        EmbeddingEngine.load(model, num_threads=threads) as engine,
+        own_redis() as redis,
+        tempfile.TemporaryDirectory() as logs,
+        ExitStack() as stack,
+    ):
         given = some_texts(count, engine)
-        lists = [given[at : at + length] for at in range(0, count, length)]
+        lists = _lists_of(given, length)
+        few = _lists_of(given[:peer_texts], length)
         engine.embed(given[:50], truncate=True)
-        with (
-            tempfile.TemporaryDirectory() as folder,
+        worker = stack.enter_context(
             running_worker(
-                server.url,
-                Path(folder),
+                redis.url,
+                Path(logs),
                 app=REAL_APP,
                 fresh=True,
                 model=model,
                 model_name="texts",
                 OMP_NUM_THREADS=threads,
-            ) as worker,
-        ):
-            heading(
-                *("pass", "engine, texts/s", "queue, texts/s", "kept", "engine, cpu ms a text"),
-                *("queue, cpu ms a text", "worker and engine, MiB"),
             )
-            kept = []
-            held = psutil.Process(worker.process.pid)
-            for number in range(passes):
-                began_s, began_cpu_s = time.monotonic(), time.process_time()
-                for each in lists:
-                    engine.embed(each, truncate=True)
-                direct = count / (time.monotonic() - began_s)
-                direct_cpu_s, before_s = time.process_time() - began_cpu_s, _cpu_s(held)
-                queued = count / asyncio.run(_through(server.url, lists))
-                queued_cpu_s = _cpu_s(held) - before_s
-                kept.append(queued / direct)
-                memory = sum(each.memory_info().rss for each in _all(held))
-                row(
-                    str(number + 1),
-                    f"{direct:.1f}",
-                    f"{queued:.1f}",
-                    f"{kept[-1]:.3f}",
-                    f"{1e3 * direct_cpu_s / count:.2f}",
-                    f"{1e3 * queued_cpu_s / count:.2f}",
-                    f"{memory / 2**20:.0f}",
-                )
-            print(f"median kept: {median(kept):.3f}", flush=True)
+        )
+        peers: dict[str, Callable[[Lists], None]] = {}
+        if server is not None:
+            peers["llama-server"] = stack.enter_context(_llama_server(server, model, threads))
+        if folder is not None:
+            started = _celery(redis, folder, threads, Path(logs))
+            peers["Celery and transformers"] = stack.enter_context(started)
+        held = psutil.Process(worker.process.pid)
+        heading(
+            *("pass", "engine, texts/s", "queue, texts/s", "kept", "engine, cpu ms a text"),
+            *("queue, cpu ms a text", "worker and engine, MiB"),
+            *(f"{name}, texts/s (ratio)" for name in peers),
+        )
+        kept = []
+        for number in range(passes):
+            began_s, began_cpu_s = time.monotonic(), time.process_time()
+            for each in lists:
+                engine.embed(each, truncate=True)
+            direct = count / (time.monotonic() - began_s)
+            direct_cpu_s, before_s = time.process_time() - began_cpu_s, _cpu_s(held)
+            memory: list[int] = []
+            queued = count / asyncio.run(_through(redis.url, lists, partial(_note, held, memory)))
+            queued_cpu_s = _cpu_s(held) - before_s
+            kept.append(queued / direct)
+            row(
+                number + 1,
+                f"{direct:.1f}",
+                f"{queued:.1f}",
+                f"{kept[-1]:.3f}",
+                f"{1e3 * direct_cpu_s / count:.2f}",
+                f"{1e3 * queued_cpu_s / count:.2f}",
+                ", ".join(str(size // 2**20) for size in memory),
+                *(_beside(run, few, redis.url) for run in peers.values()),
+            )
+        print(f"median kept: {median(kept):.3f}", flush=True)
+
+
+def _lists_of(given: Sequence[str], length: int) -> list[Sequence[str]]:
+    return [given[at : at + length] for at in range(0, len(given), length)]
+
+
+def _beside(run: Callable[[Lists], None], lists: Lists, url: str) -> str:
+    """A peer's rate, and how many times as fast our queue is."""
+    began_s = time.monotonic()
+    run(lists)
+    took_s = time.monotonic() - began_s
+    ours_s = asyncio.run(_through(url, lists, lambda: None))
+    return f"{sum(map(len, lists)) / took_s:.1f} ({took_s / ours_s:.2f})"
 
 
 def _all(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
+
+
+def _note(process: psutil.Process, sizes: list[int]) -> None:
+    sizes.append(sum(each.memory_info().rss for each in _all(process)))
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -104,19 +163,102 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 
-async def _through(url: str, lists: list[list[str]]) -> float:
-    """The seconds that the lists take as jobs."""
+async def _through(url: str, lists: Lists, note: Callable[[], None]) -> float:
+    """The seconds that the lists take as jobs. ``note`` is called after each of :data:`SHARES`."""
     async with AsyncClient(url) as client:
         await client.embed("warm")
         places = asyncio.Semaphore(AT_ONCE)
+        ended = 0
+        due = [max(1, round(share * len(lists))) for share in SHARES]
 
-        async def embed(some: list[str]) -> None:
+        async def embed(some: Sequence[str]) -> None:
+            nonlocal ended
             async with places:
                 await client.embed(some, truncate=True)
+            ended += 1
+            if ended in due:
+                note()
 
         began_s = time.monotonic()
         await asyncio.gather(*map(embed, lists))
         return time.monotonic() - began_s
+
+
+@contextmanager
+def _llama_server(command: str, model: Path, threads: int) -> Iterator[Callable[[Lists], None]]:
+    port = ports.any_free_port()
+    url = f"http://{ports.LOCALHOST}:{port}"
+    options = {
+        "--model": model,
+        "--port": port,
+        "--threads": threads,
+        "--threads-batch": threads,
+        "--ctx-size": SERVER_TOKENS,
+        "--batch-size": SERVER_TOKENS,
+        "--ubatch-size": SERVER_TOKENS,
+    }
+    arguments = [str(part) for pair in options.items() for part in pair]
+
+    def embed(some: Sequence[str]) -> None:
+        answer = _ask(f"{url}/v1/embeddings", {"input": some})
+        assert len(answer["data"]) == len(some)
+
+    def run(lists: Lists) -> None:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(embed, lists))
+
+    with _process([*shlex.split(command), "--embedding", *arguments], {}, subprocess.DEVNULL):
+        wait_until(lambda: _answers(f"{url}/health"), timeout_s=120)
+        run([["warm"]])
+        yield run
+
+
+def _ask(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(
+        Request(url, data, {"Content-Type": "application/json"}), timeout=TIMEOUT_S
+    ) as answer:
+        return json.load(answer)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return bool(_ask(url))
+    except (URLError, OSError):
+        return False
+
+
+@contextmanager
+def _celery(
+    redis: RedisServer, folder: Path, threads: int, logs: Path
+) -> Iterator[Callable[[Lists], None]]:
+    # Another database than our worker's.
+    url = f"{redis.url.rpartition('/')[0]}/1"
+    variables = {"BROKER": url, "MODEL": str(folder), "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "celery", "-A", "benches.texts_in_celery", "worker"]
+    with (
+        Celery("texts", broker=url, backend=url, set_as_current=False) as app,
+        (logs / "celery.log").open("wb") as log,
+        _process([*command, "--pool", "solo"], variables, log),
+    ):
+
+        def run(lists: Lists) -> None:
+            sent = [app.send_task("embed", args=[some]) for some in lists]
+            for result in sent:
+                result.get(TIMEOUT_S)
+
+        run([["warm"]])
+        yield run
+
+
+@contextmanager
+def _process(command: list[str], variables: dict[str, str], log: Any) -> Iterator[None]:
+    started = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        started.terminate()
+        started.wait()
 
 
 if __name__ == "__main__":
