@@ -2,10 +2,11 @@
 
     python -m benches.engine_process --model FILE [--sequences 1,16] [--threads 2]
 
-Two engines of one file alternate, each warmed again before its pass; new tokens go to a callback, as
-in a worker whose jobs nobody reads. The one apart is a worker's, with an intake, and its tokens come
-as often as then. The first token counts from the submission, with all that prepares it. The keeper's
-processor time is that of this process while the other one computes. Exit code 1 if a token differs.
+Two engines of one file alternate, each warmed again before its pass; new tokens go to a callback,
+as in a worker whose jobs nobody reads. The one apart is a worker's, with an intake, and its tokens
+come as often as then. The first token counts from the submission, with all that prepares it. The
+keeper's processor time is that of this process while the other one computes. Exit code 1 if a token
+differs.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,6 +25,7 @@ import typer
 from benches.command import heading, main, row
 from llorch_worker.contract import EmbedRequest, GenerationRequest
 from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.process import IntakeProcess
 
 TIMEOUT_S = 600
@@ -79,13 +81,18 @@ def _p95(gaps: list[float]) -> float:
 def _gaps(engine: EngineProcess, sequences: int, tokens: int, *, seed: int) -> list[float]:
     """Milliseconds between the tokens of each sequence."""
     heard: list[list[float]] = [[] for _ in range(sequences)]
+
+    def hear(times: list[float], _: TokensTold) -> bool:
+        times.append(time.perf_counter())
+        return True
+
     running = [
         engine.submit(
             GenerationRequest(
                 prompt=f"{number} Once upon a time", max_tokens=tokens, ignore_eos=True, seed=seed
             ),
             on_event=lambda _: None,
-            on_tokens=lambda _, times=times: times.append(time.perf_counter()) or True,
+            on_tokens=partial(hear, times),
         )
         for number, times in enumerate(heard)
     ]

@@ -27,7 +27,7 @@ def _loaded() -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
 
 
-@app.task(name="embed")
+@app.task(name="embed")  # type: ignore[untyped-decorator]
 def embed(texts: list[str]) -> list[list[float]]:
     """The vectors of ``texts``, those of equal length computed together."""
     tokenizer, model = _loaded()

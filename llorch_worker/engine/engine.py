@@ -301,7 +301,7 @@ class Engine(ThreadedEngine):
         self, request: AnyTextsRequest | PreparedTexts, **others: Any
     ) -> TextsGeneration: ...
 
-    def submit(
+    def submit(  # type: ignore[misc]  # the keywords are named once, here
         self,
         request: GenerationRequest | PreparedRequest | AnyTextsRequest | PreparedTexts,
         *,
