@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -69,6 +70,19 @@ DEAD_LETTERS_BYTES = 256 * 2**20
 
 _ENGINE = EngineOptions()
 _WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
+_HTTP = re.compile("https?://")
+_SERVER = re.compile(r"(?P<url>https?://[^\s/?#@=]+(/[^\s?#@=]*)?)=(?P<model>.+)")
+_SERVER_RULE = (
+    "must be http://host:port/v1=NAME for a server, with the model as the server calls it, without "
+    "a user or a key, and without --engine (LLORCH_ENGINE_URL)"
+)
+
+
+def _no_server(model: Any) -> Any:
+    """What is left of ``URL=NAME`` where that is no server: see :meth:`Settings._find_server`."""
+    if isinstance(model, str) and _HTTP.match(model):
+        raise PydanticCustomError("server", _SERVER_RULE)
+    return model
 
 
 def _locks_folder() -> Path:
@@ -99,14 +113,17 @@ class Settings(BaseSettings):
     redis_url: str = "redis://localhost:6379/0"
     """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
-    model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
-    """A .gguf file, a Hugging Face folder, ``hf:OWNER/NAME:QUANT`` of the hub, or ``demo``, a small
-    model to try."""
+    model: Annotated[Path, BeforeValidator(model_path), BeforeValidator(_no_server)] = Field(
+        default_factory=demo_model
+    )
+    """A .gguf file, a Hugging Face folder, ``hf:OWNER/NAME:QUANT`` of the hub, ``URL=NAME`` of a
+    server (see ``engine_url``), or ``demo``, a small model to try."""
     models_folder: Path | None = None
     """A folder of .gguf files and Hugging Face folders: the worker serves each."""
     models: str = Field("", validate_default=True)
     """Several models for one worker in place of ``model``, between commas. It keeps one loaded, or
-    ``resident``, and changes as the jobs that wait ask for."""
+    ``resident``, and changes as the jobs that wait ask for. Those of servers, ``URL=NAME``, are
+    always there."""
     model_name: Annotated[
         str | None, _form("[A-Za-z0-9._-]{1,200}", "must be 1 to 200 of A-Za-z0-9._-")
     ] = None
@@ -249,6 +266,16 @@ class Settings(BaseSettings):
     usage_days: int = Field(92, ge=0, le=36_500)
     """How many days the counts of what each tenant used are kept; 0 counts nothing."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _find_server(cls, data: Any) -> Any:
+        """Reads a model ``URL=NAME`` as an engine's URL and its model."""
+        if not isinstance(data, dict) or data.get("engine_url"):
+            return data
+        if not (server := _SERVER.fullmatch(str(data.get("model")))):
+            return data
+        return data | {"engine_url": server["url"], "model": server["model"]}
+
     @field_validator("models")
     @classmethod
     def _has_a_name_for_each(cls, models: str, info: ValidationInfo) -> str:
@@ -257,7 +284,10 @@ class Settings(BaseSettings):
             raise PydanticCustomError(
                 "models", f"is empty, and LLORCH_MODELS_FOLDER {folder} holds no model"
             )
-        names = Counter(map(default_model_name, _several(models, folder)))
+        several = _several(models, folder)
+        if any(url is None and _HTTP.match(model) for url, model in several):
+            raise PydanticCustomError("models", _SERVER_RULE)
+        names = Counter(default_model_name(Path(model)) for _, model in several)
         if twice := [name for name, count in names.items() if count > 1]:
             raise PydanticCustomError(
                 "models", f"names two models that would both be served as {twice[0]}"
@@ -274,10 +304,11 @@ class Settings(BaseSettings):
     @field_validator("resident")
     @classmethod
     def _keeps_what_it_has(cls, resident: int, info: ValidationInfo) -> int:
-        names = _names(info)
-        if resident > max(1, len(names)):
+        most = max(1, sum(url is None for url, _ in _given(info)))
+        if resident > most:
             raise PydanticCustomError(
-                "resident", f"must be at most {max(1, len(names))}, as many as there are models"
+                "resident",
+                f"must be at most {most}, as many as there are models that are no server's",
             )
         return resident
 
@@ -306,7 +337,10 @@ class Settings(BaseSettings):
     @classmethod
     def _serves_a_named_model(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None and _names(info):
-            raise PydanticCustomError("engine_url", "serves one model: name it with LLORCH_MODEL")
+            raise PydanticCustomError(
+                "engine_url",
+                "serves one model: name it with LLORCH_MODEL, or among several write URL=NAME",
+            )
         if url is not None and info.data.get("model") in (None, demo_model()):
             raise PydanticCustomError(
                 "engine_url", "needs --model (LLORCH_MODEL) too: the model as the server calls it"
@@ -329,8 +363,22 @@ class Settings(BaseSettings):
     def of_each_model(self) -> tuple[Settings, ...]:
         """Settings of a worker of each of its models alone; these themselves if it has one."""
         alone = {"models": "", "models_folder": None, "pin": ""}
-        paths = _several(self.models, self.models_folder)
-        return tuple(self.model_copy(update={"model": path} | alone) for path in paths) or (self,)
+        several = _several(self.models, self.models_folder)
+        return tuple(
+            self.model_copy(update={"engine_url": url, "model": Path(model)} | alone)
+            for url, model in several
+        ) or (self,)
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether not all of its models are servers'."""
+        return any(each.engine_url is None for each in self.of_each_model)
+
+    @property
+    def seats(self) -> int:
+        """How many models a worker keeps at a time: ``resident`` and those of servers."""
+        servers = sum(each.engine_url is not None for each in self.of_each_model)
+        return servers + self.resident * self.computes_here
 
     @property
     def served_name(self) -> str:
@@ -360,22 +408,32 @@ class Settings(BaseSettings):
         }
 
 
-def _several(models: str, folder: Path | str | None) -> list[Path]:
-    """The model files of ``models`` and of the folder."""
-    found = [model_path(name.strip()) for name in models.split(",") if name.strip()]
+def _several(models: str, folder: Path | str | None) -> list[tuple[str | None, str]]:
+    """The server of each of ``models`` and of the folder's, None for a file, and the model."""
+    found: list[tuple[str | None, str]] = []
+    for word in filter(None, map(str.strip, models.split(","))):
+        server = _SERVER.fullmatch(word)
+        found.append(
+            (server["url"].rstrip("/"), server["model"])
+            if server
+            else (None, word if _HTTP.match(word) else str(model_path(word)))
+        )
     if folder:
         found += sorted(
-            each
+            (None, str(each))
             for each in Path(folder).glob("*")
             if each.suffix == ".gguf" or (each / "config.json").is_file()
         )
-    return [Path(each) for each in found]
+    return found
+
+
+def _given(info: ValidationInfo) -> list[tuple[str | None, str]]:
+    """Several models; none if the worker has one."""
+    return _several(info.data.get("models", ""), info.data.get("models_folder"))
 
 
 def _names(info: ValidationInfo) -> list[str]:
-    """Of several models; none if the worker has one."""
-    paths = _several(info.data.get("models", ""), info.data.get("models_folder"))
-    return list(map(default_model_name, paths))
+    return [default_model_name(Path(model)) for _, model in _given(info)]
 
 
 def default_model_name(path: Path) -> str:

@@ -129,10 +129,35 @@ def test_several_models_are_each_served_under_the_name_of_their_file(tmp_path: P
     assert Settings(model="a.gguf", model_name="x").served_names == ("x",)
 
 
+def test_a_model_may_be_a_servers_alone_or_among_several() -> None:
+    alone = Settings(model="http://h:8000/v1/=Qwen/Qwen3-8B")
+    assert alone == Settings(engine_url="http://h:8000/v1", model="Qwen/Qwen3-8B")
+    assert (alone.served_name, alone.computes_here, alone.seats) == ("Qwen3-8B", False, 1)
+    several = Settings(models="a.gguf,http://h:8000/v1=Qwen/Qwen3-8B,b.gguf,https://i/v1=c=d")
+    assert several.served_names == ("a", "Qwen3-8B", "b", "c-d")
+    urls = [each.engine_url for each in several.of_each_model]
+    assert urls == [None, "http://h:8000/v1", None, "https://i/v1"]
+    assert (several.computes_here, several.seats) == (True, 3)
+    servers = Settings(models="http://h/v1=c,http://i/v1=d")
+    assert (servers.computes_here, servers.seats) == (False, 2)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ({"resident": 3}, "must be at most 2, as many as there are models"),
+        (
+            {"models": "a.gguf,http://h/v1=b", "resident": 2},
+            "must be at most 1, as many as there are models that are no server's",
+        ),
+        ({"models": "a.gguf,http://h/v1"}, "must be http://host:port/v1=NAME for a server"),
+        ({"models": "a.gguf,http://u:p@h/v1=b"}, "without a user or a key"),
+        ({"models": "a.gguf,http://h/v1=owner/a"}, "would both be served as a"),
+        ({"models": "", "model": "https://h/v1"}, "must be http://host:port/v1=NAME"),
+        (
+            {"models": "", "model": "http://h/v1=a", "engine_url": "http://h/v1"},
+            "without --engine",
+        ),
         ({"pin": "c"}, "must be a model of this worker, which has a, b"),
         ({"models": "", "pin": "c"}, "which has one model alone, which it keeps"),
         ({"models": "", "resident": 2}, "must be at most 1"),

@@ -75,6 +75,10 @@ def test_an_instance_names_its_device(
     assert done.stdout == f"worker --device {device}\n"
 
 
+def test_a_reload_loads_new_weights_and_restarts_no_worker(worker: dict[str, list[str]]) -> None:
+    assert worker["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+
+
 def test_a_worker_has_the_time_to_load_to_drain_and_to_end_itself(
     worker: dict[str, list[str]],
 ) -> None:

@@ -245,7 +245,7 @@ def _engines(workers: Sequence[WorkerCard]) -> Iterator[Text]:
         for worker in sorted(workers, key=lambda worker: worker.died_s)
         if not worker.away and worker.died_s < LATELY_S
     ]
-    told = [(worker, _reload(worker)) for worker in workers if worker.reload]
+    told = [(worker, worker.reload) for worker in workers if worker.reload]
     for what, found in (
         ("without an engine", away),
         ("told to reload", told),
@@ -257,11 +257,6 @@ def _engines(workers: Sequence[WorkerCard]) -> Iterator[Text]:
             yield _warning(
                 f"{counted(len(found), 'worker')} {what}", f": {worker.hostname}, {why}{others}"
             )
-
-
-def _reload(worker: WorkerCard) -> str:
-    """How far it is, or why it keeps the old weights."""
-    return ", ".join([f"{worker.reload}", *(f"{it:.0%} loaded" for it in worker.loading.values())])
 
 
 def _waits(queue: str, jobs: int, what_to_do: str = "") -> Text:

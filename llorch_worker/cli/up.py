@@ -169,6 +169,10 @@ def _require_servable(models: Sequence[Settings]) -> None:
         raise usage_error(
             "LLORCH_MODELS and LLORCH_MODELS_FOLDER are for llorch worker: unset them"
         )
+    if len({each.engine_url is None for each in models}) > 1:
+        raise usage_error(
+            "--model URL=NAME beside files is for llorch worker: start another llorch up for it"
+        )
     if len(models) > 1 and models[0].model_name is not None:
         raise usage_error("--name (LLORCH_MODEL_NAME) names one model: leave it out with several")
     for name, count in Counter(each.served_name for each in models).items():

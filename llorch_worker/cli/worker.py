@@ -22,7 +22,8 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     worker finishes its running jobs and takes no new ones. With --json, it prints its name and
     queue once it takes jobs. The log always goes to stderr.
     """
-    extras.require("worker" if settings.engine_url is None else "server")
+    for each in settings.of_each_model:
+        extras.require("worker" if each.engine_url is None else "server")
     if settings.metrics_port is not None:
         extras.require("metrics")
     from llorch_worker.broker.figures.fleet_client import FleetClient
@@ -38,7 +39,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     from llorch_worker.worker.main import run_worker, worker_hostname
 
     assignment = None
-    if settings.engine_url is None:
+    if settings.computes_here:
         # Before the engine's process loads torch, which sees only the cards that are visible then.
         assignment = assign_device(settings.device, settings.device_locks)
     screen = Screen(as_json=as_json)

@@ -19,6 +19,7 @@ from llorch_worker.engine.process.surveying import Surveyed, survey
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.model_files.hub import local_path
+from llorch_worker.model_files.revision import Revision, revision
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.residency_check import violation, wrong_card
@@ -67,6 +68,8 @@ class EngineLoader:
         """What the model's file says; None until :func:`survey_all`."""
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
+        self._read: Revision | None = None
+        """What the intake has read."""
         self._address: Address | None = None
         self._first = True
         self._outdated = False
@@ -100,9 +103,14 @@ class EngineLoader:
         return self._settings.model
 
     @property
+    def is_server(self) -> bool:
+        """Whether the engine is a server elsewhere."""
+        return self._settings.engine_url is not None
+
+    @property
     def is_of_ours(self) -> bool:
         """Whether the engine is ours; another class, for tests, has no files."""
-        return self._engine_class == ENGINE
+        return self._engine_class == ENGINE and not self.is_server
 
     def intake(self) -> IntakeProcess:
         """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
@@ -111,7 +119,9 @@ class EngineLoader:
             if self._closed:
                 raise InternalError(f"{self._settings.served_name} has new weights")
             if self._intake is None:
-                self._intake = IntakeProcess(local_path(self._settings.model))
+                path = local_path(self._settings.model)
+                self._read = revision(path)
+                self._intake = IntakeProcess(path)
             return self._intake
 
     def answer(self, question: TokenQuestion) -> dict[str, Any]:
@@ -165,13 +175,23 @@ class EngineLoader:
 
     def _load_own(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         self.loaded_share = 0.0
-        if self._outdated:
-            self._outdated = False
-            self.rest()
         try:
-            return self._start(listener)
+            while True:
+                if self._outdated or self._is_replaced():
+                    self._outdated = False
+                    self.rest()
+                engine = self._start(listener)
+                if not self._is_replaced():
+                    return engine
+                logger.warning("%s is loaded again: its files were replaced meanwhile", self.model)
+                engine.close()
         finally:
             self.loaded_share = None
+
+    def _is_replaced(self) -> bool:
+        """Whether the model has other files than the intake has read. An engine must not read
+        these."""
+        return self._intake is not None and revision(local_path(self.model)) != self._read
 
     def _start(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         settings, assignment = self._settings, self._assignment
@@ -217,10 +237,6 @@ class EngineLoader:
 
         settings, said_at_s = self._settings, float("-inf")
         if self._address is None:
-            if ignored := ", ".join(_without_effect(settings)):
-                logger.warning(
-                    "no effect with LLORCH_ENGINE_URL, where the server decides: %s", ignored
-                )
             model = settings.model
             self._address = Address(
                 url,
@@ -311,15 +327,20 @@ def load_first(
     return found
 
 
-def _without_effect(settings: Settings) -> list[str]:
-    """The variables that were set and concern an engine of ours alone."""
+def warn_of_ignored(settings: Settings) -> None:
+    """For a worker of servers alone, names the variables that were set and concern an engine of
+    ours."""
     given, usual = settings.engine_options, EngineOptions()
-    return [
+    ignored = [
         f"LLORCH_{each.name.upper()}"
         for each in fields(EngineOptions)
         if each.name not in ("device", "max_sequences", "low_waits_at_most_s")
         and getattr(given, each.name) != getattr(usual, each.name)
     ]
+    if ignored:
+        logger.warning(
+            "no effect with LLORCH_ENGINE_URL, where the server decides: %s", ", ".join(ignored)
+        )
 
 
 def _key_of(settings: Settings) -> str | None:

@@ -72,18 +72,21 @@ class ModelChanger(Repeater):
         name: str,
         engine: ResidentEngine,
         loaders: Mapping[str, EngineLoader],
+        models: Sequence[str],
         *,
         taken: Callable[[], Collection[str]],
         hand_back: Callable[[Collection[str]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """``name``: see :func:`.residents.seat_name`. ``loaders``: of each model. ``taken``: the
-        models of the worker's other seats. ``hand_back`` returns running jobs to their queues, by
-        their ids; ``on_change`` is called when the seat takes jobs again, or no more."""
+        """``name``: see :func:`.residents.seat_name`. ``loaders``: of each model of the worker;
+        ``models``: those that the seat may have; ``taken``: those of the worker's other seats.
+        ``hand_back`` returns running jobs to their queues, by their ids; ``on_change`` is called
+        when the seat takes jobs again, or no more."""
         self._redis = client
         self._name = name
         self._engine = engine
         self._loaders = loaders
+        self._models = models
         self._taken = taken
         self._hand_back = hand_back
         self._on_change = on_change
@@ -111,8 +114,6 @@ class ModelChanger(Repeater):
         """How much longer than it may a model waits for a worker, if all have jobs."""
         self.changing = False
         """Whether the seat takes no jobs, because it is about to change."""
-        self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
-        """By model and :data:`.Reason`."""
         super().__init__("models", "choose the model", self._look_unless_it_moves, LOOK_S)
 
     def note_end(self, job: EndedJob) -> None:
@@ -160,10 +161,10 @@ class ModelChanger(Repeater):
         due_s = next_deadlines(self._redis, seen.now_ms)
         waiting = {
             model: found
-            for model in self._loaders
+            for model in self._models
             if (found := self._waiting(model, seen, due_s.get(model, math.inf))) is not None
         }
-        if waiting:
+        if waiting.keys() & {self._model, *self._may_load()}:
             self._busy_at_s = time.monotonic()
         for model in waiting:
             if model in self._aside and not residents.may_be_served(self._redis, model, seen):
@@ -188,26 +189,30 @@ class ModelChanger(Repeater):
 
     def _note(self) -> Note:
         now_s = time.monotonic()
-        aside = {name: each.times for name, each in self._aside.items() if now_s < each.until_s}
-        others = {*aside, *self._taken()}
         usual_s = mean(self._load_s.values())
-        load_s = {
-            name: self._load_s.get(name, usual_s)
-            for name in ([self._model] if self._model == self._pin else self._loaders)
-            if name not in others
-        }
         is_here = self._engine.absence is None
         return Note(
             worker=self._name,
             resident=None if self._unloaded or self._model in self._aside else self._model,
             kept_s=now_s - self._since_s if is_here else -self._load_s.get(self._model, usual_s),
-            load_s=load_s,
+            load_s={name: self._load_s.get(name, usual_s) for name in self._may_load()},
             job_s=self._job_s(),
             left_s=len(self._running()) * self._job_s().get(self._model, DEFAULT_JOB_S),
             lost_s=self._lost_s() if is_here else 0.0,
             pinned=self.is_pinned,
-            set_aside=aside,
+            set_aside=self._kept_aside(),
         )
+
+    def _may_load(self) -> list[str]:
+        """The models that it can load now, also the one that it has."""
+        others = {*self._kept_aside(), *self._taken()}
+        own = [self._model] if self._model == self._pin else self._models
+        return [name for name in own if name not in others]
+
+    def _kept_aside(self) -> dict[str, int]:
+        """The models that it does not try to load now, and how often each has failed."""
+        now_s = time.monotonic()
+        return {name: each.times for name, each in self._aside.items() if now_s < each.until_s}
 
     @property
     def is_pinned(self) -> bool:
@@ -341,7 +346,8 @@ class ModelChanger(Repeater):
             if not have_left:
                 logger.warning("stays with %s: its jobs do not leave", before)
                 return True
-            if not self._engine.change(self._loaders[change.model].load, move):
+            load = self._loaders[change.model].load
+            if not self._engine.change(load, move, change.reason):
                 return False
             self._unloaded = False
             if before != change.model:
@@ -353,7 +359,6 @@ class ModelChanger(Repeater):
             self._load_s[change.model] = time.monotonic() - self._since_s
             self._since_s = time.monotonic()
             self._aside.pop(change.model, None)
-            self.loads[change.model, change.reason] += 1
             logger.info(
                 "%s is resident after %.1f s, of which it loaded for %.1f s",
                 change.model,
@@ -462,11 +467,13 @@ def keepers(seen: Notes) -> list[Keeper]:
     ]
 
 
-def first_models(client: Redis, settings: Settings, hostname: str) -> list[str]:
-    """The models that a worker loads at its start, one for each seat."""
-    chosen = [settings.pin] if settings.pin else []
+def first_models(
+    client: Redis, settings: Settings, hostname: str, names: Sequence[str]
+) -> list[str]:
+    """Those of these models that a worker loads at its start, one for each seat."""
+    chosen = [settings.pin] if settings.pin in names else []
     while len(chosen) < settings.resident:
-        left = [name for name in settings.served_names if name not in chosen]
+        left = [name for name in names if name not in chosen]
         seat = residents.seat_name(hostname, len(chosen))
         chosen.append(_first_model(client, settings, seat, left))
     return chosen

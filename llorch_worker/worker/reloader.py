@@ -167,7 +167,9 @@ class Reloader(Repeater):
         self.draining = True
         self._say(f"{why}, once its jobs have left")
         try:
-            if not self._empty(lambda: _held(model)) or not self._engine.change(new.load, why):
+            if not self._empty(lambda: _held(model)) or not self._engine.change(
+                new.load, why, "reload"
+            ):
                 self._keep(model, "its jobs do not leave")
                 return False
             self._loaders[model] = new

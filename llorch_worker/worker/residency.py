@@ -161,11 +161,14 @@ class Residency:
 
     def ask_for(self, model: object, *, loads: bool) -> str | None:
         """Has a model loaded, or what is loaded ended, soon. The reason if that cannot be."""
-        seats = [(seat, seat.changer) for seat in self.seats if seat.changer is not None]
-        if not seats:
-            return "it keeps its one model; LLORCH_IDLE_UNLOAD_S has it end"
         if model not in self._loaders:
             return f"it has no model of that name; it has {', '.join(self._loaders)}"
+        if self._loaders[model].is_server:
+            return None if loads else f"{model} is a server's, which stays"
+        own = (seat for seat in self.seats if not seat.is_of_server)
+        seats = [(seat, seat.changer) for seat in own if seat.changer is not None]
+        if not seats:
+            return "it keeps its one model; LLORCH_IDLE_UNLOAD_S has it end"
         has = [changer for seat, changer in seats if model in seat.models]
         if not loads and not has:
             return f"it has {' and '.join(seat.model for seat, _ in seats)} loaded"
@@ -215,6 +218,8 @@ class Residency:
         """Hands every job back to other workers and ends this one, if model and cache are not where
         they should be. A card that hangs in a call is left to the watchdog of the leases."""
         for seat in self.seats:
+            if seat.is_of_server:
+                continue
             try:
                 fault = violation(seat.engine, self._assignment)
             except (EngineDied, TimeoutError):
@@ -255,7 +260,8 @@ class Residency:
                     deaths=seat.engine.deaths,
                     **seat.job_runner.deliveries,
                     load_s=seat.engine.load_s,
-                    loads={} if seat.changer is None else seat.changer.loads,
+                    is_there=seat.engine.absence is None,
+                    loads=seat.engine.loads,
                 )
                 for seat in self.seats
             ],

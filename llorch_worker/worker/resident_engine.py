@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from celery.utils.log import get_logger
 
@@ -18,6 +18,7 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.worker.which_model import Reason
 
 if TYPE_CHECKING:
     from llorch_worker.broker.jobs.ended_jobs import EndedJob
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     AnyEngine = EngineProcess | ServerEngine
 
 logger = get_logger(__name__)
+
+LoadReason = Literal[Reason, "reload", "death"]
+"""Why a model is loaded: as the rule says; it has new weights; its engine died."""
 
 PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
 """Before the starts after deaths in a row; the last one from then on."""
@@ -114,6 +118,10 @@ class ResidentEngine:
         self.absence: Absence | None = None
         self.deaths: Counter[str] = Counter()
         """By :data:`.DeathLabel`, failed starts included."""
+        self.loads: Counter[tuple[str, LoadReason]] = Counter({(self._model, "first"): 1})
+        """Those that succeeded, by model."""
+        self._reason: LoadReason = "death"
+        """Of the next one."""
         self.last_death: str | None = None
         """How the last engine ended, in a few words."""
         self.last_death_at: float | None = None
@@ -144,14 +152,14 @@ class ResidentEngine:
             with self._changed:  # a death that is being noted counts itself
                 self._died_in_a_row = 0
 
-    def change(self, load: Callable[[], AnyEngine], why: str) -> bool:
+    def change(self, load: Callable[[], AnyEngine], why: str, reason: LoadReason) -> bool:
         """Ends the engine, whose jobs have left, and has another one loaded, now and after each
         death. False if one is being loaded now."""
         # First: both may not fit.
         if not self.rest(why):
             return False
         with self._changed:
-            self._load = load
+            self._load, self._reason = load, reason
             self.absence = Absence(why, time.time(), time.time(), planned=True)
             self._changed.notify_all()
         return True
@@ -184,6 +192,7 @@ class ResidentEngine:
             self._former, self._engine, self._load = instead_of, engine, load
             self._served_since_s = time.monotonic()
             self._died_in_a_row = 0
+            self.loads[self._model, "reload"] += 1
         self._mourn(engine)
         self._tell_change()
         return True
@@ -216,6 +225,10 @@ class ResidentEngine:
     @property
     def facts(self) -> ModelFacts:
         return self._engine.facts
+
+    @property
+    def _model(self) -> str:
+        return self.facts.model_name
 
     @property
     def away(self) -> str | None:
@@ -317,7 +330,7 @@ class ResidentEngine:
                 self.deaths[death.label] += 1
                 return
             self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
-            of_server = death.label == "server"
+            self._reason, of_server = "death", death.label == "server"
             what = death.reason if of_server else f"the engine died: {death.reason}"
             self._be_away(what, of_server=of_server)
             self.deaths[death.label] += 1
@@ -326,7 +339,7 @@ class ResidentEngine:
         logger.critical(
             "%s; jobs that go on: %d, of these suspects: %d",
             what,
-            len(HELD_CLAIMS.running(self.facts.model_name)),
+            len(HELD_CLAIMS.running(self._model)),
             len(blamed),
         )
 
@@ -377,6 +390,8 @@ class ResidentEngine:
                 self._engine = engine
                 self._served_since_s = time.monotonic()
                 self.absence = None
+                if not absence.of_server:
+                    self.loads[self._model, self._reason] += 1
         if is_closing:
             engine.close()
             return

@@ -24,7 +24,7 @@ from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.model_changer import ModelChanger
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.reloader import Reloader
-from llorch_worker.worker.resident_engine import ResidentEngine
+from llorch_worker.worker.resident_engine import MOST_SHOWN, ResidentEngine
 
 if TYPE_CHECKING:
     from llorch_worker.worker.resident_engine import AnyEngine
@@ -98,18 +98,26 @@ class Seat:
             self.engine,
             worker.loaders,
             alone=worker.reloading,
-            drain_s=settings.drain_s,
+            # A reload keeps the seat from other models for as long.
+            drain_s=min(settings.drain_s, settings.max_wait_s)
+            if len(worker.loaders) > 1
+            else settings.drain_s,
             hand_back=worker.hand_back,
             on_change=self._changed,
         )
         self.changer = None
-        if len(worker.loaders) > 1 or settings.idle_unload_s is not None:
+        own = [model for model, loader in worker.loaders.items() if not loader.is_server]
+        idles = settings.idle_unload_s is not None and not self.is_of_server
+        if len(worker.loaders) > 1 or idles:
+            # A server takes no memory here, so it stays, as a pin does.
+            stays = settings.model_copy(update={"pin": self.model})
             self.changer = ModelChanger(
                 worker.redis,
-                settings,
+                stays if self.is_of_server else settings,
                 name,
                 self.engine,
                 worker.loaders,
+                [self.model] if self.is_of_server else own,
                 taken=lambda: [model for other in others() for model in other.models],
                 hand_back=worker.hand_back,
                 on_change=self._changed,
@@ -128,6 +136,16 @@ class Seat:
     def models(self) -> tuple[str, ...]:
         """That, and what it changes to."""
         return (self.model,) if self.changer is None else (self.model, self.changer.model)
+
+    @property
+    def is_of_server(self) -> bool:
+        return self._worker.loaders[self.model].is_server
+
+    @property
+    def device(self) -> str:
+        """Our name for the card, ``gpu3``, because torch calls the only one that it sees cuda:0; or
+        which server it is."""
+        return self.engine.facts.device if self.is_of_server else self._worker.assignment.name
 
     @property
     def late_s(self) -> float:
@@ -159,19 +177,18 @@ class Seat:
         return {"fingerprint": facts.fingerprint, "max_context": facts.max_context}
 
     def stats(self) -> dict[str, Any]:
-        """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
-        because torch calls the only card that it sees cuda:0."""
+        """The engine's figures as plain JSON."""
         engine = self.engine
         several = {} if self.changer is None else self.changer.figures()
         return (
             several
             | dataclasses.asdict(engine.stats())
             | {
-                "device": self._worker.assignment.name,
+                "device": self.device,
                 "deaths": engine.deaths.total(),
                 "last_death": engine.last_death,
                 "away": self._away,
-                "reload": self.reloader.state,
+                "reload": self._reload,
                 "weakens": engine.facts.weakens,
             }
         )
@@ -188,9 +205,18 @@ class Seat:
     @property
     def _away(self) -> str | None:
         """Why there is no engine, and how far the next one is loaded."""
-        if (why := self.engine.away) is None:
+        return self._with_progress(self.engine.away)
+
+    @property
+    def _reload(self) -> str | None:
+        """What a reload does, and how far it is, or why the old weights stay."""
+        return self._with_progress(self.reloader.state)
+
+    def _with_progress(self, said: str | None) -> str | None:
+        if said is None:
             return None
-        return ", ".join([why, *(f"{share:.0%} loaded" for share in self._loading.values())])
+        progress = "".join(f", {share:.0%} loaded" for share in self._loading.values())
+        return said[: MOST_SHOWN - len(progress)] + progress
 
     def status(self) -> str:
         """The seat in one line."""
@@ -252,7 +278,7 @@ class Seat:
                 dict(facts.generation_config) if settings.generation_config == "auto" else {}
             ),
             tasks=facts.tasks,
-            device=worker.assignment.name,
+            device=self.device,
             started_at=worker.started_at,
             last_seen=time.time(),
             engine=self.stats(),
@@ -260,7 +286,7 @@ class Seat:
             last_death_at=engine.last_death_at,
             away=self._away,
             loading=self._loading,
-            reload=self.reloader.state,
+            reload=self._reload,
             engine_pid=None if engine.away else engine.pid,
             recent=self._window.read(),
             metrics_host=metrics_host,

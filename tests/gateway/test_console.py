@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -406,6 +406,27 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
     for view in ("jobs?state=ended", "jobs", "fleet", "dead", "chat"):
         here.open(view)
         assert here.page.evaluate(f"() => {root}.scrollWidth == {root}.clientWidth"), view
+
+
+def test_a_worker_has_a_row_for_each_model_that_it_keeps_with_how_far_it_loads(
+    fleet: Fleet, visit: Callable[..., Visit]
+) -> None:
+    here, loaded = visit(), chain((10, 11), repeat(12))
+
+    def keep_two(route: Any) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        worker = document["workers"][0] | {"models": ["a", "b", "c"]}
+        away = f"loads b: its jobs wait, {next(loaded)}% loaded"
+        document["workers"] = [worker | {"model": "a"}, worker | {"model": "b", "away": away}]
+        route.fulfill(response=answer, json=document)
+
+    here.page.route("**/console/api/fleet*", keep_two)
+    here.open("fleet")
+    here.see("#workers", "b of 3")
+    here.see("#workers", "12% loaded")
+    rows = here.page.locator("#workers [role=row]").filter(has_text=fleet.worker.hostname)
+    playwright.expect(rows).to_have_count(2)
 
 
 def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(

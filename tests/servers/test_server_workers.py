@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from llorch_worker import devices
+from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.jobs.dead_letters import count, letters
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Cancelled, Restarted, Tokens
@@ -19,6 +20,7 @@ from llorch_worker.engine_options import SEQUENCES
 from llorch_worker.gateway.webhook_secret import new_secret
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.config import worker_config
+from tests.cli.command import run
 from tests.gateway.receiver import running_receiver
 from tests.gateway.test_batches import api_of, documents, ended, line
 from tests.gateway.test_batches import begun as begun_batch
@@ -402,3 +404,67 @@ def test_batches_webhooks_and_traces_run_as_with_an_engine_of_ours(
             "a": "w0 w1 w2 ",
             "b": "w0 w1 w2 ",
         }
+
+
+def test_a_server_is_one_of_several_models_and_always_there(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with (
+        running_server("vLLM", tmp_path) as server,
+        running_worker(
+            own_server.url,
+            tmp_path,
+            models=f"a.gguf,{server.url}={MODEL},b.gguf",
+            min_resident_s=0,
+            idle_unload_s=600,
+        ) as worker,
+    ):
+
+        def model_of(model: str) -> str | None:
+            job = own_client.submit(model=model, prompt="one", max_tokens=2)
+            assert job.result(timeout=60).text == "w0 w1 "
+            return job.result().model
+
+        def kept() -> dict[str, str]:
+            """By model the device, of each that has an engine."""
+            cards = registry.workers(own_client.redis)
+            return {card.model: card.device for card in cards if not card.away}
+
+        wait_until(lambda: kept() == {"a": "cpu", MODEL: "vLLM"})
+        for model in (MODEL, "b", MODEL, "a"):
+            assert model_of(model) == model
+        wait_until(lambda: kept() == {"a": "cpu", MODEL: "vLLM"})
+        card = worker.card()
+        assert card is not None
+        assert card.models == ("a", MODEL, "b")
+        told = {
+            command: run(command, MODEL, LLORCH_REDIS_URL=own_server.url)
+            for command in ("load", "unload", "reload")
+        }
+        assert told["load"].code == told["reload"].code == 0
+        assert f"{MODEL} is a server's, which stays" in told["unload"].err
+        # What it is away for is that model's alone.
+        server.kill()
+        wait_until(lambda: kept() == {"a": "cpu"})
+        waits = own_client.submit(model=MODEL, prompt="one", max_tokens=2)
+        assert model_of("b") == "b"
+        server.start()
+        assert waits.result(timeout=60).model == MODEL
+        wait_until(lambda: kept() == {"b": "cpu", MODEL: "vLLM"})
+
+
+def test_a_worker_of_servers_alone_serves_each_and_computes_nothing(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    from tests.servers.stand_in import StandIn
+
+    with ExitStack() as running:
+        one = running.enter_context(StandIn("vLLM").running())
+        other = running.enter_context(StandIn("llama-server").running())
+        other.card = {"id": "owner/other"}
+        models = f"{one.url}={MODEL},{other.url}=owner/other"
+        worker = running.enter_context(running_worker(own_server.url, tmp_path, models=models))
+        assert not [*worker.engines()]
+        for model in (MODEL, "other"):
+            job = own_client.submit(model=model, prompt="one", max_tokens=2)
+            assert job.result(timeout=60).text == "w0 w1 "

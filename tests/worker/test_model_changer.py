@@ -26,7 +26,7 @@ from llorch_worker.worker.model_changer import ModelChanger
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.seat import Seat
 from tests.broker.steps import claim_on
-from tests.services import RedisServer
+from tests.services import RedisServer, run_python
 from tests.waiting import wait_until
 
 FIRST_LOAD_S = 0.25
@@ -35,8 +35,17 @@ FIRST_LOAD_S = 0.25
 @contextmanager
 def seat_of(redis_url: str, **settings: Any) -> Iterator[tuple[Seat, ModelChanger]]:
     """The one seat of a worker of a and b, which has a. It looks when it is told to."""
+    with seats_of(redis_url, "ab", "a", **settings) as [seat]:
+        assert seat.changer is not None
+        yield seat, seat.changer
+
+
+@contextmanager
+def seats_of(redis_url: str, models: str, kept: str, **settings: Any) -> Iterator[tuple[Seat, ...]]:
+    """Those of a worker of these models, a letter each, of which it has ``kept``."""
     place = Assignment("toy")
-    own = Settings(redis_url=redis_url, models="a.gguf,b.gguf", min_resident_s=0, **settings)
+    files = ",".join(f"{name}.gguf" for name in models)
+    own = Settings(redis_url=redis_url, models=files, min_resident_s=0, **settings)
     loaders = {
         name: EngineLoader(
             Settings(redis_url=redis_url, model=STORY_MODEL, model_name=name),
@@ -45,18 +54,24 @@ def seat_of(redis_url: str, **settings: Any) -> Iterator[tuple[Seat, ModelChange
             max_sequences=2,
             report=lambda _: None,
         )
-        for name in "ab"
+        for name in models
     }
-    loaders["b"].surveyed = Surveyed(MOST_CONTEXT)
-    loaded = [Loaded(loaders["a"].load(), FIRST_LOAD_S)]
+    for loader in loaders.values():
+        loader.surveyed = Surveyed(MOST_CONTEXT)
     residency = Residency(
-        loaded, loaders, own, "w@test", ActiveJobs(), place, on_lost_card=lambda: None
+        [Loaded(loaders[name].load(), FIRST_LOAD_S) for name in kept],
+        loaders,
+        own,
+        "w@test",
+        ActiveJobs(),
+        place,
+        on_lost_card=lambda: None,
+        claim_again=[lambda: None] * len(kept),
     )
-    [seat] = residency.seats
-    assert seat.changer is not None
-    seat.start()
+    for seat in residency.seats:
+        seat.start()
     try:
-        yield seat, seat.changer
+        yield residency.seats
     finally:
         residency.close()
 
@@ -129,3 +144,60 @@ def test_a_pinned_model_that_somebody_unloads_comes_back_for_its_jobs_alone(
         client.submit(model="a", prompt="x", max_tokens=1)
         changer.attempt()
         assert (seat.is_ready, seat.model) == (True, "a")
+
+
+def test_a_seat_without_jobs_ends_its_engine_although_jobs_of_another_seat_wait(
+    own_server: RedisServer,
+) -> None:
+    with (
+        seats_of(own_server.url, "ab", "ab", idle_unload_s=0.01, resident=2) as (seat, other),
+        Client(own_server.url) as client,
+    ):
+        assert seat.changer is not None
+        assert other.changer is not None
+        other.announcer.attempt()
+        client.submit(model="b", prompt="x", max_tokens=1)
+        other.changer.attempt()
+        seat.changer.attempt()
+        assert (seat.is_ready, other.is_ready) == (False, True)
+
+
+CHANGES = """
+import gc, os, threading
+import psutil
+from llorch_worker.worker import model_changer
+from tests.waiting import wait_until
+from tests.worker.test_model_changer import seat_of
+
+model_changer.LOOK_S = 0.01
+process = psutil.Process()
+rss = []
+
+def held():
+    gc.collect()
+    threads = sorted(each.name for each in threading.enumerate())
+    return [process.num_fds(), threads, len(process.children())]
+
+def settled():
+    # The threads of the engine before, and what announces a change, end soon.
+    names = held()[1]
+    return len({*names}) == len(names) and not any(name.startswith("Thread-") for name in names)
+
+with seat_of(os.environ["LLORCH_REDIS_URL"]) as (seat, changer):
+    for number in range(6):
+        changer.ask("ba"[number % 2])
+        changer.attempt()
+        assert seat.is_ready and seat.model == "ba"[number % 2]
+        wait_until(settled)
+        if number < 2:
+            level = held()
+        wait_until(lambda: held() == level, what=f"{held()} to be {level}")
+        rss.append(process.memory_info().rss)
+print([rss[1], rss[-1]])
+"""
+
+
+def test_a_keeper_grows_by_no_change_of_its_model(own_server: RedisServer) -> None:
+    """An engine's memory goes with its process; of what the keeper had for it nothing stays."""
+    before, after = run_python(CHANGES, own_server.url)
+    assert after < 1.01 * before

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,9 +22,12 @@ from tests.services import (
     RedisServer,
     WorkerProcess,
     begun,
+    free_port,
     running_worker,
     wait_until,
 )
+from tests.telemetry.scraping import scrape
+from tests.zygote import is_process_of
 
 GET_S = 120
 TOKENS = 6
@@ -51,6 +55,7 @@ def worker(
         TOY_FINGERPRINT_FILE=files / "weights",
         TOY_FAILS_FROM=files / "fails",
         TOY_LOADS_SLOWLY_FROM=files / "slow",
+        metrics_port=free_port(),
     ) as worker:
         yield worker
 
@@ -79,8 +84,27 @@ def fingerprint_of(worker: WorkerProcess) -> str:
     return card.fingerprint if card else ""
 
 
+def loads_of(worker: WorkerProcess) -> dict[str, float]:
+    """How many its metrics count, by their reason."""
+    card = worker.card()
+    assert card is not None
+    samples = scrape(str(card.metrics_address)).samples.items()
+    return {
+        dict(labels)["reason"]: value
+        for (name, labels), value in samples
+        if name == "llorch_model_loads_total"
+    }
+
+
+def intakes_of(worker: WorkerProcess) -> set[int]:
+    """The processes of its intakes."""
+    children = psutil.Process(worker.process.pid).children(recursive=True)
+    module = "llorch_worker.intake.serving"
+    return {each.pid for each in children if is_process_of(module, Path(f"/proc/{each.pid}"))}
+
+
 def new_job(client: Client) -> GenerationResult:
-    return client.submit(prompt="x", max_tokens=TOKENS).result(GET_S)
+    return client.submit(model="toy", prompt="x", max_tokens=TOKENS).result(GET_S)
 
 
 def restarts(job: Job) -> int:
@@ -142,9 +166,11 @@ def test_new_jobs_get_the_new_weights_while_old_ones_end_on_the_old(
         assert not restarts(job)
     wait_until(lambda: not psutil.pid_exists(old))
     assert not reload_of(worker)
+    assert loads_of(worker) == {"first": 1, "reload": 1}
     # What dies now is replaced by the same.
     os.kill(worker.engine_pid(), signal.SIGKILL)
     made_of("b", new_job(client))
+    assert loads_of(worker) == {"first": 1, "reload": 1, "death": 1}
 
 
 def test_an_old_engine_that_dies_hands_its_jobs_to_the_new_one_which_begins_them_again(
@@ -162,22 +188,33 @@ def test_an_old_engine_that_dies_hands_its_jobs_to_the_new_one_which_begins_them
     wait_until(lambda: len([*worker.engines()]) == 1)
 
 
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"model_name": "toy", "drain_s": 1},
+        {"models": "toy.gguf,waits.gguf", "max_wait_s": 1},
+    ],
+)
 def test_where_memory_holds_one_engine_the_next_is_loaded_once_the_jobs_have_left(
-    own_server: RedisServer, own_client: Client, tmp_path: Path, latch: Latch
+    own_server: RedisServer,
+    own_client: Client,
+    tmp_path: Path,
+    latch: Latch,
+    bound: dict[str, Any],
 ) -> None:
+    """Jobs of other models do not wait longer for it than they may."""
     weights = tmp_path / "weights"
     weights.write_text("a")
     with running_worker(
         own_server.url,
         tmp_path,
         app="tests.worker.scarce_app",
-        model_name="toy",
-        drain_s=1,
         TOY_FINGERPRINT_FILE=weights,
+        **bound,
     ) as worker:
         old = worker.engine_pid()
         made_of("a", new_job(own_client))
-        job = begun(own_client.submit(prompt=latch.prompt(BEFORE), max_tokens=TOKENS))
+        job = begun(own_client.submit(model="toy", prompt=latch.prompt(BEFORE), max_tokens=TOKENS))
         weights.write_text("b")
         ask(worker, own_server.url)
         # It runs longer than it may, and goes back.
@@ -215,3 +252,13 @@ def test_a_models_file_is_compared_and_looked_through_before_anything_is_loaded(
         after = own_client.submit(prompt="Once", max_tokens=4, temperature=0).result(GET_S)
         assert after.model_fingerprint == fingerprint_of(worker)
         assert own_client.submit(prompt="Once", max_tokens=1).result(GET_S).usage.prompt
+        # One that dies is followed by one that reads what is there, as its intake does.
+        intakes = intakes_of(worker)
+        shutil.copy(STORY_MODEL, new)
+        new.replace(file)
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: fingerprint_of(worker) == before.model_fingerprint)
+        assert intakes
+        assert not intakes & intakes_of(worker)
+        again = own_client.submit(prompt="Once", max_tokens=4, temperature=0).result(GET_S)
+        assert (again.text, again.model_fingerprint) == (before.text, before.model_fingerprint)

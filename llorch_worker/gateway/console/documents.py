@@ -30,6 +30,8 @@ class Worker(BaseModel):
 
     hostname: str
     model: str
+    models: tuple[str, ...]
+    """Those that it serves."""
     device: str
     max_sequences: int
     up_s: float
@@ -58,6 +60,7 @@ class Worker(BaseModel):
         return cls(
             hostname=card.hostname,
             model=card.model,
+            models=card.served,
             device=card.device,
             max_sequences=card.max_sequences,
             up_s=max(0.0, now_s - card.started_at),
@@ -180,7 +183,7 @@ WORKER_ORDERS: Mapping[str, Callable[[WorkerCard], float | str]] = {
 
 
 def _matches(card: WorkerCard, words: Sequence[str]) -> bool:
-    about = f"{card.hostname} {card.model} {card.device}".lower()
+    about = f"{card.hostname} {' '.join(card.served)} {card.device}".lower()
     return all(word in about for word in words)
 
 

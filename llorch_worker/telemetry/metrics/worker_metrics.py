@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, get_args
 
@@ -57,8 +57,10 @@ class SeatFigures:
     redeliveries: int
     resumes: int
     load_s: float
-    loads: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Of a worker with several models: by model and why it was loaded."""
+    is_there: bool
+    """Whether it has an engine now."""
+    loads: Mapping[tuple[str, str], int]
+    """By model and why it was loaded."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,7 @@ class _Live(Collector):
     def collect(self) -> Iterable[Metric]:
         worker = self._read()
         seats = [((seat.stats.model, ENGINE), seat) for seat in worker.seats]
-        if len(self._models) > 1:
-            yield from self._residency(worker)
+        yield from self._residency(worker)
         for name, (help, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
             for labels, seat in seats:
@@ -292,7 +293,7 @@ class _Live(Collector):
 
     def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
         seats = worker.seats
-        kept = {seat.stats.model for seat in seats}
+        kept = {seat.stats.model for seat in seats if seat.is_there}
         late = GaugeMetricFamily(
             "llorch_models_late_seconds",
             "How much longer than LLORCH_MAX_WAIT_S a model waits for a worker, if all have jobs.",

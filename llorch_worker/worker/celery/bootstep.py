@@ -36,7 +36,13 @@ from llorch_worker.worker.celery.flower import shown_figures
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option, refused_setting
 from llorch_worker.worker.celery.stacks import write_on_sigusr1
-from llorch_worker.worker.engine_loader import EngineLoader, load_first, survey_all
+from llorch_worker.worker.engine_loader import (
+    EngineLoader,
+    Loaded,
+    load_first,
+    survey_all,
+    warn_of_ignored,
+)
 from llorch_worker.worker.model_changer import first_models
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.signs_of_life import SignsOfLife
@@ -131,7 +137,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # Before the engine's module, and with it torch, is imported.
             assignment: Assignment = worker.app.assignment or (
                 assign_device(settings.device, settings.device_locks, worker=worker.hostname)
-                if settings.engine_url is None
+                if settings.computes_here
                 else Assignment("server")
             )
             worker.app.assignment = assignment
@@ -146,23 +152,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 )
                 for each in settings.of_each_model
             }
-            names = [*self._loaders]
-            if len(names) > 1:
-                survey_all(self._loaders, settings)
-                with connect_impatient(settings.redis_url) as client:
-                    first = first_models(client, settings, worker.hostname)
-                names = [*first, *(name for name in names if name not in first)]
-            engines = load_first(
-                [self._loaders[name] for name in names],
-                settings.resident,
-                worker.app.on_load_progress,
-            )
+            engines = self._load(worker)
             facts = [each.engine.facts for each in engines]
             most = sum(each.max_sequences for each in facts)
             kinds = sum(1 + each.does_both for each in facts)
-            if settings.engine_url is not None:
-                worker.app.assignment = assignment = Assignment(engines[0].engine.facts.device)
-            if settings.engine_url is not None or kinds > 1 or most < worker.pool.limit:
+            if not settings.computes_here or kinds > 1 or most < worker.pool.limit:
                 beside = sum(each.max_sequences for each in facts if each.does_both)
                 _take_at_once(worker, most, beside, kinds)
         except LlorchError as error:
@@ -202,14 +196,32 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # for tens of ms in which no token of another job goes on. In a thread it is a test's.
             gc.collect()
             gc.freeze()
-        for each in engines:
-            how = each.engine.facts.drafter
+        for seat in residency.seats:
+            how = seat.engine.facts.drafter
             logger.info(
                 "%s is resident on %s, warm and ready%s",
-                each.engine.facts.model_name,
-                assignment.name,
+                seat.model,
+                seat.device,
                 "" if how == "off" else f", speculation by {how}",
             )
+
+    def _load(self, worker: Any) -> list[Loaded]:
+        """The engines of the seats: those of files, then those of servers. Raises LlorchError."""
+        settings = worker.app.settings
+        servers = [each for each in self._loaders.values() if each.is_server]
+        names = [name for name, each in self._loaders.items() if not each.is_server]
+        if not names:
+            warn_of_ignored(settings)
+        # First: one that is not there must not have loads of minutes wait for it.
+        there = load_first(servers, len(servers), None)
+        if len(self._loaders) > 1:
+            survey_all(self._loaders, settings)
+        if len(names) > 1:
+            with connect_impatient(settings.redis_url) as client:
+                first = first_models(client, settings, worker.hostname, names)
+            names = [*first, *(name for name in names if name not in first)]
+        loaders = [self._loaders[name] for name in names]
+        return load_first(loaders, settings.resident, worker.app.on_load_progress) + there
 
     def stop(self, worker: Any) -> None:
         if self._residency is not None:

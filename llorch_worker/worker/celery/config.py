@@ -41,7 +41,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "worker_pool": EnginePool,
         "worker_consumer": JobConsumer,
         "worker_concurrency": settings.max_sequences
-        or default_sequences("server" if settings.engine_url else settings.device),
+        or default_sequences(settings.device if settings.computes_here else "server"),
         # Jobs that this worker cannot batch stay in Redis for other workers.
         "worker_prefetch_multiplier": 1,
         # Those that run through a new connection count without it.

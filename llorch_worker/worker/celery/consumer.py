@@ -64,7 +64,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._claims = connect(settings.redis_url, decode=False)
         self.claimers = tuple(
             self._claimer_of(number, reads=reads)
-            for number in range(settings.resident)
+            for number in range(settings.seats)
             for reads in (False, True)
         )
         self._settler = Settler(self._claims, self._terms, self._note_room)

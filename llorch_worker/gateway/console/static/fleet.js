@@ -113,7 +113,8 @@ export class Fleet {
     setText(this.workers.empty, filtered ? "No worker matches." : "No worker. llorch worker starts one.");
     byId("workers-more").hidden = workers.length >= matching;
     setText(byId("workers-count"), workers.length < matching ? `The first ${count(workers.length)} of ${count(matching)}.` : "");
-    this.workers.show(workers, (worker) => worker.hostname, (cells, worker, row) => {
+    // One that keeps several models has a card for each.
+    this.workers.show(workers, (worker) => `${worker.hostname} ${worker.model}`, (cells, worker, row) => {
       const notes = [];
       if (worker.silent) notes.push(el("small", { class: "silence" }, `silent for ${duration(1000 * worker.age_s)}`));
       for (const note of [worker.away, worker.reload]) {
@@ -125,7 +126,9 @@ export class Fleet {
       }
       cells.name.replaceChildren(el("span", { class: "number" }, worker.hostname), ...notes);
       row.classList.toggle("alarm", worker.silent || Boolean(worker.away));
-      setText(cells.model, worker.model);
+      const several = worker.models.length > 1 ? ` of ${count(worker.models.length)}` : "";
+      cells.model.replaceChildren(worker.model, el("small", {}, several));
+      cells.model.title = several && worker.models.join(", ");
       setText(cells.device, worker.device);
       setText(cells.memory, worker.memory_bytes ? bytes(worker.memory_bytes) : "–");
       const preempting = worker.waiting ? `, ${count(worker.waiting)} preempting` : "";

@@ -1,0 +1,31 @@
+"""What changes when somebody replaces a model's files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.split_parts import split_parts
+
+Revision = frozenset[tuple[str, int, int, int]]
+"""Of each file its name, inode, bytes and time of change."""
+
+
+def revision(path: Path) -> Revision:
+    """That of a file with its parts, or of what is in a folder. Costs a ``stat`` each. What is not
+    there counts for nothing: a load says so."""
+    return frozenset(_found(path))
+
+
+def _found(path: Path) -> Iterator[tuple[str, int, int, int]]:
+    try:
+        files = [*path.iterdir()] if path.is_dir() else split_parts(path)
+    except (OSError, ModelLoadFailed):
+        return
+    for file in files:
+        with suppress(OSError):
+            found = os.stat(file)
+            yield file.name, found.st_ino, found.st_size, found.st_mtime_ns
