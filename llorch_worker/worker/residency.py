@@ -161,7 +161,7 @@ class Residency:
 
     def ask_for(self, model: object, *, loads: bool) -> str | None:
         """Has a model loaded, or what is loaded ended, soon. The reason if that cannot be."""
-        if model not in self._loaders:
+        if not isinstance(model, str) or model not in self._loaders:
             return f"it has no model of that name; it has {', '.join(self._loaders)}"
         if self._loaders[model].is_server:
             return None if loads else f"{model} is a server's, which stays"

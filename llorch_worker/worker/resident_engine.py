@@ -118,7 +118,7 @@ class ResidentEngine:
         self.absence: Absence | None = None
         self.deaths: Counter[str] = Counter()
         """By :data:`.DeathLabel`, failed starts included."""
-        self.loads: Counter[tuple[str, LoadReason]] = Counter({(self._model, "first"): 1})
+        self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
         """Those that succeeded, by model."""
         self._reason: LoadReason = "death"
         """Of the next one."""
