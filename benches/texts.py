@@ -12,7 +12,7 @@ one, too. Its memory is that after a tenth, half and all of the texts.
 ``--server`` is llama.cpp's, which gets the same lists of the same GGUF file by HTTP. ``--folder``,
 the same model as sentence-transformers has it, goes into a stock Celery worker around
 transformers. Both get the first ``--peer-texts``, which our queue then gets once more; the ratios
-are ours through theirs.
+are ours through theirs, by the clock and by the processor's time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -44,7 +45,7 @@ from benches.command import heading, main, row
 from llorch_worker.client import AsyncClient
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
 from llorch_worker.stack import ports
-from tests.services import REAL_APP, RedisServer, own_redis, running_worker
+from tests.services import REAL_APP, RedisServer, own_redis, running_worker, tethered
 from tests.waiting import wait_until
 
 AT_ONCE = 8
@@ -56,13 +57,21 @@ TIMEOUT_S = 3600
 Lists = Sequence[Sequence[str]]
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Another service that embeds."""
+
+    process: psutil.Process
+    run: Callable[[Lists], None]
+
+
 def some_texts(count: int, engine: EmbeddingEngine) -> list[str]:
     """Random texts of 32 to 256 tokens, or as many as the model takes."""
     generator = random.Random(7)
     most = min(256, engine.facts.max_context)
     low, high = 1_000, engine.facts.vocab_size
     ids = [
-        [generator.randrange(low, high) for _ in range(generator.randint(32, most) // 2)]
+        [generator.randrange(low, high) for _ in range(generator.randint(32, most) - 2)]
         for _ in range(count)
     ]
     return [engine.tokenizer.decode(each) for each in ids]
@@ -100,7 +109,7 @@ def texts(
                 OMP_NUM_THREADS=threads,
             )
         )
-        peers: dict[str, Callable[[Lists], None]] = {}
+        peers: dict[str, Peer] = {}
         if server is not None:
             peers["llama-server"] = stack.enter_context(_llama_server(server, model, threads))
         if folder is not None:
@@ -110,7 +119,7 @@ def texts(
         heading(
             *("pass", "engine, texts/s", "queue, texts/s", "kept", "engine, cpu ms a text"),
             *("queue, cpu ms a text", "worker and engine, MiB"),
-            *(f"{name}, texts/s (ratio)" for name in peers),
+            *(f"{name}, texts/s (ratio, by cpu)" for name in peers),
         )
         kept = []
         for number in range(passes):
@@ -131,7 +140,7 @@ def texts(
                 f"{1e3 * direct_cpu_s / count:.2f}",
                 f"{1e3 * queued_cpu_s / count:.2f}",
                 ", ".join(str(size // 2**20) for size in memory),
-                *(_beside(run, few, redis.url) for run in peers.values()),
+                *(_beside(peer, few, redis.url, held) for peer in peers.values()),
             )
         print(f"median kept: {median(kept):.3f}", flush=True)
 
@@ -140,13 +149,15 @@ def _lists_of(given: Sequence[str], length: int) -> list[Sequence[str]]:
     return [given[at : at + length] for at in range(0, len(given), length)]
 
 
-def _beside(run: Callable[[Lists], None], lists: Lists, url: str) -> str:
+def _beside(peer: Peer, lists: Lists, url: str, ours: psutil.Process) -> str:
     """A peer's rate, and how many times as fast our queue is."""
-    began_s = time.monotonic()
-    run(lists)
-    took_s = time.monotonic() - began_s
+    began_s, began_cpu_s = time.monotonic(), _cpu_s(peer.process)
+    peer.run(lists)
+    took_s, used_s = time.monotonic() - began_s, _cpu_s(peer.process) - began_cpu_s
+    before_s = _cpu_s(ours)
     ours_s = asyncio.run(_through(url, lists, lambda: None))
-    return f"{sum(map(len, lists)) / took_s:.1f} ({took_s / ours_s:.2f})"
+    by_cpu = used_s / (_cpu_s(ours) - before_s)
+    return f"{sum(map(len, lists)) / took_s:.1f} ({took_s / ours_s:.2f}, {by_cpu:.2f})"
 
 
 def _all(process: psutil.Process) -> list[psutil.Process]:
@@ -185,7 +196,7 @@ async def _through(url: str, lists: Lists, note: Callable[[], None]) -> float:
 
 
 @contextmanager
-def _llama_server(command: str, model: Path, threads: int) -> Iterator[Callable[[Lists], None]]:
+def _llama_server(command: str, model: Path, threads: int) -> Iterator[Peer]:
     port = ports.any_free_port()
     url = f"http://{ports.LOCALHOST}:{port}"
     options = {
@@ -207,10 +218,11 @@ def _llama_server(command: str, model: Path, threads: int) -> Iterator[Callable[
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(embed, lists))
 
-    with _process([*shlex.split(command), "--embedding", *arguments], {}, subprocess.DEVNULL):
+    started = [*shlex.split(command), "--embedding", *arguments]
+    with _process(started, {}, subprocess.DEVNULL) as process:
         wait_until(lambda: _answers(f"{url}/health"), timeout_s=120)
         run([["warm"]])
-        yield run
+        yield Peer(process, run)
 
 
 def _ask(url: str, body: Any = None) -> Any:
@@ -229,9 +241,7 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def _celery(
-    redis: RedisServer, folder: Path, threads: int, logs: Path
-) -> Iterator[Callable[[Lists], None]]:
+def _celery(redis: RedisServer, folder: Path, threads: int, logs: Path) -> Iterator[Peer]:
     # Another database than our worker's.
     url = f"{redis.url.rpartition('/')[0]}/1"
     variables = {"BROKER": url, "MODEL": str(folder), "OMP_NUM_THREADS": str(threads)}
@@ -239,7 +249,7 @@ def _celery(
     with (
         Celery("texts", broker=url, backend=url, set_as_current=False) as app,
         (logs / "celery.log").open("wb") as log,
-        _process([*command, "--pool", "solo"], variables, log),
+        _process([*command, "--pool", "solo"], variables, log) as process,
     ):
 
         def run(lists: Lists) -> None:
@@ -248,14 +258,17 @@ def _celery(
                 result.get(TIMEOUT_S)
 
         run([["warm"]])
-        yield run
+        yield Peer(process, run)
 
 
 @contextmanager
-def _process(command: list[str], variables: dict[str, str], log: Any) -> Iterator[None]:
-    started = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
+def _process(command: list[str], variables: dict[str, str], log: Any) -> Iterator[psutil.Process]:
+    """One that ends with this."""
+    started = subprocess.Popen(
+        tethered(*command), env=os.environ | variables, stdout=log, stderr=log
+    )
     try:
-        yield
+        yield psutil.Process(started.pid)
     finally:
         started.terminate()
         started.wait()

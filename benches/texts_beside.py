@@ -81,24 +81,23 @@ def _p95(gaps: list[float]) -> float:
 def _gaps(engine: EngineProcess, sequences: int, tokens: int, *, seed: int) -> list[float]:
     """Milliseconds between the tokens of each sequence."""
     heard: list[list[float]] = [[] for _ in range(sequences)]
-
-    def hear(times: list[float], _: TokensTold) -> bool:
-        times.append(time.perf_counter())
-        return True
-
     running = [
         engine.submit(
             GenerationRequest(
                 prompt=f"{number} Once upon a time", max_tokens=tokens, ignore_eos=True, seed=seed
             ),
             on_event=lambda _: None,
-            on_tokens=partial(hear, times),
+            on_tokens=partial(_note, times),
         )
         for number, times in enumerate(heard)
     ]
     for generation in running:
         generation.result(TIMEOUT_S)
     return [1e3 * (after - before) for times in heard for before, after in pairwise(times)]
+
+
+def _note(times: list[float], _: TokensTold) -> None:
+    times.append(time.perf_counter())
 
 
 @contextmanager

@@ -301,7 +301,8 @@ class Engine(ThreadedEngine):
         self, request: AnyTextsRequest | PreparedTexts, **others: Any
     ) -> TextsGeneration: ...
 
-    def submit(  # type: ignore[misc]  # the keywords are named once, here
+    # The overloads leave the options, which are the same, to this.
+    def submit(  # type: ignore[misc]
         self,
         request: GenerationRequest | PreparedRequest | AnyTextsRequest | PreparedTexts,
         *,
