@@ -104,7 +104,7 @@ def _run(engine: EngineInterface, seed: int, count: int, tokens: int) -> Pass:
     begun_s, used_s = time.perf_counter(), time.process_time()
     running = [
         engine.submit(
-            request, queued_at=time.time(), on_event=lambda _: None, on_tokens=lambda _: False
+            request, queued_at=time.time(), on_event=lambda _: None, on_tokens=lambda _: None
         )
         for request in requests
     ]

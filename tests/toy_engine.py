@@ -258,6 +258,7 @@ class ToyEngine:
         time.sleep(self._step_s)
         done = [generation for generation in batch if not generation.step()]
         self._outlet.hurry()
+        self._outlet.turned()
         with self._changed:
             self._running = [g for g in self._running if g not in done]
         return True

@@ -314,7 +314,7 @@ class Engine(ThreadedEngine):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], bool | None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
         handle: int = 0,
     ) -> Generation | TextsGeneration:
         """Checks the request in the caller's thread and queues it.

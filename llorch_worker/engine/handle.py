@@ -37,14 +37,15 @@ class GenerationHandle(Generic[Asked, Result]):
         id: str,
         request: Asked,
         on_event: Callable[[Event], None] | None,
-        on_tokens: Callable[[TokensTold], bool | None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> None:
-        """``on_tokens`` takes new tokens in place of ``on_event``. It may return False if nobody
-        reads them now."""
+        """``on_tokens`` takes new tokens in place of ``on_event``."""
         self.id = id
         self.request = request
         self._on_event = on_event
         self._tell_tokens = on_tokens or (self._keep if on_event is None else self._emit_tokens)
+        self.is_read = on_tokens is None
+        """Whether somebody reads its tokens as they come."""
         self._changed = threading.Condition()
         self._readers = 0
         """How many threads wait for events: most often none does."""
@@ -103,6 +104,11 @@ class GenerationHandle(Generic[Asked, Result]):
             raise self._error
         return self._read_result()
 
+    def note_read(self, is_read: bool) -> None:
+        """Notes whether somebody reads its tokens as they come. While nobody does, they may wait
+        for each other. Those that go to ``on_tokens`` are read by nobody until this is called."""
+        self.is_read = is_read
+
     # Its engine's side -----------------------------------------------------------------------
 
     def _request_cancel(self) -> None:
@@ -151,7 +157,7 @@ class ComputedGeneration(GenerationHandle[Asked, Result]):
         queued_at: float | None = None,
         retried_at: float | None = None,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], bool | None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> None:
         """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
         and enqueued once more."""

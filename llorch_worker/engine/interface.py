@@ -135,7 +135,7 @@ class EngineInterface(Protocol):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], bool | None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
     ) -> GenerationHandle:
         """See :meth:`.Engine.submit`. Neither callback may block: every job waits for it."""
 

@@ -167,7 +167,6 @@ class ServerGeneration(ComputedGeneration):
         self.began = False
         """Whether readers have something of this attempt."""
         self.is_read = True
-        """Whether somebody may read it as it comes."""
         self.ended_before = journal.terminal is not None
         """Whether readers have seen the end, and only the result is missing."""
         for choice in self.choices if self.ended_before else ():
@@ -192,7 +191,7 @@ class ServerGeneration(ComputedGeneration):
         if event is not None:
             self._first_token_s = self._first_token_s or time.monotonic()
             self.began = True
-            self.is_read = self._tell_tokens(event) is not False
+            self._tell_tokens(event)
 
     def finish(self, finish: FinishReason | None = None) -> None:
         """Ends with a result. ``finish``: why the choices end that the server has not ended."""

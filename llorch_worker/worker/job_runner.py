@@ -127,6 +127,7 @@ class JobRunner:
             self._check_wanted(job, claim)
             generation = self._submit(job, delivery, page.journal)
             job.attach(generation)
+            self._publisher.tell_readers(claim, generation.note_read)
             try:
                 result = _with_past(generation.result(), page.journal)
             except LlorchError as error:
@@ -287,15 +288,14 @@ class JobRunner:
 
     # Out of the engine -----------------------------------------------------------------------
 
-    def _publish(self, claim: Claim, event: Event | TokensTold, *, clears: bool) -> bool:
-        """Whether somebody may read the job's stream now."""
+    def _publish(self, claim: Claim, event: Event | TokensTold, *, clears: bool) -> None:
         # The last event is written with the result, in one step.
         if isinstance(event, TERMINAL_EVENTS):
             self._publisher.expect_end(claim)
-            return False
+            return
         if clears and self._suspects and isinstance(event, Tokens | TokensTold | Vectors):
             self._suspects.discard(claim.job_id)
-        return self._publisher.append(claim, event)
+        self._publisher.append(claim, event)
 
     def _leave_entries(
         self,

@@ -54,6 +54,10 @@ class _Outbox:
     settled: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to write. One for each job, so that a write wakes one thread."""
     watched: bool = True
+    on_read: Callable[[bool], None] | None = None
+    """See :meth:`Publisher.tell_readers`."""
+    is_read: bool = False
+    """Whether the last write found a reader."""
     urgent: bool = False
     began: bool = False
     lost: bool = False
@@ -114,13 +118,21 @@ class Publisher(Repeater):
         with self._changed:
             self._outboxes[claim.tag] = _Outbox(claim, next_entry, clears)
 
-    def append(self, claim: Claim, event: Event | TokensTold) -> bool:
-        """Takes one event of an open job, and tells whether a client read its stream at the last
-        write. Thread-safe."""
+    def tell_readers(self, claim: Claim, on_read: Callable[[bool], None]) -> None:
+        """Calls ``on_read`` each time that a write to the job's stream shows that a client reads it
+        from now on, or no longer. At first nobody does. It must not block."""
+        with self._changed:
+            outbox = self._outboxes[claim.tag]
+            outbox.on_read = on_read
+            if outbox.is_read:
+                on_read(True)
+
+    def append(self, claim: Claim, event: Event | TokensTold) -> None:
+        """Takes one event of an open job. Thread-safe."""
         with self._changed:
             outbox = self._outboxes[claim.tag]
             if outbox.lost:
-                return False
+                return
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
@@ -129,7 +141,6 @@ class Publisher(Repeater):
                 outbox.began = outbox.urgent = True
             if self._due_at_s(outbox) < self._wakes_at_s:
                 self._changed.notify()
-            return outbox.watched
 
     def flush(self, claim: Claim, give_up: Callable[[], bool]) -> bool:
         """Waits until all events of the job are written. ``False`` if its claim was lost, or if
@@ -275,6 +286,10 @@ class Publisher(Repeater):
             outbox.sending = []
             outbox.written_at_s = time.monotonic()
             outbox.watched = watched
+            if outbox.is_read != watched:
+                outbox.is_read = watched
+                if outbox.on_read is not None:
+                    outbox.on_read(watched)
             if outbox.empty or outbox.ending:
                 outbox.settled.set()
 

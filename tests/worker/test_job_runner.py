@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 
@@ -13,6 +15,7 @@ from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled, Tokens, encode_event
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.engine.process.engine_process import RemoteGeneration
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
@@ -20,6 +23,7 @@ from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.engine_loader import EngineLoader, Loaded
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
+from tests.latch import Latch
 from tests.services import RedisServer
 from tests.worker.test_publisher import claimed
 
@@ -104,6 +108,26 @@ def test_a_job_of_another_model_that_is_handed_back_keeps_its_tokens(
         with pytest.raises(HandedBack):
             residency.runner_of(delivery.claim).run(delivery)
         assert len(store.xrange(keys.events(JOB_ID))) == 1
+
+
+def test_the_engine_hears_that_a_client_reads_the_job(
+    residency: Residency,
+    delivery: Delivery,
+    redis_server: RedisServer,
+    latch: Latch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: SimpleQueue[bool] = SimpleQueue()
+    monkeypatch.setattr(RemoteGeneration, "note_read", lambda _, is_read: heard.put(is_read))
+    claim = replace(delivery.claim, list_key="llorch.toy")
+    asked = Delivery(claim, {"prompt": latch.prompt(after=1), "max_tokens": 2})
+    with connect(redis_server.url) as store, store.pubsub() as reader, ThreadPoolExecutor() as pool:
+        reader.subscribe(keys.events_channel(0, JOB_ID))
+        assert reader.get_message(timeout=60)
+        with latch:
+            running = pool.submit(residency.runner_of(claim).run, asked)
+            assert heard.get(timeout=60)
+        assert running.result(60).usage.completion == 2
 
 
 def test_a_job_that_comes_to_an_engine_of_whose_death_nobody_knows_yet_is_handed_back(

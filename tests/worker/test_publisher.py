@@ -111,6 +111,35 @@ def test_tokens_stay_apart_for_a_reader_that_keeps_up(
     assert ids_of(list(left.events)) == list(range(1, tokens + 1))
 
 
+def test_an_engine_hears_when_a_client_begins_to_read_and_when_it_stops(
+    publisher: Publisher, store: redis.Redis
+) -> None:
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
+    heard: list[bool] = []
+    publisher.tell_readers(claim, heard.append)
+    indices = iter(range(10))
+
+    def heard_at_a_write() -> list[bool]:
+        heard.clear()
+        publisher.append(claim, token(next(indices)))
+        assert publisher.flush(claim, patience(FLUSH_S))
+        return heard
+
+    with store.pubsub() as pubsub:
+        assert heard_at_a_write() == []
+        pubsub.subscribe(keys.events_channel(0, "a"))
+        assert pubsub.get_message(timeout=FLUSH_S)
+        assert heard_at_a_write() == [True]
+        assert heard_at_a_write() == []
+        # A job's engine may get it after the first write.
+        publisher.tell_readers(claim, heard.append)
+        assert heard == [True]
+        pubsub.unsubscribe()
+        wait_until(lambda: store.pubsub_numsub(keys.events_channel(0, "a"))[0][1] == 0)
+        assert heard_at_a_write() == [False]
+
+
 def test_jobs_that_run_side_by_side_are_written_together(store: redis.Redis) -> None:
     # Its thread has not begun.
     publisher = Publisher(store, Settings(), on_lost=print, on_cancelled=print)

@@ -137,7 +137,7 @@ class EngineProcess(Mortal):
         self._last_beat = 0
         self._told_every_s = 0.0
         self._read_now: set[int] = set()
-        """The generations whose last tokens somebody read."""
+        """The generations whose tokens somebody reads as they come."""
         self._gathers = False
         """Whether the engine was told to let tokens gather for :data:`GATHER_S`."""
         self._numbers = itertools.count(1)
@@ -179,8 +179,8 @@ class EngineProcess(Mortal):
                 warm-up. If it raises, the process is killed.
             told_every_s: for how long new tokens of a generation may wait for others, so that the
                 engine wakes this process less often than at each step; :data:`GATHER_S` while
-                nobody reads any. The first ones do not, nor those of a second attempt, nor before a
-                step that may take long.
+                nobody reads any: see :meth:`.GenerationHandle.note_read`. The first ones do not,
+                nor those of a second attempt, nor before a step that may take long.
 
         Raises:
             ModelLoadFailed: see :meth:`.Engine.load`.
@@ -273,12 +273,12 @@ class EngineProcess(Mortal):
         journal: Journal | None = None,
         suspect: bool = False,
         on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], bool | None] | None = None,
+        on_tokens: Callable[[TokensTold], None] | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
     ) -> RemoteGeneration[Asked]:
         """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_tokens`` gets new tokens in
-        place of ``on_event``, without what it takes to make an event of each, and returns False
-        while nobody reads them. ``on_asked``: see :meth:`.IntakeProcess.prepare_document`."""
+        place of ``on_event``, without what it takes to make an event of each. ``on_asked``: see
+        :meth:`.IntakeProcess.prepare_document`."""
         with self._lock:
             self._require_open()
         prepared = None
@@ -315,6 +315,7 @@ class EngineProcess(Mortal):
             self._require_open()
             self._generations[handle] = generation
             self._accepting[handle] = accepting
+        self._pace(handle, generation.is_read)
         try:
             self._send(message)
         except FrameTooLarge as error:
@@ -416,6 +417,7 @@ class EngineProcess(Mortal):
         with self._lock:
             self._generations.pop(handle, None)
             self._accepting.pop(handle, None)
+        self._pace(handle, is_read=False)
 
     # Reading ----------------------------------------------------------------------------------
 
@@ -464,7 +466,7 @@ class EngineProcess(Mortal):
                     if (generation := self._generations.get(each.handle)) is None:
                         continue
                     if isinstance(each, TokensTold):
-                        self._pace(each.handle, generation.told_tokens(each))
+                        generation.told_tokens(each)
                     else:
                         generation.told(each.event())
                         self._forget_if_done(each.handle, generation)
@@ -497,10 +499,13 @@ class EngineProcess(Mortal):
                 raise TypeError(f"{type(message).__name__} is not expected")
 
     def _pace(self, handle: int, is_read: bool) -> None:
-        (self._read_now.add if is_read else self._read_now.discard)(handle)
-        if self._gathers == bool(self._read_now):
-            self._gathers = not self._gathers
-            self._send(Pace(GATHER_S if self._gathers else self._told_every_s))
+        with self._lock:
+            reads = is_read and handle in self._generations
+            (self._read_now.add if reads else self._read_now.discard)(handle)
+            # Without any generation, the next one decides.
+            if self._generations and self._gathers == bool(self._read_now):
+                self._gathers = not self._gathers
+                self._send(Pace(GATHER_S if self._gathers else self._told_every_s))
 
     def _end(self, handle: int, end: bytes | LlorchError) -> None:
         generation = self._generations[handle]
@@ -512,8 +517,9 @@ class EngineProcess(Mortal):
     def _forget_if_done(self, handle: int, generation: RemoteGeneration[Any]) -> None:
         # The last event and the result cross in messages of their own, in any order.
         if generation.done:
-            del self._generations[handle]
-            self._read_now.discard(handle)
+            with self._lock:
+                del self._generations[handle]
+            self._pace(handle, is_read=False)
 
     def _bury(self, end: End) -> None:
         death = self._autopsy(end)
@@ -560,7 +566,7 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         id: str,
         request: Asked,
         on_event: Callable[[Event], None] | None,
-        on_tokens: Callable[[TokensTold], bool | None] | None,
+        on_tokens: Callable[[TokensTold], None] | None,
     ) -> None:
         super().__init__(id, request, on_event, on_tokens)
         self._engine = engine
@@ -568,9 +574,12 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         self._document = b""
         self._ended = self._last_told = False
 
-    def told_tokens(self, told: TokensTold) -> bool:
-        """Whether somebody may read them now."""
-        return self._tell_tokens(told) is not False
+    def note_read(self, is_read: bool) -> None:
+        super().note_read(is_read)
+        self._engine._pace(self._handle, is_read)
+
+    def told_tokens(self, told: TokensTold) -> None:
+        self._tell_tokens(told)
 
     def told(self, event: Event) -> None:
         """Any other event of the engine."""

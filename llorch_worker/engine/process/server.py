@@ -143,11 +143,14 @@ class Server:
             self._is_urgent = any(each.handle in self._beginning for each in self._told)
         is_due = time.monotonic() >= self._told_at_s + self._told_every_s
         if is_due or self._is_urgent or self._taken:
-            self.hurry()
+            self._tell_keeper()
 
     def hurry(self) -> None:
-        if not (self._told or self._taken):
-            return
+        # What was only taken in is told with the first token.
+        if self._told:
+            self._tell_keeper()
+
+    def _tell_keeper(self) -> None:
         if self._beginning:
             told = {each.handle for each in self._told if isinstance(each, TokensTold)}
             self._beginning -= told

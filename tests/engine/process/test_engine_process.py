@@ -206,19 +206,39 @@ def test_tokens_wait_for_each_other_while_nobody_reads_any(
     monkeypatch.setattr("llorch_worker.engine.process.engine_process.GATHER_S", 3600.0)
     request = GenerationRequest(prompt=PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
 
-    def frames(is_read: bool) -> list[int]:
+    def frames(**callbacks: Any) -> list[int]:
         steps.clear()
-        engine.submit(request, on_event=lambda _: None, on_tokens=lambda _: is_read).result(
-            TIMEOUT_S
-        )
+        engine.submit(request, **callbacks).result(TIMEOUT_S)
         (handle,) = {each.handle for step in steps for each in step.told}
         return [tokens_of(step, handle) for step in steps]
 
     with EngineProcess.load(path, drafter="off", **SIZES) as engine:
-        # The first of each two changes the pace, while it runs.
-        for is_read, gathered in ((False, [1, 19]), (True, [1] * 20)):
-            frames(is_read)
-            assert frames(is_read) == gathered
+        for _ in range(2):
+            assert frames(on_event=lambda _: None, on_tokens=lambda _: None) == [1, 19]
+            assert frames(on_event=lambda _: None) == [1] * 20
+
+
+@pytest.mark.usefixtures("forks")
+def test_who_begins_to_read_gets_the_gathered_tokens_and_then_each_until_it_stops(
+    path: Path, steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llorch_worker.engine.process.engine_process.GATHER_S", 3600.0)
+    request = GenerationRequest(prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True)
+    submitted = threading.Event()
+
+    def take(told: TokensTold) -> None:
+        assert submitted.wait(TIMEOUT_S)
+        if told.index == 0 or (told.index >= 100 and generation.is_read):
+            generation.note_read(told.index == 0)
+
+    with EngineProcess.load(path, drafter="off", **SIZES) as engine:
+        generation = engine.submit(request, on_event=lambda _: None, on_tokens=take)
+        submitted.set()
+        generation.result(TIMEOUT_S)
+    first, *_, last = frames = [tokens_of(step) for step in steps]
+    assert first == 1
+    assert frames.count(1) > 10
+    assert last > 100
 
 
 @pytest.mark.usefixtures("forks")
