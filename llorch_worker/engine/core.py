@@ -355,8 +355,8 @@ class EngineCore:
         planner = self.scheduler.planner
         if planner is not None and any(chunk.drafts for chunk in chunks):
             # The same batch may fit without them.
-            logger.warning("out of memory in a step with drafts; there will be none from now on")
-            planner.stop()
+            logger.warning("out of memory in a step with drafts; there are none for a while")
+            planner.pause()
             return
         if len(chunks) < len(plan.chunks):
             return  # Some sequences have ended since: the next step is smaller anyway.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -12,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.device.step_errors import MEMORY_PAUSE_S
 from llorch_worker.engine.device.warm_up import measure_steps
 from llorch_worker.engine.drafter import Draft
 from llorch_worker.engine.sequence import Sequence
@@ -45,14 +47,15 @@ class DraftPlanner:
         """A step has at most ``most_rows`` drafts."""
         self.most_rows = most_rows
         self.costs = StepCosts()
+        self._pauses_until_s = 0.0
 
     def measure(self, model: ForwardModel, cache: UnifiedCache, rows: int) -> None:
         """Measures steps of ``model`` with up to so many rows; see :func:`measure_steps`."""
         self.costs = StepCosts(measure_steps(model, cache, rows))
 
-    def stop(self) -> None:
-        """No step has drafts from now on: there is no memory for them."""
-        self.most_rows = 0
+    def pause(self) -> None:
+        """For a while no step has drafts: there is no memory for them."""
+        self._pauses_until_s = time.monotonic() + MEMORY_PAUSE_S
 
     def pays(self, chunks: Items[Chunk]) -> bool:
         """Whether some of these decodes shall have drafts."""
@@ -76,7 +79,7 @@ class DraftPlanner:
 
     def _proposals(self, chunks: Items[Chunk], most: int) -> tuple[list[Draft | None], list[int]]:
         """What may follow each decode, and how many tokens of it pay, ``most`` in all at most."""
-        if len(chunks) > self.most_rows:
+        if len(chunks) > self.most_rows or time.monotonic() < self._pauses_until_s:
             return [None] * len(chunks), [0] * len(chunks)
         drafts = [_draft_after(chunk) for chunk in chunks]
         rows = sum(chunk.count for chunk in chunks)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
@@ -17,16 +16,19 @@ from llorch_worker.contract import (
     LlorchError,
     OutOfMemory,
 )
-from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
+from llorch_worker.engine.device.step_errors import (
+    MEMORY_PAUSE_S,
+    is_device_lost,
+    is_out_of_memory,
+)
 from llorch_worker.engine.interface import STEP_TOKENS, StepFigures, TallyCounts
+from llorch_worker.engine.sequence import HIGH_RANK, PRIORITY_RANKS
 from llorch_worker.engine.stats import TokenRate
 from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.model.encoder import Texts
 from llorch_worker.processes.board import Board
 
 logger = logging.getLogger(__name__)
-
-_URGENCY: Final = {"high": 0, "normal": 1, "low": 2}
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,17 @@ class TextsCore:
         *,
         low_waits_at_most_s: float,
         board: Board,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``compute``: what each text gives, float32 ``[texts, width]``. ``low_waits_at_most_s``:
-        after so long a job of the class low is as urgent as a normal one."""
+        """``compute``: what each text gives, float32 ``[texts, width]``. ``low_waits_at_most_s``: a
+        job that has waited so long in all, by ``clock``, is as urgent as a high one from then on.
+        """
         self._compute = compute
-        self._step_tokens = step_tokens
+        self._step_tokens = self._most_step_tokens = step_tokens
         self._low_waits_at_most_s = low_waits_at_most_s
         self._board = board
+        self._clock = clock
+        self._grows_at_s = 0.0
         self._jobs: list[TextsGeneration] = []
         """Those that are not done, in the order in which they are taken."""
         self.rate = TokenRate()
@@ -72,11 +78,13 @@ class TextsCore:
 
     def is_urgent(self, now_s: float) -> bool:
         """Whether a job is of a class above low, or has waited as long as low may."""
-        return any(self._urgency(job, now_s) < _URGENCY["low"] for job in self._jobs)
+        self._age(now_s)
+        return any(job.rank < PRIORITY_RANKS["low"] for job in self._jobs)
 
     def add(self, job: TextsGeneration) -> None:
         """A job whose texts are all in its journal ends here."""
         if job.left:
+            job.waits_since_s = self._clock()
             self._jobs.append(job)
         else:
             self._finish(job)
@@ -109,14 +117,16 @@ class TextsCore:
     def step(self) -> TextsStep:
         """Computes the next texts, those of equal length side by side."""
         now_s = time.monotonic()
+        self._age(self._clock())
         for job in [*self._jobs]:
             if job.deadline_s is not None and job.deadline_s <= now_s:
                 self._fail(job, DeadlineExceeded("the deadline passed before all texts had ended"))
-        step = TextsStep([*self._take(now_s)])
+        step = TextsStep([*self._take()])
         if not step.chunks:
             return step
         self._board.launch(job.handle for job, _ in step.chunks)
         for job, _ in step.chunks:
+            job.waited_s += self._clock() - job.waits_since_s
             job.start(now_s)
         try:
             rows = self._rows(step)
@@ -125,9 +135,20 @@ class TextsCore:
         else:
             self._deliver(step, rows)
         self._board.launch(())
+        for job, _ in step.chunks:
+            job.waits_since_s = self._clock()
         return step
 
-    def _take(self, now_s: float) -> Iterator[tuple[TextsGeneration, int]]:
+    def _age(self, now_s: float) -> None:
+        if self._step_tokens < self._most_step_tokens and now_s >= self._grows_at_s:
+            # What took the memory may be gone.
+            self._step_tokens = min(2 * self._step_tokens, self._most_step_tokens)
+            self._grows_at_s = now_s + MEMORY_PAUSE_S
+        for job in self._jobs:
+            if job.waited_s + now_s - job.waits_since_s >= self._low_waits_at_most_s:
+                job.rank = HIGH_RANK
+
+    def _take(self) -> Iterator[tuple[TextsGeneration, int]]:
         """The jobs of the next step, the most urgent alone, and how many texts of each: one of each
         in turn, so that a short job never waits for a long one."""
         if not self._jobs:
@@ -137,9 +158,8 @@ class TextsCore:
                 # If it ends the engine again, no other was in its hands.
                 yield job, self._alone(job)
                 return
-        urgency = {job: self._urgency(job, now_s) for job in self._jobs}
-        first = min(urgency.values())
-        equals = [job for job in self._jobs if urgency[job] == first]
+        first = min(job.rank for job in self._jobs)
+        equals = [job for job in self._jobs if job.rank == first]
         counts = dict.fromkeys(equals, 0)
         tokens, going = 0, equals
         while going:
@@ -158,7 +178,6 @@ class TextsCore:
         order = [*equals[last:], *equals[:last]]
         self._jobs = [*(job for job in self._jobs if job not in counts), *order]
         for job in taken:
-            job.last_taken_s = now_s
             yield job, counts[job]
 
     def _alone(self, job: TextsGeneration) -> int:
@@ -169,12 +188,6 @@ class TextsCore:
                 break
             count += 1
         return count
-
-    def _urgency(self, job: TextsGeneration, now_s: float) -> int:
-        waited_s = now_s - max(job.last_taken_s, job.came_s)
-        if job.request.priority == "low" and waited_s >= self._low_waits_at_most_s:
-            return _URGENCY["normal"]
-        return _URGENCY[job.request.priority]
 
     def _rows(self, step: TextsStep) -> torch.Tensor:
         """What the texts of a step give, in its order: float32 ``[texts, width]``."""
@@ -234,6 +247,7 @@ class TextsCore:
         texts = sum(count for _, count in step.chunks)
         if is_out_of_memory(error) and texts > 1:
             self._step_tokens = max(1, tokens // 2)
+            self._grows_at_s = self._clock() + MEMORY_PAUSE_S
             logger.warning("out of memory; steps have at most %d tokens now", self._step_tokens)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from llorch_worker.contract import (
 from llorch_worker.contract.texts_result import Ranked
 from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.interface import ModelFacts
+from llorch_worker.engine.sequence import PRIORITY_RANKS
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.intake.texts import PreparedTexts, prepare_texts
 from llorch_worker.model.encoder.pooling import Pooling, normalized
@@ -83,9 +83,9 @@ class TextsGeneration(ComputedGeneration[TextsRequest, TextsResult]):
         self.computed = 0
         for part in journal.vectors if journal else ():
             self._take_journalled(part)
-        self.came_s = time.monotonic()
-        self.last_taken_s = float("-inf")
-        """When a step last took some of its texts."""
+        self.rank = PRIORITY_RANKS[request.priority]
+        self.waits_since_s = self.waited_s = 0.0
+        """Since when no step has taken some of its texts, and how long that was so before."""
 
     def _take_journalled(self, part: Vectors) -> None:
         end = part.index + part.count

@@ -373,24 +373,34 @@ def test_a_prediction_with_a_token_that_the_model_lacks_drafts_without_it(
     assert result.usage.accepted_draft_tokens >= 7
 
 
-def test_steps_are_launched_ahead_again_once_there_is_no_memory_for_drafts(
-    make_engine: Callable[..., Engine], watched: Callable[..., WatchedModel]
+def test_steps_are_launched_ahead_again_while_there_is_no_memory_for_drafts(
+    make_engine: Callable[..., Engine],
+    watched: Callable[..., WatchedModel],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tried: list[int] = []
+
     def run_out(step: int, batch: RaggedBatch) -> None:
         if len(batch.logits_rows) > 1:
+            tried.append(step)
             raise MemoryError
 
+    monkeypatch.setattr("llorch_worker.engine.draft_planner.MEMORY_PAUSE_S", 3600.0)
     queue = LazyQueue()
     engine = with_free_rows(make_engine(drafter="lookup", model=watched(run_out), queue=queue))
     draft_by(engine, OnlyWrong())
     request = GenerationRequest(prompt=PHRASES[0], max_tokens=20, ignore_eos=True, seed=2)
     expected = make_engine().submit(request).result(60).choices
     assert engine.submit(request).result(60).choices == expected
-    assert engine._scheduler.planner is not None
-    assert engine._scheduler.planner.most_rows == 0
     queue.unread_at_launch.clear()
     engine.submit(request).result(60)
     assert queue.unread_at_launch == [0] + [1] * 19
+    assert len(tried) == 1
+    # Later there may be some.
+    assert engine._scheduler.planner is not None
+    engine._scheduler.planner._pauses_until_s = 0.0
+    assert engine.submit(request).result(60).choices == expected
+    assert len(tried) == 2
 
 
 def test_another_worker_resumes_from_accepted_tokens_alone(

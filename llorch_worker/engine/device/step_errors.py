@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import torch
 
@@ -11,6 +12,9 @@ _NO_MEMORY = re.compile(
     r"can't allocate memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
 )
 _LOST_DEVICE = re.compile(r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|CUDNN_STATUS_|NVML")
+
+MEMORY_PAUSE_S: Final = 60.0
+"""After so long steps may ask for the memory again that was lacking: what took it may be gone."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
