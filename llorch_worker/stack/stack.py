@@ -6,7 +6,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
@@ -18,13 +18,13 @@ from typing import Self
 from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.contract.command_errors import CommandError, MissingExtra
+from llorch_worker.processes.restarts import Restarts, in_words
 from llorch_worker.processors import shares
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports, programs
 from llorch_worker.stack.children import Child, Program, describe_exit, error_sentence
 from llorch_worker.stack.plan import Plan
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS, find_redis_server
-from llorch_worker.stack.restarts import Restarts
 
 POLL_S = 0.2
 REDIS_START_S = 15.0
@@ -47,7 +47,7 @@ class Stack:
         self._stopping = False
         self._held_back: deque[tuple[str, str]] = deque()
         self._children: dict[str, Child] = {}
-        self._restarts = Restarts()
+        self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
         self._exits: SimpleQueue[Child] = SimpleQueue()
         self._redis_folder: Path | None = None
         self.redis_url = plan.redis_url or ""
@@ -160,16 +160,22 @@ class Stack:
         Raises:
             CommandError: the stack's own Redis died, and with it the jobs.
         """
+        starts_at_s: dict[str, float] = {}
         while True:
             for child in self._ended(POLL_S):
                 if child.name == REDIS:
                     raise _redis_died(child)
+                now_s = time.monotonic()
+                pause_s = self._restarts[child.name].pause_s(now_s - child.started_at_s)
+                starts_at_s[child.name] = now_s + pause_s
                 say(
                     f"{child.name} ended ({describe_exit(child.exit_code)}); "
-                    f"restarting in {self._restarts.plan(child):.0f} s"
+                    f"restarting {in_words(pause_s)}"
                 )
-            for name in self._restarts.take_due():
-                self._start(self._children[name].program)
+            for name, at_s in [*starts_at_s.items()]:
+                if at_s <= time.monotonic():
+                    del starts_at_s[name]
+                    self._start(self._children[name].program)
 
     def drain(self) -> None:
         """Stop the workers once they have finished their jobs, without a time limit."""

@@ -18,6 +18,7 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.processes.restarts import Restarts, in_words
 from llorch_worker.worker.which_model import Reason
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ logger = get_logger(__name__)
 LoadReason = Literal[Reason, "reload", "death"]
 """Why a model is loaded: as the rule says; it has new weights; its engine died."""
 
-PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
-"""Before the starts after deaths in a row; the last one from then on."""
-LIVED_S: Final = 60.0
-"""An engine that served for so long, or ended a job, is the first of a row."""
 POLL_S: Final = 0.05
 SECOND_LOOK_S: Final = 0.5
 MOST_LOOKS_S: Final = 1.0
@@ -71,8 +68,7 @@ class Absence:
             return f"{self.reason}; it is looked for every second"
         if self.planned:
             return self.reason
-        wait_s = round(max(0.0, (self.starts_at or 0.0) - time.time()))
-        return f"{self.reason}; it starts again " + (f"in {wait_s} s" if wait_s else "now")
+        return f"{self.reason}; it starts again {in_words((self.starts_at or 0.0) - time.time())}"
 
 
 class ResidentEngine:
@@ -114,7 +110,7 @@ class ResidentEngine:
         self._served_since_s = time.monotonic()
         self.load_s = load_s
         """How long loading and warming up the engine took."""
-        self._died_in_a_row = 0
+        self._restarts = Restarts()
         self.absence: Absence | None = None
         self.deaths: Counter[str] = Counter()
         """By :data:`.DeathLabel`, failed starts included."""
@@ -149,8 +145,7 @@ class ResidentEngine:
     def note_end(self, job: EndedJob) -> None:
         """Notes that a job has ended; an observer of ``ENDED_JOBS``."""
         if job.error is None:
-            with self._changed:  # a death that is being noted counts itself
-                self._died_in_a_row = 0
+            self._restarts.end_row()
 
     def change(self, load: Callable[[], AnyEngine], why: str, reason: LoadReason) -> bool:
         """Ends the engine, whose jobs have left, and has another one loaded, now and after each
@@ -171,7 +166,7 @@ class ResidentEngine:
             if self.absence is not None and self.absence.starts_at is None:
                 return False
             self.absence = Absence(why, time.time(), math.inf, planned=True)
-            self._died_in_a_row = 0
+            self._restarts.end_row()
         self._engine.close()
         return True
 
@@ -191,7 +186,7 @@ class ResidentEngine:
                 return False
             self._former, self._engine, self._load = instead_of, engine, load
             self._served_since_s = time.monotonic()
-            self._died_in_a_row = 0
+            self._restarts.end_row()
             self.loads[self._model, "reload"] += 1
         self._mourn(engine)
         self._tell_change()
@@ -329,10 +324,10 @@ class ResidentEngine:
                 # It was about to end. What comes next is decided.
                 self.deaths[death.label] += 1
                 return
-            self._died_in_a_row = 1 if lived_s >= LIVED_S else self._died_in_a_row + 1
+            pause_s = self._restarts.pause_s(lived_s)
             self._reason, of_server = "death", death.label == "server"
             what = death.reason if of_server else f"the engine died: {death.reason}"
-            self._be_away(what, of_server=of_server)
+            self._be_away(what, 0.0 if of_server else pause_s, of_server=of_server)
             self.deaths[death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()
@@ -346,8 +341,7 @@ class ResidentEngine:
     def _note_reason(self, reason: str) -> None:
         self.last_death, self.last_death_at = reason[:MOST_SHOWN], time.time()
 
-    def _be_away(self, reason: str, *, of_server: bool = False) -> None:
-        pause_s = 0.0 if of_server else PAUSES_S[min(self._died_in_a_row, len(PAUSES_S)) - 1]
+    def _be_away(self, reason: str, pause_s: float, *, of_server: bool = False) -> None:
         now = time.time()
         since = now if self.absence is None else self.absence.since
         self.absence = Absence(reason, since, now + pause_s, of_server=of_server)
@@ -376,10 +370,10 @@ class ResidentEngine:
         except Exception as error:
             reason = reason_of(error)
             with self._changed:
-                self._died_in_a_row += 1
                 self.deaths["load"] += 1
                 self._note_reason(reason)
-                self._be_away(f"the engine does not start: {reason}")
+                pause_s = self._restarts.pause_s(0.0)
+                self._be_away(f"the engine does not start: {reason}", pause_s)
             if not self._closing.is_set():
                 known = isinstance(error, LlorchError)
                 logger.error("%s", self.absence, exc_info=None if known else error)

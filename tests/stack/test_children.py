@@ -12,7 +12,6 @@ from queue import SimpleQueue
 import pytest
 
 from llorch_worker.stack.children import Child, Program, describe_exit, python
-from llorch_worker.stack.restarts import backoff_s
 from tests.cli.command import alive, environment
 from tests.services import wait_until
 
@@ -80,10 +79,6 @@ def test_the_last_words_are_the_error_if_there_is_one() -> None:
     child, _, exits = start("print('error: no such file'); print('bye')")
     exits.get(timeout=60)
     assert child.last_words() == "no such file"
-
-
-def test_restarts_wait_longer_each_time_up_to_a_limit() -> None:
-    assert [backoff_s(count) for count in (0, 1, 2, 10)] == [1, 2, 4, 30]
 
 
 def test_an_exit_is_described_in_words() -> None:
