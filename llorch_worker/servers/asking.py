@@ -30,6 +30,12 @@ BYTES_A_TOKEN: Final = 8_192
 """The most that an answer may have for each token, with log probabilities."""
 MOST_TOKENS: Final = 2**17
 """Of an answer, where neither the request nor the server names a number."""
+MOST_ADDED: Final = 1024
+"""Tokens that a chat template or a tokenizer adds to a prompt, by a cautious guess."""
+_WRITTEN: Final = {"prompt", "messages", "tools"}
+_SHORTEN: Final = ("vLLM", "llama-server")
+"""Servers that end an answer where the context does, and do not say that it is shorter than asked
+for. The others refuse such a request."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,43 @@ class Asking:
         self, request: GenerationRequest, begun: Sequence[int]
     ) -> Sequence[int] | str | None:
         """What the server gets in place of the request's prompt, if anything. ``begun``: the ids
-        that an answer has already."""
+        that an answer has already. Raises ContextLengthExceeded."""
+        prompt = await self._replaced(request, begun)
+        await self._check_fit(request, prompt, begun)
+        return prompt
+
+    async def _replaced(
+        self, request: GenerationRequest, begun: Sequence[int]
+    ) -> Sequence[int] | str | None:
         native = is_native(request, self.served)
         if not native and not begun:
             return None
         if native and request.messages is not None and not begun:
             return await self._rendered(request)
         return [*await self._prompt_ids(request), *begun]
+
+    async def _check_fit(
+        self,
+        request: GenerationRequest,
+        prompt: Sequence[int] | str | None,
+        begun: Sequence[int],
+    ) -> None:
+        limit, new = self.served.max_context, request.least_tokens
+        if request.cut_max_tokens or self.served.kind not in _SHORTEN or not limit:
+            return
+        if prompt is None or isinstance(prompt, str):
+            # No token has less than a byte. Most requests are known to fit without a question.
+            size = len(request.model_dump_json(include=_WRITTEN).encode())
+            if request.prompt_token_ids is None and size + MOST_ADDED + new <= limit:
+                return
+            try:
+                tokens = len(await self._prompt_ids(request))
+            except (Refusal, WrongAnswer):
+                return  # it counts none
+        else:
+            tokens = len(prompt) - len(begun)
+        if tokens + new > limit:
+            raise _beyond(limit, f"{tokens} + {new} tokens")
 
     async def read(
         self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Sequence[int] | str | None
@@ -162,13 +198,17 @@ class Asking:
         """What the server says against the request itself."""
         said = refusal.shown(texts_of(request))
         if refusal.is_for_context:
-            rule = f"must fit into the context of {self.served.max_context or 'the'} tokens"
-            fault = Fault(field="prompt + max_tokens", rule=rule, got=said)
-            return ContextLengthExceeded(str(fault), faults=[fault])
+            return _beyond(self.served.max_context, said)
         if refusal.status in (400, 404, 413, 422) or refusal.type == "invalid_request_error":
             fault = Fault(field="request", rule="must suit the server", got=said)
             return InvalidRequest.from_faults([fault])
         return WrongAnswer(f"the server failed: {said}")
+
+
+def _beyond(limit: int, got: str) -> ContextLengthExceeded:
+    rule = f"must fit into the context of {limit or 'the'} tokens"
+    fault = Fault(field="prompt + max_tokens", rule=rule, got=got)
+    return ContextLengthExceeded(str(fault), faults=[fault])
 
 
 def _member(document: object, name: str, kind: type[T]) -> T:

@@ -166,8 +166,13 @@ class StandIn:
         if words[0] == "page":
             return web.Response(text="<html>", content_type="text/html")
         # As servers do: a text without a number gets 16, one with null as many as fit.
-        most = body.get("n_predict", body.get("max_tokens", 16)) or CONTEXT - len(words)
-        if most + len(words) > CONTEXT:
+        size = len(body["prompt"]) if isinstance(body.get("prompt"), list) else len(words)
+        room = CONTEXT - size
+        most = body.get("n_predict", body.get("max_tokens", 16)) or room
+        if self.kind == "llama-server" or (self.kind == "vLLM" and most <= CONTEXT):
+            # They end the answer there, and say nothing.
+            most = min(most, room)
+        if most > room:
             error = {"message": f"maximum context length is {CONTEXT}", "type": "some_error"}
             return web.json_response({"error": error}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -203,7 +208,6 @@ class StandIn:
             said = "" if words[0] == "mute" else _word(at)
             await _send(response, self._event(request.path, at, said))
             await asyncio.sleep(step_s)
-        size = len(body["prompt"]) if isinstance(body.get("prompt"), list) else len(words)
         reason = "content_filter" if words[0] == "filter" else "length"
         for event in self._last(request.path, most, size, reason):
             await _send(response, event)

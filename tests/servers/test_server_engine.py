@@ -403,6 +403,35 @@ def test_a_text_whose_maximum_is_cut_gets_what_the_context_holds(
         assert result.usage.prompt + result.usage.completion == engine.facts.max_context
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"prompt": "one two three"},
+        {"prompt": None, "prompt_token_ids": [1, 2, 3]},
+        {"prompt": None, "messages": [{"role": "user", "content": "one two three"}]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["vLLM", "llama-server", "SGLang"])
+def test_what_does_not_fit_is_refused_also_where_the_server_would_end_it_early(
+    kind: str, prompt: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.servers.stand_in.CONTEXT", 40)
+    with StandIn(kind).running() as server, engine_at(server) as engine:
+        room = engine.facts.max_context - 3
+        whole = engine.submit(asked(max_tokens=room, **prompt)).result()
+        assert whole.usage.completion == room
+        with pytest.raises(ContextLengthExceeded) as raised:
+            engine.submit(asked(max_tokens=room + 1, **prompt)).result()
+        assert "one" not in str(raised.value)
+        assert len(server.bodies) == 1 + (kind == "SGLang"), "the others refuse it themselves"
+
+
+def test_what_surely_fits_is_asked_for_without_a_question(vllm: StandIn) -> None:
+    with engine_at(vllm) as engine:
+        engine.submit(asked(max_tokens=20)).result()
+        assert len(vllm.callers) == 1
+
+
 def test_a_text_without_a_maximum_is_refused_where_no_context_is_known() -> None:
     with StandIn("another server").running() as server, engine_at(server) as engine:
         generation = engine.submit(asked(max_tokens=None, cut_max_tokens=True))
