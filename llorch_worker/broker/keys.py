@@ -117,7 +117,7 @@ message = Key("message:{}")
 done then, after that: see follow_ups.py."""
 staged = Key("staged:{}")
 """By call. A job's message, if it is larger than :data:`APART_BYTES`, until ``lua/enqueue.lua``
-makes it ``message``. Expires soon."""
+makes it ``message``; or ``lua/watch.lua``, if it came to an inbox. Expires soon."""
 APART_BYTES = 2**16
 """Larger messages go by commands of their own, before the script that enqueues the job and after
 that which claims it: Redis answers nobody while a script copies what it gets, reads or returns."""

@@ -59,6 +59,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "staged_key": keys.staged,
     "APART_BYTES": keys.APART_BYTES,
     "waiting_key": keys.waiting,
+    "watch_key": keys.watch,
     "scheduled_key": keys.scheduled,
     "live_key": keys.live,
     "worker_key": keys.worker,
@@ -131,10 +132,12 @@ def database(client: Any) -> int:
     return int(client.connection_pool.connection_kwargs.get("db") or 0)
 
 
-def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
-    """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
-    ``NoScriptError``, and refuse it at maxmemory."""
-    pipe.evalsha(*_call(digest(name, database(pipe)), arguments, ()))
+def queue_script(
+    pipe: Any, name: str, arguments: Sequence[Argument], lists: Sequence[str] = ()
+) -> None:
+    """Adds a call of a script to a pipeline; the server may answer ``NoScriptError``, and refuse it
+    at maxmemory. ``lists`` are its ``KEYS``."""
+    pipe.evalsha(*_call(digest(name, database(pipe)), arguments, lists))
 
 
 def run_script(

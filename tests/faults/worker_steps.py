@@ -308,6 +308,16 @@ def a_watcher_moves_an_inbox(stage: Stage) -> Acts:
     assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]
 
 
+@STEPS.breaking("watch", "LINDEX", keys.staged(""))
+def a_watcher_takes_a_large_message(stage: Stage) -> Acts:
+    push(stage.store, "a", "b", "b")
+    yield None
+    insist(lambda: inbox_watch._take_large(stage.client, "toy", ("toy", 0, QUEUE)))
+    yield ["a", "b"]
+    assert not stage.store.llen(QUEUE)
+    assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]
+
+
 @STEPS.breaking("move_list")
 def a_worker_moves_the_jobs_of_an_older_version(stage: Stage) -> Acts:
     push(stage.store, "a", "b")

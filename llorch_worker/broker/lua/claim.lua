@@ -107,7 +107,9 @@ end
 
 local moved, is_more, repeated = 0, false, {}
 if #KEYS > 0 then
-  moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, receive)
+  moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, receive, function()
+    return redis.call('EXISTS', watch_key(model)) == 1 -- the watcher takes large ones
+  end)
   if moved > #claims + #repeated then
     first, is_all = first_jobs()
   end

@@ -72,6 +72,6 @@ local reads = reads_texts(read_message(letter.message) or {})
 if reads then
   redis.call('HSET', job, 'reads', 1)
 end
-let_wait(letter.id, letter.list, (score_at_tail(letter.list, tenant, tokens_of(letter.message), reads)))
+let_wait(letter.id, letter.list, (score_at_tail(letter.list, tenant, tokens_of(#letter.message), reads)))
 wake(letter.list, reads)
 return 'retried'

@@ -157,6 +157,12 @@ def read_envelope(raw: bytes, most_bytes: int) -> dict[str, Any]:
     }
 
 
+def head_of(raw: bytes) -> bytes | None:
+    """A message without what is in its body; None if that is not as kombu writes it."""
+    start, end = _body_in(raw)
+    return raw[:start] + raw[end:] if start else None
+
+
 def most_raw_bytes(most_bytes: int) -> int:
     """How many a message has whose body has ``most_bytes``: base64 takes a third more."""
     return most_bytes * 4 // 3 + MOST_HEADER_BYTES
@@ -164,15 +170,21 @@ def most_raw_bytes(most_bytes: int) -> int:
 
 def _without_body(raw: bytes) -> tuple[Any, Any]:
     """The envelope, and its body, which may be long: as kombu writes it, it need not be parsed."""
-    start = raw.find(_BODY) + len(_BODY)
-    end = raw.find(b'"', start)
-    if start >= len(_BODY) and b"\\" not in raw[start:end]:
+    start, end = _body_in(raw)
+    if start:
         rest = raw[:start] + _TIME.encode() + raw[end:]
         envelope: Any = parse(rest, read_typed)
         if envelope["body"] == _TIME:
             return envelope, raw[start:end]
     envelope = parse(raw, read_typed)
     return envelope, envelope.get("body")
+
+
+def _body_in(raw: bytes) -> tuple[int, int]:
+    """Where the body begins and ends; 0 if it cannot be told without parsing it."""
+    start = raw.find(_BODY) + len(_BODY)
+    end = raw.find(b'"', start)
+    return (start, end) if len(_BODY) <= start <= end and b"\\" not in raw[start:end] else (0, 0)
 
 
 def reread(raw: bytes, most_bytes: int) -> str | None:

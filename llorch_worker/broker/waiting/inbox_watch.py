@@ -11,13 +11,18 @@ themselves. Two watchers at a time do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from redis import Redis
+from redis.exceptions import ResponseError, WatchError
 
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.fleet.leases import Lease
-from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.messages.message import head_of
+from llorch_worker.broker.scripts import as_bytes, queue_script, run_script, text
 
 LEASE_S = 5.0
 KEEP_S = 3.0
@@ -26,6 +31,10 @@ TAKE_S = 3.0
 """How often the others try to become it."""
 LOOK_S = 1.0
 """How often the watcher wakes a worker for whatever waits."""
+STAGED_S = 60
+"""How long Redis keeps the copy of a watcher that dies before its message is taken."""
+MOST_TRIES = 5
+"""How often a list may change while its last message is staged."""
 
 
 def lease(client: Redis, model: str) -> Lease:
@@ -57,7 +66,35 @@ def look(
     first few.
     """
     asked = (model, int(wakes_anyway))
-    again_ms, *repeated = run_script(client, "watch", asked, queues.inbox_of(model))
+    reply = run_script(client, "watch", asked, queues.inbox_of(model))
+    repeated = reply[2:]
+    while left := text(reply[1]):
+        reply = _take_large(client, model, (*asked, left))
+        repeated += reply[2:]
     for job_id in repeated:
         on_repeated(text(job_id))
-    return again_ms / 1e3 if again_ms >= 0 else None
+    return reply[0] / 1e3 if reply[0] >= 0 else None
+
+
+def _take_large(client: Redis, model: str, asked: Sequence[str | int]) -> list[Any]:
+    """Looks again at a list that was left, the last that is ``asked``. Its last message is read and
+    staged by commands of their own, each of which copies it once."""
+    left, lists = str(asked[-1]), queues.inbox_of(model)
+    for _ in range(MOST_TRIES):
+        call = secrets.token_hex(8)
+        with client.pipeline() as pipe, suppress(WatchError):
+            try:
+                pipe.watch(left)  # so that nothing happens if the list changes meanwhile
+                raw = as_bytes(pipe.lindex(left, -1) or "")
+                head = head_of(raw)
+                if head is None or len(head) > keys.APART_BYTES:
+                    break
+                pipe.set(keys.staged(call), raw, ex=STAGED_S)
+                pipe.multi()
+                queue_script(pipe, "watch", (*asked, call, head, len(raw)), lists)
+                (reply,) = pipe.execute()
+            except ResponseError:
+                break  # the server does not know the script any more, or has no memory
+            return list(reply)
+    reply = run_script(client, "watch", asked, lists)
+    return list(reply)

@@ -8,6 +8,8 @@ local MOST_BYTES = 4 * 2 ^ 20 -- that a call moves, because Redis answers nobody
 local AT_ONCE = 2 -- messages that one command takes, each as large as Redis lets a producer make it
 local MOST_TENANT_BYTES = 100 -- as contract/job_request.py has it: the name of a tenant is kept with each of his jobs
 local MOST_REPEATED = 10 -- ids that a call reports
+local LARGE_LIST_BYTES = 2 ^ 20 -- a shorter list has no message that takes long
+local MOST_SAMPLED = 16 -- of its messages, newest first
 
 -- The list of the priority that a job has in an inbox list: a step between normal and low is normal, and ':' between
 -- queue and priority, as Celery's documentation advises, means the same as kombu's own separator.
@@ -38,12 +40,23 @@ local function job_of(message, list)
     local tenant, eta = said[TENANT_HEADER], said.eta
     job.tenant = type(tenant) == 'string' and #tenant <= MOST_TENANT_BYTES and tenant:match('^[%w._-]+$') or ''
     job.eta = type(eta) == 'string' and eta ~= '' and eta
-    job.list, job.message, job.unread, job.tokens = list, message, unread, tokens_of(message)
+    job.list, job.message, job.unread, job.tokens = list, message, unread, tokens_of(#message)
     job.reads = reads_texts(said)
     job.fields = {'list', list, 'came_ms', whole(now_ms()), 'tenant', job.tenant, 'eta', job.eta or '', 'unread',
       unread and 1 or 0, job.reads and 'reads' or nil, job.reads and 1 or nil}
   end
   return job
+end
+
+-- Keep the message of a job.
+local function keep_message(job, message)
+  if job.staged then
+    -- No command copies it.
+    redis.call('PERSIST', job.staged)
+    redis.call('RENAME', job.staged, message_key(job.id))
+  else
+    redis.call('SET', message_key(job.id), message)
+  end
 end
 
 -- Let a new job wait: at the tail of its class, or at a score that it has.
@@ -53,7 +66,7 @@ local function let_come(job, score)
     score, cost = score_at_tail(job.list, job.tenant, job.tokens, job.reads)
   end
   redis.call('HSET', job_key(job.id), 'state', 'waiting', 'cost', cost, unpack(job.fields))
-  redis.call('SET', message_key(job.id), job.message)
+  keep_message(job, job.message)
   redis.call('ZADD', waiting_key(model_of(job.list)), score, job.id)
 end
 
@@ -62,7 +75,7 @@ local function note_copy(job, message, list)
   if job.state == 'ended' and not job.list then
     -- It was cancelled before its message was here. What follows its end needs the message.
     redis.call('HSET', job_key(job.id), 'list', list)
-    redis.call('SET', message_key(job.id), message)
+    keep_message(job, message)
     leave_follow_ups(job.id, 0)
   else
     redis.call('HINCRBY', job_key(job.id), 'duplicates', 1)
@@ -82,14 +95,25 @@ local function by_urgency(lists)
   return sorted
 end
 
--- Take out up to `most` messages; `receive` gets each new job, and makes it wait or run. Returns how many messages there
--- were; whether some may be left; and the ids of jobs whose messages were dropped because they had ended, the first few.
-local function empty_inbox(lists, most, receive)
+-- Whether a list of so many bytes has few messages, and these are large. A script copies each several times.
+local function has_large(key, bytes)
+  local length = type(bytes) == 'number' and bytes > LARGE_LIST_BYTES and redis.pcall('LLEN', key)
+  return type(length) == 'number' and bytes > length * APART_BYTES
+end
+
+-- Take out up to `most` messages; `receive` gets each new job, and makes it wait or run. A list of large ones stays if
+-- `leaves` says so of it. Returns how many messages there were; whether some may be left; and the ids of jobs whose
+-- messages were dropped because they had ended, the first few.
+local function empty_inbox(lists, most, receive, leaves)
   local taken, bytes, repeated = 0, 0, {}
   -- They are nearly always empty, which one command finds.
   local filled = redis.call('EXISTS', unpack(lists))
   for _, key in ipairs(filled > 1 and by_urgency(lists) or lists) do
-    local list, before, is_empty = list_of_priority(key), taken, false
+    local list, before = list_of_priority(key), taken
+    -- false: there is none; an error: the user may not ask
+    local size = leaves and filled > 0 and redis.pcall('MEMORY', 'USAGE', key, 'SAMPLES', MOST_SAMPLED)
+    local is_left = has_large(key, size) and leaves(key)
+    local is_empty = is_left or size == false
     while filled > 0 and not is_empty and taken < most and bytes < MOST_BYTES do
       local messages = redis.pcall('RPOP', key, AT_ONCE) -- an error: somebody's key of another type
       messages = messages and not messages.err and messages or {}
@@ -107,7 +131,7 @@ local function empty_inbox(lists, most, receive)
         end
       end
     end
-    filled = filled - (taken > before and 1 or 0)
+    filled = filled - ((is_left or taken > before) and 1 or 0)
   end
   return taken, taken >= most or bytes >= MOST_BYTES, repeated
 end

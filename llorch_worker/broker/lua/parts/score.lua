@@ -51,8 +51,8 @@ local function virtual_time(shares, class, reads)
 end
 
 -- How many tokens the job of a message is expected to take, if its producer does not say.
-local function tokens_of(message)
-  return #message / 4 + ANSWER_TOKENS
+local function tokens_of(message_bytes)
+  return message_bytes / 4 + ANSWER_TOKENS
 end
 
 -- A tenant's share of a model's workers, as the model's card says it, or 1.
