@@ -52,10 +52,9 @@ TERMS = ClaimTerms(
 class _WordByWord(Publisher):
     """Writes each event before the next, so that a stream always has the same entries."""
 
-    def append(self, claim: Claim, event: Event | TokensTold) -> bool:
-        watched = super().append(claim, event)
+    def append(self, claim: Claim, event: Event | TokensTold) -> None:
+        super().append(claim, event)
         self.flush(claim, lambda: False)
-        return watched
 
 
 class Stub:
