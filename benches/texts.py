@@ -1,7 +1,7 @@
 """How much of an encoder's speed lists of texts keep through the queue, and what others do.
 
     python -m benches.texts --model FILE [--texts 4000] [--passes 3] [--list 500] [--threads 1]
-        [--server llama-server] [--folder FOLDER] [--peer-texts 1000]
+        [--server llama-server] [--folder FOLDER] [--peer-texts 1000] [--dtype auto]
 
 The same random texts of 32 to 256 tokens go to the engine in one call, from Python, and as jobs of
 lists through a Redis and a worker that are started here, by turns. Each list is a job, eight at a
@@ -83,13 +83,14 @@ def texts(
     length: Annotated[int, typer.Option("--list", help="Texts of a job.")] = 500,
     passes: int = 3,
     threads: Annotated[int, typer.Option(help="Of the engine.")] = 1,
+    dtype: Annotated[str, typer.Option(help="LLORCH_DTYPE, of ours alone.")] = "auto",
     server: Annotated[str | None, typer.Option(help="llama.cpp's, with its options.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The model for transformers.")] = None,
     peer_texts: Annotated[int, typer.Option(help="Of the first texts.")] = 1_000,
 ) -> None:
     """Measure texts a second, directly, through the queue, and of others."""
     with (
-        EmbeddingEngine.load(model, num_threads=threads) as engine,
+        EmbeddingEngine.load(model, num_threads=threads, dtype=dtype) as engine,
         own_redis() as redis,
         tempfile.TemporaryDirectory() as logs,
         ExitStack() as stack,
@@ -106,6 +107,7 @@ def texts(
                 fresh=True,
                 model=model,
                 model_name="texts",
+                dtype=dtype,
                 OMP_NUM_THREADS=threads,
             )
         )
