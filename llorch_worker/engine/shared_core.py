@@ -44,8 +44,8 @@ class SharedCore:
         self._clock = clock
         self._texts_s = self._generated_s = 0.0
         """How long the last step of texts took, and since then the steps that generate."""
-        self._steps = 0
-        """How many these were."""
+        self._steps = LEAST_STEPS
+        """How many these were; at first enough."""
 
     @property
     def has_work(self) -> bool:
@@ -89,7 +89,7 @@ class SharedCore:
     def _texts_are_next(self) -> bool:
         if not (self._generating.has_work and self._texts.has_work):
             return self._texts.has_work
-        enough = self._steps >= LEAST_STEPS or self._generated_s >= LEAST_STEPS * self._texts_s
+        enough = self._steps >= LEAST_STEPS or self._generated_s > LEAST_STEPS * self._texts_s
         if not enough or self._generated_s < self._texts_s:
             return False
         return self._texts.is_urgent(self._clock()) or self._generating.is_low
