@@ -274,6 +274,8 @@ class Settings(BaseSettings):
             return data
         if not (server := _SERVER.fullmatch(str(data.get("model")))):
             return data
+        if data.get("models") or data.get("models_folder"):  # these replace it
+            return {name: value for name, value in data.items() if name != "model"}
         return data | {"engine_url": server["url"], "model": server["model"]}
 
     @field_validator("models")
@@ -329,7 +331,7 @@ class Settings(BaseSettings):
         if pooling is not None and len(_names(info)) > 1:
             raise PydanticCustomError(
                 "pooling",
-                "is for one model: of several, those that generate would make vectors alone",
+                "is for one model: it would concern each of several",
             )
         return pooling
 

@@ -155,7 +155,8 @@ searched = Key("searched:{}")
 """By model, class and what callers have in common. The score up to which the last search by such a
 caller found no job that it can take. Expires soon after."""
 aged = Key("aged:{}")
-"""By model. Hash: class -> when one of its jobs last went before more urgent ones for its age."""
+"""By model. Hash: class, with a t of jobs that read texts -> when one of its jobs last went before
+more urgent ones for its age."""
 
 FULL_SUFFIX = ":full"
 wake = Key("wake:{}")

@@ -24,11 +24,13 @@ _NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<choice>[^@:]+))?(?:@(?P<revision>[^@:]+))?"
 )
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
-_FOLDER_FILES = re.compile(
+FOLDER_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.json|merges\.txt|chat_template.*|additional_chat_templates/.*"
+    r"|modules\.json|\d_\w+/config\.json|config_sentence_transformers\.json|sentence_bert_config\.json"
     r"|(?!consolidated)[^/]*\.safetensors(\.index\.json)?"  # Mistral's second copy of the weights
 )
+"""What a load reads of a model's folder."""
 _BETWEEN_LINES_S = 5.0
 _MOST_LISTED = 20
 
@@ -157,7 +159,7 @@ def _choose(text: str, choice: str | None, files: tuple[str, ...]) -> tuple[str,
     for file in sorted(ggufs):
         models.setdefault(_PART.sub(".gguf", file), []).append(file)
     if choice is None:
-        folder = tuple(sorted(filter(_FOLDER_FILES.fullmatch, files)))
+        folder = tuple(sorted(filter(FOLDER_FILES.fullmatch, files)))
         if "config.json" in folder and any(file.endswith(".safetensors") for file in folder):
             return folder
         fitting = list(models)

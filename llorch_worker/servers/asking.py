@@ -21,7 +21,7 @@ from llorch_worker.contract import (
 from llorch_worker.contract.seeds import choice_seed
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
 from llorch_worker.servers.bodies import Served, body_of, is_native, template_body, texts_of
-from llorch_worker.servers.connection import AnswerCut, Connection, Refusal, WrongAnswer
+from llorch_worker.servers.connection import BUSY, AnswerCut, Connection, Refusal, WrongAnswer
 from llorch_worker.servers.pieces import Piece, read_piece
 
 T = TypeVar("T")
@@ -98,7 +98,9 @@ class Asking:
                 return
             try:
                 tokens = len(await self._prompt_ids(request))
-            except (Refusal, WrongAnswer):
+            except (Refusal, WrongAnswer) as answer:
+                if isinstance(answer, Refusal) and answer.status in BUSY:
+                    raise
                 return  # it counts none
         else:
             tokens = len(prompt) - len(begun)

@@ -15,6 +15,8 @@ from llorch_worker.contract import LlorchError, printable
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.servers.gathering import GatheringSelector
 
+BUSY: Final = (429, 503)
+"""What a server answers that has no room now."""
 CONNECT_S: Final = 5.0
 KEEP_S: Final = 0.1
 """How long a connection may be used again: at once, such as for the answer after a question about

@@ -45,6 +45,7 @@ from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
 from llorch_worker.servers.asking import Asking
 from llorch_worker.servers.bodies import check, is_native
 from llorch_worker.servers.connection import (
+    BUSY,
     AnswerCut,
     Connection,
     Refusal,
@@ -79,8 +80,7 @@ BUSY_S: Final = 60.0
 """How long a job asks a server again that is busy."""
 BUSY_PAUSES_S: Final = (0.25, 5.0)
 """Between two times: the first, which doubles, and the longest."""
-_BUSY: Final = (429, 503)
-_FAILED: Final = (*_BUSY, 502, 504)
+_FAILED: Final = (*BUSY, 502, 504)
 _GONE: Final = (401, 403, 404)
 
 
@@ -524,7 +524,7 @@ async def _patiently(
             return
         except Refusal as refusal:
             late = time.monotonic() + pause_s > give_up_s or is_too_late()
-            if late or refusal.status not in _BUSY:
+            if late or refusal.status not in BUSY:
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)

@@ -68,6 +68,8 @@ class EngineLoader:
         """What the model's file says; None until :func:`survey_all`."""
         self._starting = threading.Lock()
         self._intake: IntakeProcess | None = None
+        self._path = settings.model
+        """Where the model lies, from the first intake on also one of the hub."""
         self._read: Revision | None = None
         """What the intake has read."""
         self._address: Address | None = None
@@ -119,9 +121,9 @@ class EngineLoader:
             if self._closed:
                 raise InternalError(f"{self._settings.served_name} has new weights")
             if self._intake is None:
-                path = local_path(self._settings.model)
-                self._read = revision(path)
-                self._intake = IntakeProcess(path)
+                self._path = local_path(self._settings.model)
+                self._read = revision(self._path)
+                self._intake = IntakeProcess(self._path)
             return self._intake
 
     def answer(self, question: TokenQuestion) -> dict[str, Any]:
@@ -176,34 +178,47 @@ class EngineLoader:
     def _load_own(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         self.loaded_share = 0.0
         try:
-            while True:
-                if self._outdated or self._is_replaced():
-                    self._outdated = False
-                    self.rest()
-                engine = self._start(listener)
-                if not self._is_replaced():
-                    return engine
+            engine = self._load_once(listener)
+            if engine is None:
                 logger.warning("%s is loaded again: its files were replaced meanwhile", self.model)
-                engine.close()
+                engine = self._load_once(listener)
+            if engine is None:
+                raise ModelLoadFailed(
+                    f"the files of {self.model} were replaced twice while they were loaded; "
+                    "load it when nothing writes to them."
+                )
+            return engine
         finally:
             self.loaded_share = None
+
+    def _load_once(self, listener: Callable[[int, int], None] | None) -> EngineProcess | None:
+        """None if the files were replaced meanwhile."""
+        if self._outdated or self._is_replaced():
+            self._outdated = False
+            self.rest()
+        engine = self._start(listener)
+        if not self._is_replaced():
+            return engine
+        engine.close()
+        return None
 
     def _is_replaced(self) -> bool:
         """Whether the model has other files than the intake has read. An engine must not read
         these."""
-        return self._intake is not None and revision(local_path(self.model)) != self._read
+        return self._intake is not None and revision(self._path) != self._read
 
     def _start(self, listener: Callable[[int, int], None] | None) -> EngineProcess:
         settings, assignment = self._settings, self._assignment
         self._report(f"loading {settings.served_name}")
+        # Another class, for tests, takes requests as they are.
+        intake = self.intake() if self.is_of_ours else None
         engine = EngineProcess.load(
-            settings.model,
+            self._path,
             settings.engine_options,
             model_name=settings.served_name,
             progress=self._progress(listener),
             engine_class=self._engine_class,
-            # Another class, for tests, takes requests as they are.
-            intake=self.intake() if self.is_of_ours else None,
+            intake=intake,
             told_every_s=settings.flush_interval_ms / 1e3,
             kept=() if assignment.lock is None else (assignment.lock,),
             device=assignment.device,

@@ -56,8 +56,8 @@ class _Outbox:
     watched: bool = True
     on_read: Callable[[bool], None] | None = None
     """See :meth:`Publisher.tell_readers`."""
-    is_read: bool = False
-    """Whether the last write found a reader."""
+    is_read: bool | None = None
+    """Whether the last write found a reader; None before it."""
     urgent: bool = False
     began: bool = False
     lost: bool = False
@@ -120,12 +120,12 @@ class Publisher(Repeater):
 
     def tell_readers(self, claim: Claim, on_read: Callable[[bool], None]) -> None:
         """Calls ``on_read`` each time that a write to the job's stream shows that a client reads it
-        from now on, or no longer. At first nobody does. It must not block."""
+        from now on, or no longer, and of the first. It must not block."""
         with self._changed:
             outbox = self._outboxes[claim.tag]
             outbox.on_read = on_read
-            if outbox.is_read:
-                on_read(True)
+            if outbox.is_read is not None:
+                on_read(outbox.is_read)
 
     def append(self, claim: Claim, event: Event | TokensTold) -> None:
         """Takes one event of an open job. Thread-safe."""

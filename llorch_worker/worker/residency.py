@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
@@ -27,6 +27,7 @@ from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import violation
+from llorch_worker.worker.resident_engine import LoadReason
 from llorch_worker.worker.seat import Seat, Worker
 from llorch_worker.worker.token_desk import TokenDesk
 
@@ -261,7 +262,12 @@ class Residency:
                     **seat.job_runner.deliveries,
                     load_s=seat.engine.load_s,
                     is_there=seat.engine.absence is None,
-                    loads=seat.engine.loads,
+                    # From 0 on: Prometheus sees no increase in a first value.
+                    loads={
+                        (model, reason): seat.engine.loads[model, reason]
+                        for model in seat.models
+                        for reason in get_args(LoadReason)
+                    },
                 )
                 for seat in self.seats
             ],

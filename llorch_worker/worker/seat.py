@@ -93,6 +93,7 @@ class Seat:
             key_ttl_s=settings.result_ttl_s,
             max_attempts=settings.max_attempts,
         )
+        own = [model for model, loader in worker.loaders.items() if not loader.is_server]
         self.announcer = Announcer(worker.redis, worker.hostname, self._card, self._models_on_disk)
         self.reloader = Reloader(
             self.engine,
@@ -100,13 +101,12 @@ class Seat:
             alone=worker.reloading,
             # A reload keeps the seat from other models for as long.
             drain_s=min(settings.drain_s, settings.max_wait_s)
-            if len(worker.loaders) > 1
+            if len(own) > 1
             else settings.drain_s,
             hand_back=worker.hand_back,
             on_change=self._changed,
         )
         self.changer = None
-        own = [model for model, loader in worker.loaders.items() if not loader.is_server]
         idles = settings.idle_unload_s is not None and not self.is_of_server
         if len(worker.loaders) > 1 or idles:
             # A server takes no memory here, so it stays, as a pin does.

@@ -32,6 +32,7 @@ for name in sys.argv[1:]:
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     folder = {"config.json": b"{}", "tokenizer.json": b"{ }", "README.md": b"words"}
+    folder |= {"modules.json": b"[]", "1_Pooling/config.json": b"{  }", "onnx/config.json": b"o"}
     weights = {"model-00001-of-00001.safetensors": b"w" * 100, "consolidated.safetensors": b"c"}
     split = {f"big-Q8_0-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
     several = {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-m.gguf": b"GGUFp"}
@@ -106,12 +107,14 @@ def test_a_quantisation_all_parts_and_only_needed_files_are_chosen(
     assert one.endswith("m-Q8_0.gguf")
     assert split.endswith("big-Q8_0-00001-of-00002.gguf")
     folder = Path(name)
-    assert {file.name for file in folder.iterdir()} == {
+    assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == {
+        "1_Pooling/config.json",
         "config.json",
+        "modules.json",
         "tokenizer.json",
         "model-00001-of-00001.safetensors",
     }
-    assert len(hub.served) == 1 + 2 + 3
+    assert len(hub.served) == 1 + 2 + 5
 
 
 def test_what_cannot_be_had_is_one_sentence(hub: Hub, machine: Machine) -> None:

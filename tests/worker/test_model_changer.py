@@ -150,13 +150,15 @@ def test_a_seat_without_jobs_ends_its_engine_although_jobs_of_another_seat_wait(
     own_server: RedisServer,
 ) -> None:
     with (
-        seats_of(own_server.url, "ab", "ab", idle_unload_s=0.01, resident=2) as (seat, other),
+        seats_of(own_server.url, "ab", "ab", idle_unload_s=600, resident=2) as (seat, other),
         Client(own_server.url) as client,
     ):
         assert seat.changer is not None
         assert other.changer is not None
         other.announcer.attempt()
         client.submit(model="b", prompt="x", max_tokens=1)
+        for changer in (seat.changer, other.changer):
+            changer._busy_at_s -= 601
         other.changer.attempt()
         seat.changer.attempt()
         assert (seat.is_ready, other.is_ready) == (False, True)
@@ -171,16 +173,16 @@ from tests.worker.test_model_changer import seat_of
 
 model_changer.LOOK_S = 0.01
 process = psutil.Process()
-rss = []
+rss, files = [], []
 
 def held():
     gc.collect()
     threads = sorted(each.name for each in threading.enumerate())
-    return [process.num_fds(), threads, len(process.children())]
+    return [threads, len(process.children())]
 
 def settled():
     # The threads of the engine before, and what announces a change, end soon.
-    names = held()[1]
+    names = held()[0]
     return len({*names}) == len(names) and not any(name.startswith("Thread-") for name in names)
 
 with seat_of(os.environ["LLORCH_REDIS_URL"]) as (seat, changer):
@@ -193,11 +195,14 @@ with seat_of(os.environ["LLORCH_REDIS_URL"]) as (seat, changer):
             level = held()
         wait_until(lambda: held() == level, what=f"{held()} to be {level}")
         rss.append(process.memory_info().rss)
-print([rss[1], rss[-1]])
+        files.append(process.num_fds())
+print([rss[1], rss[-1], files[1], files[-1]])
 """
 
 
 def test_a_keeper_grows_by_no_change_of_its_model(own_server: RedisServer) -> None:
     """An engine's memory goes with its process; of what the keeper had for it nothing stays."""
-    before, after = run_python(CHANGES, own_server.url)
-    assert after < 1.01 * before
+    before, after, files_before, files_after = run_python(CHANGES, own_server.url)
+    assert after < 1.02 * before
+    # Less than one a change. Threads that ask Redis at once may have opened another connection.
+    assert files_after < files_before + 4

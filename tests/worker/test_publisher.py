@@ -127,6 +127,7 @@ def test_an_engine_hears_when_a_client_begins_to_read_and_when_it_stops(
         return heard
 
     with store.pubsub() as pubsub:
+        assert heard_at_a_write() == [False]
         assert heard_at_a_write() == []
         pubsub.subscribe(keys.events_channel(0, "a"))
         assert pubsub.get_message(timeout=FLUSH_S)

@@ -92,7 +92,7 @@ def loads_of(worker: WorkerProcess) -> dict[str, float]:
     return {
         dict(labels)["reason"]: value
         for (name, labels), value in samples
-        if name == "llorch_model_loads_total"
+        if name == "llorch_model_loads_total" and value
     }
 
 

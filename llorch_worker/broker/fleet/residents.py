@@ -62,7 +62,7 @@ class Note(BaseModel):
         """Whether it has the model loaded, or will try to load it once its jobs wait."""
         if model in self.set_aside:
             return self.set_aside[model] < MOST_FAILURES
-        return self.resident == model if self.pinned else model in self.load_s
+        return self.resident == model or model in self.load_s
 
 
 @dataclass(frozen=True)

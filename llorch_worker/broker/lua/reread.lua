@@ -3,7 +3,7 @@
 --
 -- Returns 1 if the claim was the caller's, else 0.
 --
--- Parts: names, letters, message, score, waiting, inbox
+-- Parts: names, wake_ups, letters, message, score, waiting, inbox
 -- Writes at maxmemory.
 
 local id, fence = ARGV[1], ARGV[2]
@@ -20,7 +20,11 @@ redis.call('DEL', job_key(id), message_key(id), result_key(id))
 if reread ~= '' then
   local job = job_of(reread, list)
   if job.is_new then
-    let_come(job, score)
+    -- It waited among the jobs that generate.
+    let_come(job, not job.reads and score or nil)
+    if job.reads then
+      wake(list, true)
+    end
   else
     note_copy(job, reread, list)
   end

@@ -68,33 +68,37 @@ def look(
     asked = (model, int(wakes_anyway))
     reply = run_script(client, "watch", asked, queues.inbox_of(model))
     repeated = reply[2:]
-    while left := text(reply[1]):
+    if left := text(reply[1]):
+        # One a look, each of which takes tens of ms: whoever looks has more to do.
         reply = _take_large(client, model, (*asked, left))
         repeated += reply[2:]
     for job_id in repeated:
         on_repeated(text(job_id))
+    if reply[1]:
+        return 0.0
     return reply[0] / 1e3 if reply[0] >= 0 else None
 
 
 def _take_large(client: Redis, model: str, asked: Sequence[str | int]) -> list[Any]:
     """Looks again at a list that was left, the last that is ``asked``. Its last message is read and
     staged by commands of their own, each of which copies it once."""
-    left, lists = str(asked[-1]), queues.inbox_of(model)
-    for _ in range(MOST_TRIES):
-        call = secrets.token_hex(8)
-        with client.pipeline() as pipe, suppress(WatchError):
-            try:
-                pipe.watch(left)  # so that nothing happens if the list changes meanwhile
-                raw = as_bytes(pipe.lindex(left, -1) or "")
-                head = head_of(raw)
-                if head is None or len(head) > keys.APART_BYTES:
-                    break
-                pipe.set(keys.staged(call), raw, ex=STAGED_S)
-                pipe.multi()
-                queue_script(pipe, "watch", (*asked, call, head, len(raw)), lists)
-                (reply,) = pipe.execute()
-            except ResponseError:
-                break  # the server does not know the script any more, or has no memory
-            return list(reply)
-    reply = run_script(client, "watch", asked, lists)
-    return list(reply)
+    left, lists, call = str(asked[-1]), queues.inbox_of(model), secrets.token_hex(8)
+    try:
+        for _ in range(MOST_TRIES):
+            with client.pipeline() as pipe, suppress(WatchError):
+                try:
+                    pipe.watch(left)  # so that nothing happens if the list changes meanwhile
+                    raw = as_bytes(pipe.lindex(left, -1) or "")
+                    head = head_of(raw)
+                    if head is None or len(head) > keys.APART_BYTES:
+                        break
+                    pipe.set(keys.staged(call), raw, ex=STAGED_S)
+                    pipe.multi()
+                    queue_script(pipe, "watch", (*asked, call, head, len(raw)), lists)
+                    (reply,) = pipe.execute()
+                except ResponseError:
+                    break  # the server does not know the script any more, or has no memory
+                return list(reply)
+        return list(run_script(client, "watch", asked, lists))
+    finally:
+        client.delete(keys.staged(call))  # unless it is the job's now

@@ -310,7 +310,9 @@ class _Live(Collector):
         loads = CounterMetricFamily(
             "llorch_model_loads", "Loads of a model, by their reason.", labels=(*LABELS, "reason")
         )
-        counts = sum((Counts(seat.loads) for seat in seats), Counts())
+        counts: Counts[tuple[str, str]] = Counts()
+        for seat in seats:
+            counts.update(seat.loads)
         for (model, reason), count in counts.items():
             loads.add_metric((model, ENGINE, reason), count)
         yield loads

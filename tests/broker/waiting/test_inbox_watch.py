@@ -29,20 +29,26 @@ def pops(store: redis.Redis) -> int:
     return int(store.info("commandstats").get("cmdstat_rpop", {}).get("calls", 0))
 
 
+def look_to_the_end(store: redis.Redis) -> None:
+    """Each look takes one large message."""
+    while inbox_watch.look(store, "toy") is not None:
+        pass
+    assert store.keys(keys.staged("*")) == []
+
+
 def test_a_large_message_waits_as_any_other_though_no_script_has_seen_it(
     store: redis.Redis,
 ) -> None:
     sent = {job_id: push(store, job_id, llorch_tenant="acme") for job_id in ("a", "b")}
     push(store, "small", body=[])
     before = pops(store)
-    inbox_watch.look(store, "toy")
+    look_to_the_end(store)
     # Of the small one, and of the end of its list.
     assert pops(store) - before <= 2
     assert sorted(waiting_ids(store)) == ["a", "b", "small"]
     assert record_of(store, "a")["tenant"] == "acme"
     assert float(record_of(store, "a")["cost"]) > 2**20 / 4
     assert store.ttl(keys.message("a")) == -1
-    assert store.keys(keys.staged("*")) == []
     claimed = {claim.job_id: claim.message.decode() for claim in take(store)}
     assert {job_id: claimed[job_id] for job_id in sent} == sent
 
@@ -63,8 +69,7 @@ def test_a_large_message_whose_body_names_its_job_is_taken_whole(store: redis.Re
     for number in range(2):
         body = {"task": TASK_NAME, "id": f"in the body {number}", "kwargs": BODY[1]}
         store.lpush(QUEUE, json.dumps(envelope(body, headers={})))
-    while inbox_watch.look(store, "toy") is not None:
-        pass
+    look_to_the_end(store)
     assert len(waiting_ids(store)) == 2
 
 
@@ -81,8 +86,7 @@ def test_a_list_that_changes_meanwhile_loses_and_doubles_no_job(
         return head_of(raw)
 
     monkeypatch.setattr(inbox_watch, "head_of", read)
-    while inbox_watch.look(store, "toy") is not None:
-        pass
+    look_to_the_end(store)
     later = [f"later {number}" for number in range(changes)]
     assert waiting_ids(store) == ["first", *later]
     assert "duplicates" not in record_of(store, "first")

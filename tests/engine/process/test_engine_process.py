@@ -44,6 +44,7 @@ PROMPT = "Once upon a time there was a little girl named Lily who loved to play 
 TIMEOUT_S = 60
 REFUSING = "tests.engine.process.faulty_engine:RefusingEngine"
 FAULTY = "tests.engine.process.faulty_engine:FaultyEngine"
+SLOW = "tests.faults.slow_engine:Engine"
 SIZES: dict[str, Any] = {"device": "cpu", "max_sequences": 4}
 
 
@@ -223,6 +224,8 @@ def test_who_begins_to_read_gets_the_gathered_tokens_and_then_each_until_it_stop
     path: Path, steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llorch_worker.engine.process.engine_process.GATHER_S", 3600.0)
+    # Two seconds: the engine hears of the reader long before its last token.
+    monkeypatch.setenv("SLOW_STEP_MS", "5")
     request = GenerationRequest(prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True)
     submitted = threading.Event()
 
@@ -231,7 +234,7 @@ def test_who_begins_to_read_gets_the_gathered_tokens_and_then_each_until_it_stop
         if told.index == 0 or (told.index >= 100 and generation.is_read):
             generation.note_read(told.index == 0)
 
-    with EngineProcess.load(path, drafter="off", **SIZES) as engine:
+    with EngineProcess.load(path, drafter="off", engine_class=SLOW, **SIZES) as engine:
         generation = engine.submit(request, on_event=lambda _: None, on_tokens=take)
         submitted.set()
         generation.result(TIMEOUT_S)

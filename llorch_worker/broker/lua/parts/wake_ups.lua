@@ -27,13 +27,11 @@ end
 -- because whoever takes it looks at everything and wakes another if jobs are left. `reads`: for a job that reads texts.
 local function wake_class(model, class, reads)
   for _, kind in ipairs({'any', reads and 'texts' or nil}) do
-    local key = wake_key_of_class(model, class, kind)
-    wake_once(key)
-    if kind == 'texts' then
-      redis.call('EXPIRE', key, WAKE_UP_S) -- most workers wait for all at one key
-    end
-    if class == HIGH then
-      wake_once(full_wake_key(model, kind))
+    for _, key in ipairs({wake_key_of_class(model, class, kind), class == HIGH and full_wake_key(model, kind) or nil}) do
+      wake_once(key)
+      if kind == 'texts' then
+        redis.call('EXPIRE', key, WAKE_UP_S) -- most workers wait for all at one key
+      end
     end
   end
 end
