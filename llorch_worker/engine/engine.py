@@ -133,7 +133,9 @@ class Engine(ThreadedEngine):
             tasks=(TASK_NAME,) if self._pooling is None else (TASK_NAME, *TEXT_TASKS),
             width=0 if self._pooling is None else config.hidden_size,
             # A decode never waits for more than a step.
-            longest_text=min(cache.max_context, options.step_tokens),
+            longest_text=0
+            if self._pooling is None
+            else min(cache.max_context, options.step_tokens),
             asks_as_qwen3=config.family == QWEN3.name,
         )
         self._intake = Intake(tokenizer, self.facts.limits)

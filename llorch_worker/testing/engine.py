@@ -101,6 +101,9 @@ class StubGeneration:
     def cancel(self) -> None:
         self._cancelled.set()
 
+    def note_read(self, is_read: bool) -> None:
+        """It tells each word at once, whoever reads."""
+
     def result(self) -> GenerationResult:
         """Raises LlorchError if the job fails, Cancelled after a cancel."""
         try:

@@ -253,6 +253,7 @@ class Residency:
     def _worker_figures(self) -> WorkerFigures:
         from llorch_worker.telemetry.metrics.worker_metrics import SeatFigures, WorkerFigures
 
+        never = {(model, reason): 0 for model in self._loaders for reason in get_args(LoadReason)}
         return WorkerFigures(
             [
                 SeatFigures(
@@ -263,11 +264,7 @@ class Residency:
                     load_s=seat.engine.load_s,
                     is_there=seat.engine.absence is None,
                     # From 0 on: Prometheus sees no increase in a first value.
-                    loads={
-                        (model, reason): seat.engine.loads[model, reason]
-                        for model in seat.models
-                        for reason in get_args(LoadReason)
-                    },
+                    loads={**never, **seat.engine.loads},
                 )
                 for seat in self.seats
             ],
