@@ -53,7 +53,8 @@ def test_jobs_of_a_killed_engine_go_on_in_another_worker(
     card = first.card()
     assert card is not None
     assert (card.engine["deaths"], card.last_death) == (1, f"signal {name}")
-    assert card.away == f"the engine died: signal {name}; it starts again now"
+    assert card.away is not None
+    assert card.away.startswith(f"the engine died: signal {name}; it starts again now")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_worker_without_an_engine_says_so(
     with watched_worker(systemd, redis_server, tmp_path, TOY_LOAD_S=0.5) as (worker, _):
         systemd.hears("READY=1")
         os.kill(worker.engine_pid(), signal.SIGSEGV)
-        systemd.hears("STATUS=toy on cpu: the engine died: signal SIGSEGV; it starts again now, ")
+        systemd.hears("STATUS=toy on cpu: the engine died: signal SIGSEGV; it starts again now")
         systemd.hears("STATUS=toy on cpu: 0 running, 0 waiting, 0 tokens/s")
 
 
