@@ -28,8 +28,8 @@ local MOST_MOVED = 1000
 if #KEYS > 0 and redis.call('HEXISTS', job, 'state') == 0 then
   -- Nobody else hears of what is in the inbox no more.
   local model = empty_inbox(KEYS, MOST_MOVED, let_come) > 0 and model_of(KEYS[1])
-  for _, class in ipairs(model and classes_that_wait(model) or {}) do
-    wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
+  if model then
+    wake_for_all(model)
   end
 end
 local state, reserved, list, sent, first_claim_ms, tenant, cost, reads = unpack(redis.call('HMGET', job, 'state',

@@ -46,8 +46,8 @@ end)
 repeated[#repeated + 1] = ended
 moved = moved + (has_taken and 1 or 0)
 local released = release_due(model, MOST_DUE)
-for _, class in ipairs((moved + released > 0 or wakes_anyway) and classes_that_wait(model) or {}) do
-  wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
+if moved + released > 0 or wakes_anyway then
+  wake_for_all(model)
 end
 local next_ms = first_due(model)
 local again_ms = next_ms and math.max(1, math.ceil(next_ms - now_us() / 1000)) or -1

@@ -135,3 +135,10 @@ local function empty_inbox(lists, most, receive, leaves)
   end
   return taken, taken >= most or bytes >= MOST_BYTES, repeated
 end
+
+-- Wake workers for whatever waits: also for what came with the inbox.
+local function wake_for_all(model)
+  for _, class in ipairs((classes_that_wait(model))) do
+    wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
+  end
+end
