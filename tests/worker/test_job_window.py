@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from typing import Literal
 
 import pytest
@@ -85,3 +86,16 @@ def test_a_fast_worker_reports_its_last_jobs_and_their_true_rate(
     assert found.ended == MOST_JOBS
     assert found.jobs_per_min == pytest.approx(60 * MOST_JOBS / (MOST_JOBS * 0.001 + 1), rel=0.01)
     assert len(found.model_dump_json()) < 400
+
+
+def test_all_jobs_of_a_window_take_less_than_a_mebibyte() -> None:
+    window = JobWindow()
+    tracemalloc.start()
+    try:
+        for _ in range(MOST_JOBS):
+            window.add(done())
+        assert window.read().ended == MOST_JOBS
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2**20
