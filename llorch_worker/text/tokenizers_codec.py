@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.contract import Fault, InvalidRequest
@@ -54,11 +54,15 @@ class TokenizersCodec:
         except ValueError as error:
             raise ValueError(f"tokenizer.json {error}") from error
         self._own_ids = check_definition(parts)
-        # Two, because the switch is state of the object and many threads encode.
         self._parsing = _load(definition)
-        self._literal = _load(definition)
-        self._literal.encode_special_tokens = True
         self._add(by_id, more)
+        # Two, because the switch is state of the object and many threads encode.
+        self._literal = _beside(self._parsing)
+        self._literal.encode_special_tokens = True
+        self._words = (
+            self._parsing.pre_tokenizer if isinstance(parts["model"]["vocab"], list) else None
+        )
+        self._end_words_in_control()
         self._composes = (
             [part["type"] for part in _parts(parts.get("normalizer"), "normalizers")] == ["NFC"]
         ) and not any(token.normalized for token in self._added.values())
@@ -91,8 +95,7 @@ class TokenizersCodec:
             AddedToken(token.text, **{name: getattr(token, name) for name in _FLAGS})
             for token in [*(by_id[token_id] for token_id in sorted(by_id)), *fresh]
         ]
-        for tokenizer in (self._parsing, self._literal):
-            tokenizer.add_tokens(tokens)
+        self._parsing.add_tokens(tokens)
         for token_id, token in by_id.items():
             if token.text in lacking and (got := self.token_to_id(token.text)) != token_id:
                 raise ValueError(
@@ -134,7 +137,17 @@ class TokenizersCodec:
             tokens.append(token)
         for tokenizer in (self._parsing, self._literal):
             tokenizer.add_special_tokens(tokens)
+        self._end_words_in_control()
         return self
+
+    def _end_words_in_control(self) -> None:
+        """Has a text's words end behind the first character of a control token's spelling, if the
+        model is a unigram one. That would find the token, as it finds any piece."""
+        spellings = [token.content for token in self._added.values() if token.special]
+        heads = [f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in spellings if len(s) > 1]
+        if self._words is not None and heads:
+            ends = pre_tokenizers.Split(Regex("|".join(heads)), "merged_with_previous")
+            self._literal.pre_tokenizer = pre_tokenizers.Sequence([self._words, ends])
 
     def encode(
         self, text: str, parse_special: bool = False, stand_ins: StandIns = NO_STAND_INS
@@ -299,6 +312,16 @@ def _load(definition: str) -> RustTokenizer:
         raise ValueError(f"its tokenizer definition is damaged ({error})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
+
+
+def _beside(other: RustTokenizer) -> RustTokenizer:
+    """One of the same definition that shares its model, which takes most of the memory."""
+    tokenizer = RustTokenizer(other.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(tokenizer, part, getattr(other, part))
+    added = other.get_added_tokens_decoder()
+    tokenizer.add_tokens([added[token_id] for token_id in sorted(added)])
     return tokenizer
 
 

@@ -58,9 +58,13 @@ CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
 On the CPU the rest is for other processes, on a card for the allocator's fragmentation."""
 SENTENCEPIECE_BYTES: Final = 220
 """A token of Gemma 3 (262,144 of them) takes 215."""
-TOKENIZERS_BYTES: Final = 850
-"""A token takes 836 with Qwen 2.5 (151,936 of them), 817 with Gemma 3's tokenizer.json. The
-library keeps each one's text and merge several times."""
+TOKENIZERS_BYTES: Final = 560
+"""Qwen 2.5 (151,936 of them) took 836 and Gemma 3's tokenizer.json 817 while the library's model
+was held twice, which takes 235 to 280."""
+UNIGRAM_BYTES: Final = 1250
+"""A token of XLM-RoBERTa (250,002 of them) takes 1,244: the library has a map for each byte."""
+_UNIGRAM_TYPES: Final = ("xlm-roberta", "camembert")
+"""``model_type`` of folders with such a vocabulary."""
 GRAMMAR_BYTES: Final = 210
 """What llguidance keeps of a token: 217 with Gemma 3, 194 with Qwen 2.5."""
 
@@ -444,10 +448,13 @@ def vocabulary_bytes(checkpoint: VocabularySource, vocab_size: int) -> int:
     This is a plan; the constants are measured on real files by ``benches.memory_plan``.
     """
     if checkpoint.layout == "gguf":
-        byte_level = checkpoint.metadata.get("tokenizer.ggml.model") == "gpt2"
+        kind = checkpoint.metadata.get("tokenizer.ggml.model")
+    elif not (checkpoint.path / "tokenizer.json").is_file():
+        kind = "llama"
     else:
-        byte_level = (checkpoint.path / "tokenizer.json").is_file()
-    each = TOKENIZERS_BYTES if byte_level else SENTENCEPIECE_BYTES
+        kind = "t5" if checkpoint.metadata.get("model_type") in _UNIGRAM_TYPES else None
+    libraries = {"llama": SENTENCEPIECE_BYTES, "t5": UNIGRAM_BYTES}
+    each = libraries.get(str(kind), TOKENIZERS_BYTES)
     return vocab_size * (each + (GRAMMAR_BYTES if vocab_size >= LARGE_VOCABULARY else 0))
 
 
