@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -89,10 +90,19 @@ def check_tokens(tokens: Iterable[str]) -> None:
 def check_charsmap(charsmap: bytes) -> float:
     """By how much a text may grow by a map of sentencepiece: a trie's bytes, and what it maps to.
 
-    Raises ValueError if that is out of bounds.
+    Raises ValueError if that is out of bounds, or if the trie leads out of the map, where the
+    libraries would fail with the first text.
     """
     trie_bytes = int.from_bytes(charsmap[:4], "little")
-    longest = max(map(len, charsmap[4 + trie_bytes :].split(b"\0")), default=0)
+    trie, written = charsmap[4 : 4 + trie_bytes], charsmap[4 + trie_bytes :]
+    nodes = struct.unpack(f"<{len(trie) // 4}I", trie[: len(trie) // 4 * 4])
+    for at, node in enumerate(nodes):
+        # As darts-clone has it: a leaf says where its text is, another node where its children are.
+        is_leaf = node >> 31
+        to = node & 0x7FFFFFFF if is_leaf else at ^ (node >> 10) << ((node >> 6) & 8)
+        if to >= len(written if is_leaf else nodes):
+            raise ValueError("the map of characters in its normalizer is damaged")
+    longest = max(map(len, written.split(b"\0")), default=0)
     check("the length of what its normalizer writes", longest, INSERTED_BYTES)
     return _GROWTH["NFKC"] if longest <= _NFKC_BYTES else float(longest)
 

@@ -9,7 +9,7 @@ from llorch_worker.text.added_tokens import usable_ids
 from llorch_worker.text.chat import chat_format
 from llorch_worker.text.chat_templates import ChatTemplates, templates_in_gguf
 from llorch_worker.text.control_tokens import FindAroundTurns, find_control_tokens
-from llorch_worker.text.gguf_vocabulary import GgufVocabulary, adds_bos_by_default
+from llorch_worker.text.gguf_vocabulary import GgufVocabulary, adds_bos_by_default, is_encoder
 from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
 
 _END_KEYS = ("eos", "eot", "eom")
@@ -52,15 +52,27 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any], find_around: FindAroundTurns)
     codec = vocabulary.with_control(control.spellings)
     ends |= control.ends(codec.special_ids)
     bos, eos = named.get("bos"), named.get("eos")
+    encodes = is_encoder(metadata)
+    if encodes:
+        # Older files name the tokens around a text as BERT does alone.
+        bos, eos = named.get("bos", named.get("cls")), named.get("eos", named.get("sep"))
+        if bos is None or eos is None:
+            raise ValueError(
+                "an encoder's texts need tokenizer.ggml.bos_token_id and "
+                "tokenizer.ggml.eos_token_id; convert the model again"
+            )
     architecture = metadata.get("general.architecture", "llama")
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
-    add_bos = adds_bos_by_default(metadata) if add_bos is None else add_bos
-    prefix = [bos] if add_bos and bos is not None else []
-    add_eos = metadata.get("tokenizer.ggml.add_eos_token")
+    adds_bos = _adds(metadata, "bos", adds_bos_by_default(metadata))
+    prefix = [bos] if adds_bos and bos is not None else []
+    suffix = [eos] if _adds(metadata, "eos", encodes) and eos is not None else []
+    between = list(suffix)
+    if encodes and eos is not None and vocabulary.kind != "bert" and _adds(metadata, "sep", True):
+        between.append(named.get("sep", eos))  # RoBERTa has two.
     return Tokenizer(
         codec,
         prefix_ids=prefix,
-        suffix_ids=[eos] if add_eos and eos is not None else [],
+        suffix_ids=suffix,
+        find_between=lambda: between,
         bos_token_id=bos,
         eos_token_id=eos,
         eos_token_ids=ends,
@@ -68,3 +80,9 @@ def tokenizer_of_gguf(metadata: Mapping[str, Any], find_around: FindAroundTurns)
         chat=chat_format(templates, codec, bos, eos, add_bos=bool(prefix)),
         model_vocab_size=embedding_rows(metadata.get(f"{architecture}.vocab_size"), size),
     )
+
+
+def _adds(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Whether the token is put around a text."""
+    said = metadata.get(f"tokenizer.ggml.add_{name}_token")
+    return default if said is None else bool(said)

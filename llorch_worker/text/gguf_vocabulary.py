@@ -11,10 +11,11 @@ from typing import Any
 from llorch_worker.model_files.bounds import TOKENS, check
 from llorch_worker.text.added_tokens import AddedToken
 from llorch_worker.text.codec import Codec
-from llorch_worker.text.definition_check import check_tokens
+from llorch_worker.text.definition_check import check_charsmap, check_tokens
 from llorch_worker.text.pre_tokenizers import PRE_TOKENIZERS
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _STRIPPING = "<|placeholder1|>"
 """A token of the one SentencePiece vocabulary whose control tokens take the white space after them.
 Its tokenizer.json says so; GGUF cannot."""
@@ -31,9 +32,10 @@ class GgufVocabulary:
         self.kind = metadata.get("tokenizer.ggml.model")
         if self.kind is None or not metadata.get("tokenizer.ggml.tokens"):
             raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
-        if self.kind not in ("bert", "llama", "gpt2"):
+        kinds = ("bert", "gpt2", "llama", *(["t5"] if is_encoder(metadata) else []))
+        if self.kind not in kinds:
             raise ValueError(
-                f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: bert, gpt2, llama"
+                f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: {', '.join(kinds)}"
             )
         self._metadata = metadata
         check("tokenizer.ggml.tokens", len(metadata["tokenizer.ggml.tokens"]), TOKENS)
@@ -68,13 +70,24 @@ class GgufVocabulary:
             return _sentencepiece_codec(self._metadata, self.tokens, self._kinds)
         from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
-        define = _word_piece_definition if self.kind == "bert" else _byte_level_definition
-        return TokenizersCodec(define(self._metadata, self.tokens, self._kinds))
+        definitions = {
+            "bert": _word_piece_definition,
+            "gpt2": _byte_level_definition,
+            "t5": _unigram_definition,
+        }
+        return TokenizersCodec(
+            definitions[str(self.kind)](self._metadata, self.tokens, self._kinds)
+        )
+
+
+def is_encoder(metadata: Mapping[str, Any]) -> bool:
+    """Whether the vocabulary is that of BERT's or RoBERTa's graph."""
+    return metadata.get("general.architecture") == "bert"
 
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     """Whether BOS starts a text if tokenizer.ggml.add_bos_token is absent."""
-    if metadata["tokenizer.ggml.model"] in ("bert", "llama"):
+    if is_encoder(metadata) or metadata["tokenizer.ggml.model"] in ("bert", "llama"):
         return True
     pre = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre")))
     return pre is not None and pre.adds_bos
@@ -85,9 +98,7 @@ def _sentencepiece_codec(
 ) -> Codec:
     from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 
-    scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
-    if not len(tokens) == len(scores) == len(kinds):
-        raise ValueError(f"{len(tokens)} pieces, {len(scores)} scores and {len(kinds)} types")
+    scores = _scores(metadata, tokens, kinds)
     pieces = [
         # Gemma's files hold runs of spaces as tokens to match whole. transformers merges them like
         # others, and first.
@@ -112,12 +123,61 @@ def _sentencepiece_codec(
     return SentencePieceCodec(model, pieces, added=added)
 
 
+def _scores(metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]) -> list[float]:
+    scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
+    if not len(tokens) == len(scores) == len(kinds):
+        raise ValueError(f"{len(tokens)} pieces, {len(scores)} scores and {len(kinds)} types")
+    return scores
+
+
+def _unigram_definition(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
+) -> str:
+    """The vocabulary as the content of a tokenizer.json, as transformers' XLMRobertaTokenizer makes
+    it: whatever tokenizer.ggml.remove_extra_whitespaces says, it splits a text at white space. The
+    converter may write there what is about decoding.
+    """
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    # The bytes may be signed.
+    charsmap = bytes(each & 0xFF for each in metadata.get(_CHARSMAP, ()))
+    if not charsmap:
+        raise ValueError(f"its unigram vocabulary lacks {_CHARSMAP}; convert the model again")
+    if metadata.get("tokenizer.ggml.add_space_prefix") is False:
+        raise ValueError(
+            "tokenizer.ggml.add_space_prefix is false, but an encoder's words begin with a space"
+        )
+    check_charsmap(charsmap)
+    first = kinds.index(PieceKind.UNKNOWN) if PieceKind.UNKNOWN in kinds else None
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", first)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise ValueError("its unigram vocabulary lacks tokenizer.ggml.unknown_token_id")
+    pieces = []
+    for token, score, kind in zip(tokens, _scores(metadata, tokens, kinds), kinds, strict=True):
+        if kind in (PieceKind.UNUSED, PieceKind.BYTE):
+            token = f" {token}"  # no word holds a space
+        # The model's own files score no others, and unknown characters below the least of all.
+        scored = kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED)
+        pieces.append((token, score if scored else 0.0))
+    try:
+        tokenizer = RustTokenizer(models.Unigram(pieces, unknown))
+        tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    except Exception as error:
+        raise ValueError(f"its unigram vocabulary is damaged ({error})") from error
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(_control(tokens, kinds))
+    return tokenizer.to_str()
+
+
 def _word_piece_definition(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
 ) -> str:
     """The vocabulary as the content of a tokenizer.json."""
-    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
@@ -129,13 +189,18 @@ def _word_piece_definition(
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    control = [
+    tokenizer.add_special_tokens(_control(tokens, kinds))
+    return tokenizer.to_str()
+
+
+def _control(tokens: list[str], kinds: list[PieceKind]) -> list[Any]:
+    from tokenizers import AddedToken
+
+    return [
         AddedToken(token, special=True, normalized=False)
         for token, kind in zip(tokens, kinds, strict=False)
         if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
     ]
-    tokenizer.add_special_tokens(control)
-    return tokenizer.to_str()
 
 
 def _word_piece(token: str) -> str:

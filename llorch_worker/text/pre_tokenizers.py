@@ -50,7 +50,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _OF_QWEN_2),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((_GPT_4O,))),  # also Phi-4-mini
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), PreTokenizer((_GPT_2,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "roberta-bpe"), PreTokenizer((_GPT_2,))),
     # "refact" is also Granite's.
     **dict.fromkeys(("smollm", "refact", "starcoder", "minerva-7b"), _DIGITS_THEN_GPT_2),
 }

@@ -107,6 +107,13 @@ class GgufCheckpoint(Checkpoint):
         likely = (f"{stem}.{kind}" for stem in stems)
         return next((each for each in likely if canonical_name(each, self._kinds) == name), name)
 
+    def require(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
+        """See :meth:`Checkpoint.require`. A matrix of one row may be stored as a vector: ggml drops
+        such dimensions when it writes a file again."""
+        row = None if shape is None or shape[0] != 1 else shape[1:]
+        as_stored = row if name in self.tensors and self.tensors[name].shape == row else shape
+        return super().require(name, as_stored)
+
     def _index(self, file: ModelFile, header: GgufHeader, kinds: frozenset[str]) -> None:
         for entry in header.entries:
             name = canonical_name(entry.name, kinds)

@@ -19,6 +19,7 @@ from transformers import (
     BertForSequenceClassification,
     PreTrainedTokenizerFast,
     XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
 )
 
 from llorch_worker.contract import (
@@ -42,6 +43,8 @@ from llorch_worker.intake.prepared import Limits
 from llorch_worker.model.encoder import Pooling, Texts
 from tests.decoders import write_embedder, write_judge
 from tests.encoders import LONGEST, WIDTH, WORDS, text_of, write_cross_encoder, write_encoder
+from tests.model.test_encoder import random_model, write_gguf
+from tests.unigrams import SENTENCES, add_vocabulary, unigram
 from tests.waiting import wait_until
 
 STEP_TOKENS = 100
@@ -403,6 +406,50 @@ def test_a_pair_of_roberta_is_encoded_as_hugging_face_does(tmp_path: Path) -> No
             given = tokenizer("w1 w2", second, truncation=True, max_length=longest)
             assert [*scored.prepared.token_ids[0]] == given["input_ids"]
             assert 0 < scored.result().scores[0] < 1
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_gguf_file_of_xlm_roberta_gives_transformers_vectors(
+    tmp_path: Path, pooling: str
+) -> None:
+    library, _ = unigram()
+    model = random_model(XLMRobertaModel, vocab_size=len(library))
+    types = {"mean": 1, "cls": 2}
+    path = write_gguf(model, tmp_path / "a.gguf", types[pooling], add_more=add_vocabulary)
+    texts = [*SENTENCES, " ", "  a  b ", "ＡＢＣ\x07", " ".join(SENTENCES)]
+    expected = []
+    for text in texts:
+        given = library(text, truncation=True, max_length=LONGEST - 2, return_tensors="pt")
+        with torch.inference_mode():
+            hidden = model(given["input_ids"]).last_hidden_state[0]
+        expected.append(hidden.mean(0) if pooling == "mean" else hidden[0])
+    with EmbeddingEngine.load(path, device="cpu", dtype="float32") as engine:
+        assert engine.facts.max_context == LONGEST - 2
+        job = engine.submit(EmbedRequest(input=texts, truncate=True, encoding_format="float"))
+        cosine = torch.cosine_similarity(
+            torch.tensor(job.result().embeddings), torch.stack(expected)
+        )
+        assert cosine.min() >= 0.99999
+        with pytest.raises(InvalidRequest, match=f"must be at most {LONGEST - 2} tokens"):
+            engine.submit(EmbedRequest(input=texts))
+
+
+@pytest.mark.parametrize("second", ["こんにちは  世界", " ".join(SENTENCES)])
+def test_a_gguf_file_of_xlm_robertas_cross_encoder_scores_as_transformers_does(
+    tmp_path: Path, second: str
+) -> None:
+    library, _ = unigram()
+    model = random_model(XLMRobertaForSequenceClassification, num_labels=1, vocab_size=len(library))
+    path = write_gguf(model, tmp_path / "a.gguf", 4, squeezed=True, add_more=add_vocabulary)
+    given = library(
+        "a quick fox", second, truncation=True, max_length=LONGEST - 2, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        expected = model(given["input_ids"]).logits.sigmoid()
+    with EmbeddingEngine.load(path, device="cpu", dtype="float32") as engine:
+        job = engine.submit(ScoreRequest(text_1="a quick fox", text_2=second, truncate=True))
+        assert [*job.prepared.token_ids[0]] == given["input_ids"][0].tolist()
+        assert job.result().scores == pytest.approx(expected[0].tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("words", [(3, 5), (50, 40), (10, 200), (200, 10), (100, 100)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,11 @@ VOCABULARY, POSITIONS = 300, 64
 
 
 def shape(**options: Any) -> BertConfig:
-    return BertConfig(
-        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
-        intermediate_size=96, max_position_embeddings=POSITIONS, **options,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": POSITIONS,
+    }  # fmt: skip
+    return BertConfig(**sizes | options)
 
 
 def random_model(kind: type[Any] = BertModel, **options: Any) -> Any:
@@ -66,12 +67,22 @@ def write_modules(folder: Path, pooling: dict[str, Any], *more: str) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
-def write_gguf(model: Any, path: Path, pooling_type: int | None, *, pooler: bool = False) -> Path:
-    """``pooler``: whether a head's first matrix is in the file, in the way of RoBERTa's."""
+def write_gguf(
+    model: Any,
+    path: Path,
+    pooling_type: int | None,
+    *,
+    pooler: bool = False,
+    squeezed: bool = False,
+    add_more: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+) -> Path:
+    """``pooler``: whether a head's first matrix is in the file, in the way of RoBERTa's.
+    ``squeezed``: without dimensions of 1, as older converters and llama-quantize write a file."""
     config = model.config
+    first = config.pad_token_id + 1 if config.model_type != "bert" else 0
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(config.max_position_embeddings - first)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
@@ -84,13 +95,17 @@ def write_gguf(model: Any, path: Path, pooling_type: int | None, *, pooler: bool
         kind = key.rpartition(".")[2]
         if "position_ids" in key or ("pooler" in key and not pooler):
             continue
-        if "pooler" in key or key.startswith("classifier"):
+        if "pooler" in key or (first == 0 and key.startswith("classifier")):
             name = f"{'cls' if 'pooler' in key else 'cls.output'}.{kind}"
         else:
-            plain = key.removeprefix("bert.")
+            plain = key.removeprefix("bert.").removeprefix("roberta.")
             name = names.get_name(plain, try_suffixes=(".weight", ".bias"))
         assert name is not None, key
-        writer.add_tensor(name, values.numpy())
+        if name == "position_embd.weight":
+            values = values[first:]
+        one_row = squeezed and values.ndim == 2 and len(values) == 1
+        writer.add_tensor(name, (values[0] if one_row else values).numpy())
+    add_more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -193,10 +208,29 @@ def test_a_gguf_file_gives_the_vectors_of_the_folder_it_was_made_of(
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [RobertaModel, XLMRobertaModel])
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_positions_of_roberta_in_a_gguf_file_begin_at_its_first_row(
+    tmp_path: Path, kind: type[Any], squeezed: bool
+) -> None:
+    model = random_model(kind)
+    encoder, config = loaded(write_gguf(model, tmp_path / "a.gguf", 2, squeezed=squeezed))
+    assert (config.longest_text, config.token_types) == (POSITIONS - 2, 1)
+    assert config.pooling == Pooling("cls")
+    texts = some_texts()
+    expected = pooled([each.last_hidden_state[0] for each in alone(model, texts)], "cls")
+    got = encoder.vectors(texts, config.pooling)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
 @pytest.mark.parametrize("pooling_type", [4, 0, None])
-def test_a_gguf_file_with_a_head_scores(tmp_path: Path, pooling_type: int | None) -> None:
+def test_a_gguf_file_with_a_head_scores(
+    tmp_path: Path, pooling_type: int | None, squeezed: bool
+) -> None:
     model = random_model(BertForSequenceClassification, num_labels=1)
-    encoder, config = loaded(write_gguf(model, tmp_path / "a.gguf", pooling_type, pooler=True))
+    path = write_gguf(model, tmp_path / "a.gguf", pooling_type, pooler=True, squeezed=squeezed)
+    encoder, config = loaded(path)
     assert (config.pooling, config.labels) == (None, 1)
     texts = some_texts(types=True)
     expected = torch.cat([each.logits for each in alone(model, texts)]).sigmoid()
@@ -338,10 +372,17 @@ def test_a_prompt_before_each_text_is_refused_by_its_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "kind", [RobertaForSequenceClassification, XLMRobertaForSequenceClassification]
 )
-def test_a_cross_encoder_of_roberta_scores_by_its_head(tmp_path: Path, kind: type[Any]) -> None:
+@pytest.mark.parametrize("squeezed", [None, False, True])
+def test_a_cross_encoder_of_roberta_scores_by_its_head(
+    tmp_path: Path, kind: type[Any], squeezed: bool | None
+) -> None:
     model = random_model(kind, num_labels=1)
-    model.save_pretrained(tmp_path)
-    encoder, _ = loaded(tmp_path)
+    path = tmp_path
+    if squeezed is None:
+        model.save_pretrained(tmp_path)
+    else:
+        path = write_gguf(model, tmp_path / "a.gguf", 4, squeezed=squeezed)
+    encoder, _ = loaded(path)
     texts = some_texts(types=True)
     plain = Texts(texts.token_ids, LENGTHS)
     expected = torch.cat([each.logits for each in alone(model, plain)]).sigmoid()

@@ -9,6 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
+from transformers import RobertaTokenizer
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -89,6 +90,33 @@ def test_a_trained_byte_level_vocabulary_gives_the_librarys_ids_from_both_files(
             assert ids == library.encode(text).ids, (path, text)
             assert tokenizer.decode(ids) == text
     assert len(library.encode("Once upon a time").ids) == 5
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_robertas_texts_and_pairs_have_transformers_ids(
+    load: Load, byte_level_vocabulary: Path, corpus: list[str], says: bool
+) -> None:
+    trained = open_vocabulary(byte_level_vocabulary / "vocab-only.gguf").metadata
+    metadata = trained | {
+        "general.architecture": "bert",
+        "tokenizer.ggml.pre": "roberta-bpe",
+        **{f"tokenizer.ggml.add_{name}_token": True for name in ("bos", "eos", "sep") if says},
+    }
+    tokens = metadata["tokenizer.ggml.tokens"]
+    bos, eos = (tokens[metadata[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos"))
+    library = RobertaTokenizer(
+        {token: at for at, token in enumerate(tokens)},
+        [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]],
+        **dict.fromkeys(("bos_token", "cls_token", "unk_token", "pad_token", "mask_token"), bos),
+        **dict.fromkeys(("eos_token", "sep_token"), eos),
+    )
+    tokenizer = load(metadata)
+    for text in corpus:
+        assert tokenizer.encode(text) == library(text).input_ids, text
+    before, behind = tokenizer.around_text
+    first, second = (tokenizer.encode(each, add_special_tokens=False) for each in ("a b", "c"))
+    pair = [*before, *first, *tokenizer.between_texts, *second, *behind]
+    assert pair == library("a b", "c").input_ids
 
 
 def test_missing_settings_default_to_llamas(load: Load) -> None:

@@ -20,7 +20,7 @@ from llorch_worker.text.vocabulary_file import open_vocabulary
 
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 OTHERS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), GPT_2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "roberta-bpe"), GPT_2),
     **dict.fromkeys(
         ("smollm", "refact", "starcoder", "minerva-7b"),
         pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT_2]),

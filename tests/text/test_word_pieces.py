@@ -42,6 +42,8 @@ def library() -> tokenizers.Tokenizer:
     made.decoder = decoders.WordPiece()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     made.add_special_tokens(SPECIAL)
+    # Hypothesis finds their spellings in the sources, and tries them as texts.
+    made.encode_special_tokens = True
     return made
 
 
@@ -101,6 +103,19 @@ def test_a_gguf_file_may_keep_upper_case(source: Any) -> None:
     cased = load_tokenizer(source(Path("model.gguf"), "gguf", metadata))
     assert cased.encode("A", add_special_tokens=False) == [1]
     assert cased.encode("a", add_special_tokens=False) == [TOKENS.index("a")]
+
+
+def test_older_gguf_files_name_the_tokens_around_a_text_as_bert_does(
+    library: tokenizers.Tokenizer, source: Any
+) -> None:
+    kept = ("general.", "tokenizer.ggml.model", "tokenizer.ggml.token", "tokenizer.ggml.unknown")
+    metadata = {key: value for key, value in in_gguf().items() if key.startswith(kept)}
+    named = {"tokenizer.ggml.cls_token_id": 2, "tokenizer.ggml.seperator_token_id": 3}
+    older = load_tokenizer(source(Path("model.gguf"), "gguf", metadata | named))
+    assert older.encode("hello world") == library.encode("hello world").ids
+    assert older.between_texts == [3]
+    with pytest.raises(ModelLoadFailed, match="an encoder's texts need"):
+        load_tokenizer(source(Path("model.gguf"), "gguf", metadata))
 
 
 def test_a_gguf_vocabulary_without_an_unknown_token_is_refused(source: Any) -> None:

@@ -179,8 +179,7 @@ def _labels_of_gguf(checkpoint: Checkpoint) -> int:
 
 
 def _labels(checkpoint: Checkpoint, head: str) -> int:
-    classifier = checkpoint.tensors.get(head)
-    labels = 0 if classifier is None else classifier.shape[0]
+    labels = _rows(checkpoint, head) if head in checkpoint.tensors else 0
     if labels > 1:
         raise ModelLoadFailed(
             f"{checkpoint.path} has a head of {labels} labels; one label scores a pair of texts."
@@ -200,4 +199,5 @@ def _squashes(read: Reader, metadata: Mapping[str, Any]) -> bool:
 
 
 def _rows(checkpoint: Checkpoint, name: str) -> int:
-    return checkpoint.require(name).shape[0]
+    *rows, _ = checkpoint.require(name).shape
+    return rows[0] if rows else 1
