@@ -21,8 +21,15 @@ from llorch_worker.contract import (
 from llorch_worker.contract.seeds import choice_seed
 from llorch_worker.servers.answer import ChoiceSoFar, ServerGeneration
 from llorch_worker.servers.bodies import Served, body_of, is_native, template_body, texts_of
-from llorch_worker.servers.connection import BUSY, AnswerCut, Connection, Refusal, WrongAnswer
-from llorch_worker.servers.pieces import Piece, read_piece
+from llorch_worker.servers.connection import (
+    BUSY,
+    UNREACHED,
+    AnswerCut,
+    Connection,
+    Refusal,
+    WrongAnswer,
+)
+from llorch_worker.servers.pieces import ENDS, GIVEN_UP, Piece, read_piece
 
 T = TypeVar("T")
 
@@ -99,7 +106,7 @@ class Asking:
             try:
                 tokens = len(await self._prompt_ids(request))
             except (Refusal, WrongAnswer) as answer:
-                if isinstance(answer, Refusal) and answer.status in BUSY:
+                if isinstance(answer, Refusal) and answer.status in (*BUSY, *UNREACHED):
                     raise
                 return  # it counts none
         else:
@@ -152,26 +159,22 @@ class Asking:
         most_bytes = 2**16 + BYTES_A_TOKEN * most
         tokens = 0
         stream = self.connection.stream(path, body, most_bytes=most_bytes, silent_s=self.silent_s)
-        async with aclosing(stream):
-            async for data in stream:
-                try:
-                    piece = read_piece(data)
-                # A ValueError of bytes that are none.
-                except (msgspec.MsgspecError, RecursionError, ValueError):
-                    what = f"{len(data)} bytes that are no event"
-                    raise WrongAnswer(f"the server sent {what}") from None
-                if piece.error is not None:
-                    raise Refusal(0, piece.error)
-                if piece.finish == "":
-                    raise WrongAnswer("the server gave the answer up")
-                tokens += piece.tokens
-                if tokens > most:
-                    raise WrongAnswer(f"the server sent more than the {most} tokens asked for")
-                yield piece
-                if path == "/completion" and piece.finish is not None:
-                    return
-        if choice.finish is None:
-            raise AnswerCut("the server ended the answer before its end")
+        try:
+            async with aclosing(stream):
+                async for data in stream:
+                    piece = _piece_of(data)
+                    tokens += piece.tokens
+                    if tokens > most:
+                        raise WrongAnswer(f"the server sent more than the {most} tokens asked for")
+                    yield piece
+                    if path == "/completion" and piece.finish is not None:
+                        return
+            if choice.finish is None:
+                raise AnswerCut("the server ended the answer before its end")
+        except AnswerCut:
+            # After the end of the text, its count is all that may still come.
+            if choice.finish is None:
+                raise
 
     async def _rendered(self, request: GenerationRequest) -> str:
         answer = await self.connection.ask("/apply-template", template_body(request))
@@ -205,6 +208,20 @@ class Asking:
             fault = Fault(field="request", rule="must suit the server", got=said)
             return InvalidRequest.from_faults([fault])
         return WrongAnswer(f"the server failed: {said}")
+
+
+def _piece_of(data: bytes) -> Piece:
+    try:
+        piece = read_piece(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError):  # the last of bytes that are none
+        raise WrongAnswer(f"the server sent {len(data)} bytes that are no event") from None
+    if piece.error is not None:
+        raise Refusal(0, piece.error)
+    if piece.finish in GIVEN_UP:
+        raise AnswerCut("the server gave the answer up")
+    if piece.finish is not None and piece.finish not in ENDS:
+        raise WrongAnswer("the server ended the answer for a reason that is not known here")
+    return piece
 
 
 def _beyond(limit: int, got: str) -> ContextLengthExceeded:

@@ -17,6 +17,8 @@ from llorch_worker.servers.gathering import GatheringSelector
 
 BUSY: Final = (429, 503)
 """What a server answers that has no room now."""
+UNREACHED: Final = (502, 504)
+"""What a proxy answers that reaches no server."""
 CONNECT_S: Final = 5.0
 KEEP_S: Final = 0.1
 """How long a connection may be used again: at once, such as for the answer after a question about
@@ -35,7 +37,7 @@ _QUOTED: Final = 12
 
 
 class ServerAway(Exception):
-    """No server answers. ``ended``: nobody listens there, so its process has ended."""
+    """No server answers. ``ended``: its engine has, as nobody listens there or it says so."""
 
     def __init__(self, reason: str, *, ended: bool = False) -> None:
         self.ended = ended

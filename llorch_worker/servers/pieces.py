@@ -13,7 +13,10 @@ from llorch_worker.engine.told import TokenScore
 
 MOST_COUNTED: Final = 2**31
 """Tokens."""
-_ENDS: Final = ("stop", "length", "tool_calls", "content_filter")
+ENDS: Final = ("stop", "length", "tool_calls", "content_filter")
+"""Why an answer has ended."""
+GIVEN_UP: Final = ("abort", "error")
+"""The same where it has not: vLLM and SGLang say so of all that run when they are stopped."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -141,7 +144,7 @@ def read_piece(data: bytes) -> Piece:
             piece.text = choice.text or ""
         piece.ids = None if choice.token_ids is None else tuple(choice.token_ids)
         if choice.finish_reason is not None:
-            piece.finish = choice.finish_reason if choice.finish_reason in _ENDS else ""
+            piece.finish = choice.finish_reason
             stop = choice.stop_reason if choice.matched_stop is None else choice.matched_stop
             piece.stop_string = stop if isinstance(stop, str) else None
     return piece

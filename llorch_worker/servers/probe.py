@@ -8,7 +8,13 @@ from typing import Any, Final
 
 from llorch_worker.contract import ModelLoadFailed, shown
 from llorch_worker.servers.bodies import Served
-from llorch_worker.servers.connection import Connection, Refusal, ServerAway, WrongAnswer
+from llorch_worker.servers.connection import (
+    UNREACHED,
+    Connection,
+    Refusal,
+    ServerAway,
+    WrongAnswer,
+)
 from llorch_worker.servers.fields import Kind
 
 PROBE_S: Final = 10.0
@@ -41,7 +47,7 @@ async def probe(connection: Connection, model: str) -> Found:
         ServerAway, AnswerCut: nothing yet.
         ModelLoadFailed: no such server, or another model.
     """
-    await _check_health(connection)
+    await check_health(connection, PROBE_S)
     card = _card(connection.url, await _ask(connection, "/v1/models"), model)
     kind = _OWNERS.get(str(card.get("owned_by")), "another server")
     meta = card.get("meta")
@@ -70,13 +76,15 @@ async def probe(connection: Connection, model: str) -> Found:
     )
 
 
-async def _check_health(connection: Connection) -> None:
-    """As it is looked at later: a server that says that it is ill would be found and lost again."""
+async def check_health(connection: Connection, timeout_s: float) -> None:
+    """Raises ServerAway if the server says that it is ill, as vLLM does whose engine has died, and
+    AnswerCut if it says nothing."""
     try:
-        await connection.ask("/health", timeout_s=PROBE_S)
+        await connection.ask("/health", timeout_s=timeout_s)
     except Refusal as refusal:
         if refusal.status >= 500:
-            raise ServerAway(f"{refusal.shown()} at /health") from None
+            ended = refusal.status not in UNREACHED
+            raise ServerAway(f"{refusal.shown()} at /health", ended=ended) from None
     except WrongAnswer:
         pass  # any word will do
 

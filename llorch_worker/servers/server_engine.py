@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from collections.abc import Sequence as Ids
 from concurrent.futures import wait
 from contextlib import suppress
@@ -46,6 +46,7 @@ from llorch_worker.servers.asking import Asking
 from llorch_worker.servers.bodies import check, is_native
 from llorch_worker.servers.connection import (
     BUSY,
+    UNREACHED,
     AnswerCut,
     Connection,
     Refusal,
@@ -54,7 +55,7 @@ from llorch_worker.servers.connection import (
 )
 from llorch_worker.servers.gathering import GatheringSelector
 from llorch_worker.servers.isolation import Isolation
-from llorch_worker.servers.probe import Found, probe
+from llorch_worker.servers.probe import Found, check_health, probe
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ BUSY_S: Final = 60.0
 """How long a job asks a server again that is busy."""
 BUSY_PAUSES_S: Final = (0.25, 5.0)
 """Between two times: the first, which doubles, and the longest."""
-_FAILED: Final = (*BUSY, 502, 504)
+_AGAIN: Final = (*BUSY, *UNREACHED)
+"""What a job is asked again after."""
 _GONE: Final = (401, 403, 404)
 
 
@@ -201,7 +203,7 @@ class ServerEngine(Mortal):
             return True
         with self._lock:
             self._require_open()
-            work = self._asking.can_continue(request, journal)
+            work = _patiently(lambda: self._asking.can_continue(request, journal), _AGAIN)
             asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             # A loop that ends meanwhile answers nobody.
@@ -212,8 +214,12 @@ class ServerEngine(Mortal):
                     asked.cancel()
                     return True
             return asked.result()
-        except (WrongAnswer, Refusal):
+        except WrongAnswer:
             return False
+        except Refusal as refusal:
+            if refusal.status not in _AGAIN:
+                return False
+            raise _busy(refusal) from None
         except (ServerAway, AnswerCut) as error:
             raise EngineDied(self._death or _away(error)) from None
 
@@ -355,32 +361,41 @@ class ServerEngine(Mortal):
         async with self._isolation.enter(generation):
             generation.send()
             try:
-                await self._ask(generation)
+                await self._answer(generation)
             except Refusal as refusal:
                 raise await self._refused(generation, refusal) from None
             except (ServerAway, AnswerCut) as error:
                 raise await self._find_out(generation, error) from None
 
-    async def _ask(self, generation: ServerGeneration) -> None:
-        def has_some() -> bool:
-            return any(choice.made for choice in generation.choices)
-
-        await _patiently(lambda: self._answer(generation), is_too_late=has_some)
-
     async def _answer(self, generation: ServerGeneration) -> None:
         first, *others = generation.choices
-        prompt = await self._asking.prompt_of(generation.request, first.begun.token_ids)
+        request, begun = generation.request, first.begun.token_ids
+        prompt = await _patiently(lambda: self._asking.prompt_of(request, begun), _AGAIN)
         if not others:
-            await self._read(generation, first, prompt)
+            await self._ask(generation, first, prompt)
             return
         reads = [
-            asyncio.ensure_future(self._read(generation, c, prompt)) for c in generation.choices
+            asyncio.ensure_future(self._ask(generation, c, prompt)) for c in generation.choices
         ]
         try:
             await asyncio.gather(*reads)
         finally:
             for each in reads:
                 each.cancel()
+
+    async def _ask(
+        self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Ids[int] | str | None
+    ) -> None:
+        def is_served() -> bool:
+            """Whether another choice has the room for which this one waits."""
+            return any(each.made and each.finish is None for each in generation.choices)
+
+        await _patiently(
+            lambda: self._read(generation, choice, prompt),
+            _AGAIN,
+            is_served=is_served,
+            is_too_late=lambda: bool(choice.made),
+        )
 
     async def _read(
         self, generation: ServerGeneration, choice: ChoiceSoFar, prompt: Ids[int] | str | None
@@ -410,18 +425,26 @@ class ServerEngine(Mortal):
             self._cached += choice.counted.cached
 
     async def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:
-        if refusal.status in _FAILED:
-            return _ended_alone(generation, f"the server answered with HTTP {refusal.status}")
+        """What the job ends with, by the status: ``EngineDied`` hands it back.
+
+        ==================  =====================================================================
+        BUSY                the server has had no room for :data:`BUSY_S`: no job's fault
+        UNREACHED           a proxy's word for a cut answer
+        401, 403, 404       of the key, the model or the request: which of them, the server says
+        5xx, amid answers   of the engine behind the API, if that is ill, or of the request
+        others              of the request
+        ==================  =====================================================================
+        """
+        if refusal.status in BUSY:
+            return _busy(refusal)
+        if refusal.status in UNREACHED:
+            return await self._find_out(generation, refusal)
         if refusal.status in _GONE:
-            try:
-                await probe(self._asking.connection, self._address.model)
-            except ModelLoadFailed as error:
-                self._die(_away(error.message))
-                return EngineDied(self._death or _away(refusal))
-            except (ServerAway, AnswerCut) as error:
-                died = await self._find_out(generation, error)
-                if self._death is not None:
-                    return died
+            await self._check_model()
+        elif refusal.status >= 500 or not refusal.status:
+            await self._check_life()
+        if self._death is not None:
+            return EngineDied(self._death)
         return self._asking.error_of(generation.request, refusal)
 
     # Its life --------------------------------------------------------------------------------
@@ -429,24 +452,41 @@ class ServerEngine(Mortal):
     async def _find_out(self, generation: ServerGeneration, error: Exception) -> EngineDied:
         """Whether the server has ended, or has cut this answer alone."""
         self._cuts.add(generation)
-        try:
-            await _patiently(self._hear)
+        await self._check_life()
+        if self._death is None:
             # One that was started again at once answers, but all answers of the other are cut.
             await asyncio.sleep(CUT_TOGETHER_S)
             if len(self._isolation.there) > 1 and self._cuts >= self._isolation.there:
                 self._die(_away("it was started again"), self._suspects())
+        return EngineDied(self._death) if self._death else _ended_alone(generation, str(error))
+
+    async def _check_model(self) -> None:
+        """Dies if the server no longer takes the key or has the model, or has ended."""
+        try:
+            await probe(self._asking.connection, self._address.model)
+        except ModelLoadFailed as error:
+            self._die(_away(error.message))
+        except (ServerAway, AnswerCut):
+            await self._check_life()
+
+    async def _check_life(self) -> None:
+        """Dies if the server has ended."""
+        try:
+            await _patiently(self._hear, BUSY)
         except ServerAway as away:
             self._die(_away(away), self._suspects() if away.ended else ())
         except (AnswerCut, Refusal, WrongAnswer) as away:
             self._die(_away(away))
-        return EngineDied(self._death) if self._death else _ended_alone(generation, str(error))
 
     async def _hear(self) -> None:
         """Asks the server, until it answers or has been silent for :data:`HUNG_S`."""
+        connection = self._asking.connection
         give_up_s = time.monotonic() + HUNG_S
         while True:
             try:
-                await self._asking.connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
+                await check_health(connection, LOOK_TIMEOUT_S)
+                # One page may be a proxy's, and the other knows nothing of the engine behind it.
+                await connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
                 return
             except AnswerCut:
                 if time.monotonic() > give_up_s:
@@ -485,16 +525,10 @@ class ServerEngine(Mortal):
                 heard_s = time.monotonic()
                 continue
             try:
-                await self._asking.connection.ask("/health", timeout_s=LOOK_TIMEOUT_S)
+                await check_health(self._asking.connection, LOOK_TIMEOUT_S)
                 heard_s = time.monotonic()
             except ServerAway as away:
                 self._die(_away(away), self._suspects() if away.ended else ())
-            except Refusal as refusal:
-                heard_s = time.monotonic()
-                if refusal.status >= 500:
-                    self._die(_away(refusal))
-            except WrongAnswer:
-                heard_s = time.monotonic()  # such as the word OK
             except AnswerCut as error:
                 if time.monotonic() - heard_s > HUNG_S:
                     self._die(_away(error))
@@ -512,19 +546,25 @@ def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _patiently(
-    ask: Callable[[], Awaitable[object]], is_too_late: Callable[[], bool] = lambda: False
-) -> None:
-    """Asks again while the server is busy, which is the fault of no job. Raises what ``ask`` does,
-    a Refusal also after :data:`BUSY_S`."""
+    ask: Callable[[], Awaitable[T]],
+    statuses: Container[int],
+    *,
+    is_served: Callable[[], bool] = lambda: False,
+    is_too_late: Callable[[], bool] = lambda: False,
+) -> T:
+    """What ``ask`` gives; it is asked again for :data:`BUSY_S` while it is refused with one of the
+    ``statuses``, and as long as the job ``is_served``. Raises what ``ask`` does."""
     give_up_s = time.monotonic() + BUSY_S
     pause_s, longest_s = BUSY_PAUSES_S
     while True:
         try:
-            await ask()
-            return
+            return await ask()
         except Refusal as refusal:
-            late = time.monotonic() + pause_s > give_up_s or is_too_late()
-            if late or refusal.status not in BUSY:
+            if refusal.status not in statuses or is_too_late():
+                raise
+            if is_served():
+                give_up_s = time.monotonic() + BUSY_S
+            elif time.monotonic() + pause_s > give_up_s:
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)
@@ -538,6 +578,10 @@ def _with_next(slots: int | None) -> int:
 
 def _away(reason: object) -> Death:
     return Death("server", f"the server is away: {reason}")
+
+
+def _busy(refusal: Refusal) -> EngineDied:
+    return EngineDied(Death("server", f"the server is busy: {refusal}", lives=True))
 
 
 def _ended_alone(generation: ServerGeneration, reason: str) -> EngineDied:

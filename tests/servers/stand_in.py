@@ -6,6 +6,7 @@ words. Prompts that do something else:
 
 - ``cut <n>``: the connection ends after n tokens; ``end <n>``: the answer does, without its end.
 - ``endless``: tokens without end; ``silent``: none at all after the first.
+- ``torn``: the connection ends after the reason why the answer has.
 - ``huge``: an event of 100 MB; ``heap``: a hundred of 1 MB.
 - ``noise``: events that are no JSON; ``odd``: one of a byte that is none.
 - ``page``: a web page in place of events.
@@ -26,7 +27,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +53,10 @@ class StandIn:
         self.port = free_port()
         self.busy = 0
         """How many more requests it refuses as it is busy."""
+        self.room: int | None = None
+        """How many answers it gives at once; None for any number."""
+        self.unreached = 0
+        """How many more requests a proxy before it answers itself, but those for its health."""
         self.busy_models = 0
         """How often it refuses to list its models."""
         self.said_between = b""
@@ -69,6 +74,9 @@ class StandIn:
         self.callers: list[Any] = []
         """The address of each who sent something."""
         self.open = self.most_open = 0
+        self.stop: Callable[[], None]
+        """Ends it as a signal would that asks it to: it gives up its answers. Once it runs."""
+        self._stops = False
         self._step_s = float(os.environ.get("STAND_IN_STEP_MS", "0")) / 1e3
 
     @property
@@ -92,6 +100,9 @@ class StandIn:
     async def _admit(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if self.unreached and request.path != "/health":
+            self.unreached -= 1
+            return web.Response(status=502, text="<html>", content_type="text/html")
         if request.method == "POST":
             self.callers.append(request.transport.get_extra_info("peername"))
         return await handler(request)
@@ -136,8 +147,8 @@ class StandIn:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append((request.path, body))
-        if self.busy:
-            self.busy -= 1
+        if self.busy or self.open == self.room:
+            self.busy = max(0, self.busy - 1)
             return web.json_response({"error": {"message": "busy"}}, status=503)
         prompt = body.get("prompt", "")
         begun = 0
@@ -182,6 +193,10 @@ class StandIn:
         step_s = number / 1e3 if words[0] == "slow" else self._step_s
         for at in range(begun, 10**9 if words[0] == "endless" else begun + most):
             made = at - begun
+            if self._stops and made:
+                for event in self._last(request.path, made, size, "abort"):
+                    await _send(response, event)
+                return response
             match words:
                 case ["cut", _] if made == number:
                     request.transport.abort()
@@ -211,6 +226,9 @@ class StandIn:
         reason = "content_filter" if words[0] == "filter" else "length"
         for event in self._last(request.path, most, size, reason):
             await _send(response, event)
+            if words[0] == "torn":
+                request.transport.abort()
+                return response
         if request.path != "/completion":
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -239,14 +257,21 @@ class StandIn:
         loop = asyncio.new_event_loop()
         runner = web.AppRunner(self.app(), handler_cancellation=True, shutdown_timeout=0.1)
 
-        async def start() -> None:
+        async def start() -> web.TCPSite:
             await runner.setup()
-            await web.TCPSite(runner, LOCALHOST, self.port).start()
+            site = web.TCPSite(runner, LOCALHOST, self.port)
+            await site.start()
+            return site
+
+        async def stop() -> None:
+            await site.stop()
+            self._stops = True
 
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(start(), loop).result()
+            site = asyncio.run_coroutine_threadsafe(start(), loop).result()
+            self.stop = lambda: asyncio.run_coroutine_threadsafe(stop(), loop).result()
             yield self
         finally:
             asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()

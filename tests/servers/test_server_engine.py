@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from llorch_worker.contract import (
     Cancelled,
     ContextLengthExceeded,
+    Event,
     GenerationRequest,
     InvalidRequest,
     Journal,
@@ -27,7 +29,7 @@ from llorch_worker.engine.interface import Death, EngineDied
 from llorch_worker.servers import connection, server_engine
 from llorch_worker.servers.answer import ChoiceSoFar
 from llorch_worker.servers.bodies import texts_of
-from llorch_worker.servers.connection import AnswerCut, Refusal, ServerAway
+from llorch_worker.servers.connection import BUSY, AnswerCut, Refusal, ServerAway
 from llorch_worker.servers.pieces import Piece
 from llorch_worker.servers.server_engine import Address, ServerEngine
 from llorch_worker.settings import Settings
@@ -181,8 +183,13 @@ def test_a_deadline_ends_an_answer_with_what_there_is(vllm: StandIn) -> None:
     ],
 )
 def test_a_wrong_answer_costs_one_job(
-    vllm: StandIn, prompt: str, error: type[LlorchError], words: str
+    vllm: StandIn,
+    prompt: str,
+    error: type[LlorchError],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_S", 0.0)
     with engine_at(vllm, silent_s=0.3 if prompt == "silent" else 60) as engine:
         failed = engine.submit(asked(prompt=prompt))
         with pytest.raises(error, match=words) as raised:
@@ -283,6 +290,124 @@ def test_a_server_that_falls_ill_ends_the_engine_and_blames_no_job(vllm: StandIn
     with pytest.raises(EngineDied):
         engine.submit(asked())
     engine.close()
+
+
+@pytest.mark.parametrize("prompt", ["error", "status 500"])
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_server_whose_engine_has_died_fails_no_job(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, prompt: str, held: int
+) -> None:
+    """vLLM's API outlives its engine for a while, and answers that each request failed."""
+    monkeypatch.setattr(server_engine, "LOOK_S", 3600.0)
+    deaths: list[Death] = []
+    engine = load(vllm)
+    engine.on_death(deaths.append)
+    others = [engine.submit(asked(prompt="hold")) for _ in range(held)]
+    wait_until(lambda: vllm.open == held)
+    vllm.well = False
+    for generation in (engine.submit(asked(prompt=prompt), job_id="last"), *others):
+        with pytest.raises(EngineDied, match="HTTP 503"):
+            generation.result(timeout=60)
+    assert [(death.lives, death.suspects) for death in deaths] == [
+        (False, () if held else ("last",))
+    ]
+    engine.close()
+
+
+def test_answers_that_a_server_gives_up_as_it_stops_go_on_at_the_next(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "LOOK_S", 3600.0)
+    deaths: list[Death] = []
+    request = asked(prompt="slow 50", max_tokens=200)
+    with StandIn("vLLM").running() as stopped:
+        engine = load(stopped)
+        engine.on_death(deaths.append)
+        told: list[list[Event]] = [[], []]
+        given_up = [engine.submit(request, on_event=events.append) for events in told]
+        wait_until(lambda: all(len(events) > 2 for events in told))
+        stopped.stop()
+        for generation in given_up:
+            with pytest.raises(EngineDied):
+                generation.result(timeout=60)
+        engine.close()
+    assert [(death.lives, death.suspects) for death in deaths] == [(False, ())]
+    with engine_at(vllm) as following:
+        for events in told:
+            journal = read_journal(e for e in events if e.type in ("started", "tokens"))
+            assert following.continues(request, journal)
+            result = following.submit(request, journal=journal).result(timeout=60)
+            assert result.choices[0].token_ids == tuple(range(1000, 1200))
+
+
+def test_an_answer_that_has_ended_is_whole_also_if_its_connection_ends_before_its_count(
+    vllm: StandIn,
+) -> None:
+    with engine_at(vllm) as engine:
+        result = engine.submit(asked(prompt="torn")).result()
+        assert result.text == "w0 w1 w2 w3 "
+        assert result.choices[0].finish_reason == "length"
+        assert (result.usage.completion, result.usage.estimated) == (4, True)
+
+
+def test_a_proxy_that_reaches_no_server_is_asked_again_and_then_ends_the_engine_for_no_jobs_fault(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_PAUSES_S", (0.01, 0.02))
+    deaths: list[Death] = []
+    engine = load(vllm)
+    engine.on_death(deaths.append)
+    vllm.unreached = 3
+    assert engine.submit(asked(max_tokens=3073)).result(timeout=60).usage.completion == 3073
+    assert vllm.unreached == 0
+    assert len(vllm.callers) == 2, "the prompt was counted all the same"
+    monkeypatch.setattr(server_engine, "BUSY_S", 0.1)
+    vllm.unreached = 10**6
+    for generation in [engine.submit(asked()) for _ in range(2)]:
+        with pytest.raises(EngineDied, match="HTTP 502"):
+            generation.result(timeout=60)
+    assert [(death.lives, death.suspects) for death in deaths] == [(False, ())]
+    engine.close()
+
+
+def test_a_choice_waits_for_room_as_long_as_another_of_its_job_has_it(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_PAUSES_S", (0.01, 0.02))
+    vllm.room = 0
+    with engine_at(vllm) as engine:
+        generation = engine.submit(asked(prompt="slow 20", n=4))
+        wait_until(lambda: len(vllm.bodies) >= 4)
+        vllm.room = 2
+        result = generation.result(timeout=60)
+        assert [choice.text for choice in result.choices] == ["w0 w1 w2 w3 "] * 4
+    monkeypatch.setattr(server_engine, "BUSY_S", -1.0)
+    refusals = [Refusal(503, "busy") for _ in range(5)]
+
+    async def ask() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "room"
+
+    assert asyncio.run(server_engine._patiently(ask, BUSY, is_served=lambda: True)) == "room"
+
+
+def test_a_job_goes_on_also_if_the_server_was_busy_when_it_was_asked_for_that(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_engine, "BUSY_PAUSES_S", (0.01, 0.02))
+    with engine_at(vllm) as engine:
+        first = engine.submit(asked(max_tokens=2))
+        journal = read_journal(e for e in first.events() if e.type in ("started", "tokens"))
+        vllm.unreached = 3
+        assert engine.continues(asked(), journal)
+        assert vllm.unreached == 0
+        monkeypatch.setattr(server_engine, "BUSY_S", 0.0)
+        vllm.unreached = 1
+        with pytest.raises(EngineDied) as caught:
+            engine.continues(asked(), journal)
+        assert (caught.value.death.lives, caught.value.death.suspects) == (True, ())
+        assert engine.healthy
 
 
 def test_a_busy_server_is_away_once_it_has_answered_no_look_for_so_long(
@@ -510,8 +635,9 @@ def test_a_busy_server_is_asked_again_for_a_while(
         with pytest.raises(Cancelled):
             waiting.result(timeout=60)
         monkeypatch.setattr(server_engine, "BUSY_S", 0.1)
-        with pytest.raises(EngineDied, match="HTTP 503"):
+        with pytest.raises(EngineDied, match="HTTP 503") as caught:
             engine.submit(asked()).result(timeout=60)
+        assert (caught.value.death.lives, caught.value.death.suspects) == (True, ())
         assert engine.healthy
 
 

@@ -25,7 +25,7 @@ from tests.gateway.receiver import running_receiver
 from tests.gateway.test_batches import api_of, documents, ended, line
 from tests.gateway.test_batches import begun as begun_batch
 from tests.gateways import running_gateway
-from tests.servers.stand_in import FIRST_ID, MODEL
+from tests.servers.stand_in import FIRST_ID, MODEL, StandIn
 from tests.services import (
     LOCALHOST,
     REAL_APP,
@@ -89,7 +89,7 @@ def running_server(kind: str, folder: Path, **options: int) -> Iterator[Server]:
 
 @contextmanager
 def worker_of(
-    server: Server, redis: RedisServer, folder: Path, **options: object
+    server: Server | StandIn, redis: RedisServer, folder: Path, **options: object
 ) -> Iterator[WorkerProcess]:
     settings = {
         "app": REAL_APP,
@@ -240,6 +240,18 @@ def test_kills_of_workers_and_servers_lose_no_job_and_repeat_no_token_unsaid(
         assert count(own_client.redis) == 0
 
 
+def test_no_job_pays_for_a_proxy_that_reaches_no_server_for_a_while(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    with StandIn("vLLM").running() as server, worker_of(server, own_server, tmp_path):
+        server.unreached = 50
+        jobs = [own_client.submit(model=MODEL, prompt="one", max_tokens=2) for _ in range(20)]
+        for job in jobs:
+            assert job.result(timeout=60).text == "w0 w1 "
+        assert server.unreached == 0
+        assert count(own_client.redis) == 0
+
+
 def test_a_job_that_ends_the_server_three_times_alone_is_a_dead_letter(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
@@ -294,8 +306,6 @@ def test_a_worker_waits_for_a_server_that_starts_later_and_tells_of_it(
 def test_a_wrong_key_ends_the_worker_with_a_sentence_that_does_not_show_it(
     own_server: RedisServer, tmp_path: Path
 ) -> None:
-    from tests.servers.stand_in import StandIn
-
     secret = tmp_path / "key"
     secret.write_text("hunter2\n")
     with StandIn("vLLM", key="right").running() as server:
@@ -456,8 +466,6 @@ def test_a_server_is_one_of_several_models_and_always_there(
 def test_a_worker_of_servers_alone_serves_each_and_computes_nothing(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
-    from tests.servers.stand_in import StandIn
-
     with ExitStack() as running:
         one = running.enter_context(StandIn("vLLM").running())
         other = running.enter_context(StandIn("llama-server").running())
