@@ -252,6 +252,7 @@ class Seat:
                 name=name,
                 max_context=loader.surveyed.max_context,
                 queue_limit=settings.queue_limit,
+                tenant_weights=settings.tenant_weights,
                 generation_config=loader.surveyed.generation_config if config else {},
                 tasks=tuple(loader.surveyed.tasks),
                 last_seen=time.time(),

@@ -31,6 +31,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
             tmp_path_factory.mktemp("worker"),
             models="a.gguf,b.gguf,c.gguf",
             resident=2,
+            tenant_weights="acme=3",
             min_resident_s=0,
             max_wait_s=3_600,
             metrics_port=free_port(),
@@ -49,6 +50,15 @@ def client(worker: WorkerProcess) -> Iterator[Client]:
 def cards(client: Client) -> dict[str, WorkerCard]:
     """By the model that is loaded there."""
     return {card.model: card for card in registry.workers(client.redis) if not card.away}
+
+
+def test_tenants_have_their_weights_also_where_a_model_is_not_loaded(
+    worker: WorkerProcess, client: Client
+) -> None:
+    """A worker announces such models last."""
+    wait_until(lambda: {*registry.models(client.redis)} == {"a", "b", "c"})
+    weights = {name: card.tenant_weights for name, card in registry.models(client.redis).items()}
+    assert weights == dict.fromkeys("abc", "acme=3")
 
 
 def test_the_death_of_one_engine_leaves_the_jobs_of_the_other_alone(
