@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
+from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, Started
+from tests.broker.steps import take
 from tests.services import WorkerProcess, begun, wait_until
 from tests.store import held_ids, stored_result
 
@@ -64,6 +66,24 @@ def test_a_queued_job_that_was_cancelled_or_revoked_never_runs(
     busy[0].cancel()
     assert_no_start(client, queued)
     for job in busy[1:]:
+        job.cancel()
+    for job in (*busy, queued):
+        assert_cancelled(client, job)
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_a_job_that_was_handed_back_can_be_revoked_while_it_waits(
+    toy_worker: WorkerProcess, client: Client, stock: Celery, terminates: bool
+) -> None:
+    """Its state is STARTED, which Celery leaves to the worker that stored it."""
+    busy = [start(client) for _ in range(4)]
+    queued = client.submit(prompt="x", max_tokens=LONG)
+    (claim,) = take(client.redis, limit=1)
+    assert claim.job_id == queued.id
+    assert claims.hand_back(client.redis, claim)
+    stock.control.revoke(queued.id, terminate=terminates)
+    assert_no_start(client, queued)
+    for job in busy:
         job.cancel()
     for job in (*busy, queued):
         assert_cancelled(client, job)

@@ -33,8 +33,10 @@ def cancel(
     result_ttl_s: int,
     stream_ttl_s: int,
     heard_by: str | None = None,
+    only_waiting: bool = False,
 ) -> CancelOutcome:
-    """Cancels a job. The script decides in one step whether a worker's claim came first.
+    """Cancels a job, or one that waits alone. The script decides in one step whether a worker's
+    claim came first.
 
     ``heard_by``: the model of a worker that heard of it from somebody who knows the job. So an id
     without a trace in Redis is that of a stock producer's job in an inbox. It ends too, and what
@@ -48,7 +50,7 @@ def cancel(
         result_ttl_s=result_ttl_s,
         stream_ttl_s=stream_ttl_s,
         heard_by=heard_by,
-        publish_on=channel(client),
+        publish_on="" if only_waiting else channel(client),
     )
 
 

@@ -10,17 +10,23 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.app.utils import filter_hidden_settings
+from celery.utils.log import get_logger
 from celery.utils.time import rate
 from celery.worker import control
+from kombu.utils.functional import maybe_list
 from kombu.utils.url import maybe_sanitize_url
+from redis.exceptions import RedisError
 
 from llorch_worker.broker.figures.fleet_client import LOAD_COMMAND, RELOAD_COMMAND, UNLOAD_COMMAND
+from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.worker.celery.refusals import (
     FIXED_SIZE,
     NO_CHILDREN,
     NO_TIME_LIMITS,
     foreign_queue,
 )
+
+logger = get_logger(__name__)
 
 Reply = dict[str, Any]
 
@@ -31,6 +37,8 @@ def install() -> None:
         "add_consumer": _of_own_queue(control.add_consumer),
         "cancel_consumer": _of_own_queue(control.cancel_consumer),
         "rate_limit": _rate_limit,
+        "revoke": _of_what_waits_too(control.revoke),
+        "terminate": _of_what_waits_too(control.terminate),
         "stats": _stats,
         "time_limit": _refusal(NO_TIME_LIMITS),
         "autoscale": _refusal(FIXED_SIZE),
@@ -49,6 +57,29 @@ def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
     def run(state: Any, queue: object, **options: Any) -> Reply:
         reason = foreign_queue(state.app, [queue])
         return command(state, queue, **options) if reason is None else _refused(reason)
+
+    return run
+
+
+def _of_what_waits_too(command: Callable[..., Reply]) -> Callable[..., Reply]:
+    """``command``, which leaves a job that has begun to the worker that has it, also for one that
+    was handed back and that nobody has. Workers that start later would not hear of it."""
+
+    def run(state: Any, *, task_id: Any, **options: Any) -> Reply:
+        reply = command(state, task_id=task_id, **options)
+        settings = state.app.settings
+        try:
+            for job_id in map(str, maybe_list(task_id) or ()):
+                cancel(
+                    state.app.backend.client,
+                    job_id,
+                    result_ttl_s=settings.result_ttl_s,
+                    stream_ttl_s=settings.stream_ttl_s,
+                    only_waiting=True,
+                )
+        except RedisError as error:
+            logger.warning("a revoked job that waits may run: %s", type(error).__name__)
+        return reply
 
     return run
 
