@@ -57,6 +57,8 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 ASK_TIMEOUT_S = 1.0
 """How long a sentinel may take to say where the master is."""
+ANSWER_S = 1.0
+"""How long the reply of a command that blocks may take beyond its wait."""
 IMPATIENT_S = 2.0
 """For pages and scrapes, which ask again; Prometheus waits for 5 s only."""
 HEALTH_CHECK_S = 15
@@ -180,6 +182,13 @@ def sentinel_options(parsed: RedisUrl) -> dict[str, Any]:
         "socket_timeout": ASK_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
     }
+
+
+def longest_wait_s(client: redis.Redis | redis.asyncio.Redis, most_s: float) -> float:
+    """How long a command of ``client`` may block: ``most_s``, or less if it would not wait so long
+    for the reply."""
+    reply_timeout_s: float = client.get_connection_kwargs()["socket_timeout"]
+    return min(most_s, reply_timeout_s - ANSWER_S)
 
 
 def close_idle(client: redis.Redis) -> None:

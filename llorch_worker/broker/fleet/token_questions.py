@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import redis
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_json
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import longest_wait_s
 from llorch_worker.contract import (
     ERROR_CLASSES,
     ErrorDocument,
@@ -68,7 +70,7 @@ async def ask(client: redis.asyncio.Redis, model: str, question: TokenQuestion) 
         waiting, _ = await pipe.execute()
     reply = None
     if waiting <= MOST_WAITING:
-        reply = await commands.blpop([keys.token_answer(asked.id)], ANSWER_TIMEOUT_S)
+        reply = await _answer_of(commands, keys.token_answer(asked.id))
     if reply is None:
         await commands.lrem(questions, 0, document)
         if waiting > MOST_WAITING:
@@ -81,13 +83,24 @@ async def ask(client: redis.asyncio.Redis, model: str, question: TokenQuestion) 
     return answered.answer or {}
 
 
+async def _answer_of(commands: Any, key: str) -> Any:
+    until_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        # Redis waits for ever if it is to wait for 0 s.
+        wait_s = max(longest_wait_s(commands, left_s), 0.01)
+        if (reply := await commands.blpop([key], wait_s)) is not None:
+            return reply
+    return None
+
+
 def take(
     client: redis.Redis, model: str, taker: str, timeout_s: float
 ) -> tuple[str, TokenQuestion] | None:
-    """The next question and its id; None if none comes for ``timeout_s``, if it cannot be read, or
-    if :func:`wake` is called for this ``taker``."""
+    """The next question and its id; None if none comes for at most ``timeout_s``, if it cannot be
+    read, or if :func:`wake` is called for this ``taker``."""
     questions = keys.token_questions(model)
-    popped: Any = client.blpop([questions, keys.token_answer(taker)], timeout_s)
+    wait_s = longest_wait_s(client, timeout_s)
+    popped: Any = client.blpop([questions, keys.token_answer(taker)], wait_s)
     if popped is None or popped[0] != questions:
         return None
     try:
