@@ -44,6 +44,7 @@ _DEFAULTS = dict.fromkeys(_UNSET) | {
     "event_exchange": "celeryev",
     "task_always_eager": False,
     "worker_direct": False,
+    "result_failure_expires": None,
     "worker_enable_remote_control": True,
     "worker_soft_shutdown_timeout": 0,
 }
@@ -71,6 +72,7 @@ _REASONS = {
     "task_queues": "a worker serves the queues of its model; choose among them with -Q",
     "task_routes": "name the queue of a later task in its signature",
     "result_expires": "set LLORCH_RESULT_TTL_S",
+    "result_failure_expires": "set LLORCH_RESULT_TTL_S, which is of every result",
     "result_extended": "it would store prompts with results",
     "accept_content": "jobs are JSON",
     "worker_concurrency": "set LLORCH_MAX_SEQUENCES",

@@ -92,6 +92,7 @@ REFUSED: dict[str, Any] = {
     "result_backend_transport_options": {"global_keyprefix": "secret"},
     "result_expires": 60,
     "result_extended": True,
+    "result_failure_expires": 60,
     "task_acks_late": False,
     "task_acks_on_failure_or_timeout": False,
     "task_always_eager": True,
