@@ -32,6 +32,7 @@ from tests.encoders import WIDTH, WORDS, text_of, write_encoder
 from tests.services import REAL_APP, RedisServer, WorkerProcess, own_redis, running_worker
 from tests.store import record_of
 from tests.waiting import wait_until
+from tests.worker.celery.remote import told
 
 GET_S = 120
 SECRET = "w17 w23"
@@ -201,7 +202,9 @@ def test_one_key_is_one_job(worker: WorkerProcess, client: Client) -> None:
 
 
 @pytest.mark.parametrize("held", ["texts", "generation"])
-def test_jobs_of_one_kind_hold_no_place_of_the_other(tmp_path: Path, held: str) -> None:
+def test_jobs_of_one_kind_and_their_rate_limit_hold_up_none_of_the_other(
+    tmp_path: Path, held: str
+) -> None:
     """Of a model that does both; the jobs of a kind are not computed for a while."""
     (tmp_path / "model").mkdir()
     model, closed = write_judge(tmp_path / "model", marked=False), tmp_path / "closed"
@@ -215,7 +218,8 @@ def test_jobs_of_one_kind_hold_no_place_of_the_other(tmp_path: Path, held: str) 
         own_redis() as server,
         running_worker(
             server.url, tmp_path, app="tests.faults.held_app", HELD=held, CLOSED=closed, **made
-        ),
+        ) as worker,
+        Celery("stock", broker=server.url, set_as_current=False) as stock,
         Client(server.url, model="both") as client,
     ):
         closed.touch()
@@ -231,4 +235,8 @@ def test_jobs_of_one_kind_hold_no_place_of_the_other(tmp_path: Path, held: str) 
         closed.unlink()
         client.submit(other).result(GET_S)
         for job in jobs:
+            job.result(GET_S)
+        told(stock, worker, "rate_limit", task_name=first.task, rate_limit="1/h")
+        client.submit(first).result(GET_S)
+        for job in [client.submit(other) for _ in range(5)]:
             job.result(GET_S)

@@ -23,7 +23,8 @@ from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.jobs.settling import Settler
 from llorch_worker.broker.messages.body import is_exit
 from llorch_worker.broker.queues import place_of
-from llorch_worker.contract import REQUESTS, Fault, InvalidRequest, shown
+from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
+from llorch_worker.contract.kinds import TEXT_TASKS
 from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource
 from llorch_worker.worker.celery.message_faults import fault_of, id_of
@@ -88,6 +89,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 return None if reads else "any"
             return "texts" if reads else "generation"
 
+        def reads_texts() -> bool:
+            """Whether its jobs do."""
+            return reads or (
+                (own := seat()) is not None and TASK_NAME not in own.engine.facts.tasks
+            )
+
         def place() -> str:
             if reads or (own := seat()) is None or not own.may_be_chosen:
                 return ""
@@ -99,7 +106,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             self._terms,
             self.hostname,
             sequences=lambda: MOST_JOBS_A_CLAIM if (own := seat()) is None else own.sequences,
-            startable=lambda: self._startable(model()),
+            startable=lambda: self._startable(model(), reads=reads_texts()),
             place=place,
             serves=lambda: {} if (own := seat()) is None else own.serves(),
             on_arrival=self._call_take,
@@ -166,7 +173,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             while arrived:
                 # Since their claim the worker may have left its queues, or got a rate limit. Celery
                 # would keep what is beyond that, and forget it with its connection.
-                if claimer.queues and self._startable(arrived[0].model).most:
+                first = arrived[0]
+                if claimer.queues and self._startable(first.model, reads=first.reads).most:
                     self._take(claimer)
                 else:
                     # Latest first: each goes to the head, so the earliest ends up in front.
@@ -223,13 +231,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if self.task_consumer is not None:
             self.look_again()
 
-    def _startable(self, model: str) -> Startable:
-        """The most jobs of a model that its engine and the rate limit let start now. The others
-        wait in Redis, where other workers can take them. The token itself is taken by Celery, when
-        the job arrives."""
+    def _startable(self, model: str, *, reads: bool) -> Startable:
+        """The most jobs of a model, which generate or ``reads`` texts, that its engine and the rate
+        limits let start now. The others wait in Redis, where other workers can take them. The token
+        itself is taken by Celery, when the job arrives."""
         if self.app.residency is not None and not self.app.residency.is_ready(model):
             return Startable(0)  # the seat says when to claim again
-        found = [] if self.disable_rate_limits else map(self.task_buckets.get, REQUESTS)
+        tasks = TEXT_TASKS if reads else (TASK_NAME,)
+        found = [] if self.disable_rate_limits else map(self.task_buckets.get, tasks)
         if not (buckets := [bucket for bucket in found if bucket is not None]):
             return Startable(MOST_JOBS_A_CLAIM)
         # Which task the next job is of, its claim tells.
