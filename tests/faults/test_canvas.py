@@ -104,6 +104,21 @@ def test_a_chord_whose_part_is_revoked_while_it_waits_fails(
     assert "ChordError" in json.dumps(stored(client, result))
 
 
+REFUSED = 'signature("llorch.generat", queue="llorch.toy", app=app)'
+
+
+@pytest.mark.parametrize(
+    "canvas", [f"chain({REFUSED}, generate())", f"chord([generate(), {REFUSED}], {BODY})"]
+)
+def test_what_follows_a_message_that_becomes_no_task_fails_with_it(
+    client: Client, start_worker: StartWorker, canvas: str
+) -> None:
+    start_worker()
+    result, _ = send(client, canvas)
+    assert wait_for_end(client, result) == "FAILURE"
+    wait_until(lambda: not follow_ups_in(client.redis))
+
+
 def test_a_revoke_that_only_a_worker_of_another_application_heard_holds(
     client: Client, start_worker: StartWorker
 ) -> None:

@@ -359,7 +359,8 @@ def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
 
 
 def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bool:
-    """Stores ``error`` as the job's result and ends the claim; False if the claim was lost."""
+    """Stores ``error`` as the job's result and ends the claim; False if the claim was lost. What
+    follows the end is left to :mod:`.follow_ups`."""
     document = failure_document(claim.job_id, error)
     end = decode_state(document).end
     assert end is not None
@@ -374,7 +375,7 @@ def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bo
                 terms.result_ttl_s,
                 encode_event(terminal_event(end)),
                 terms.stream_ttl_s,
-                "",
+                0,
             ],
         )
     )

@@ -27,7 +27,7 @@ from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
 from llorch_worker.contract.kinds import TEXT_TASKS
 from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource
-from llorch_worker.worker.celery.message_faults import fault_of, id_of
+from llorch_worker.worker.celery.message_faults import fault_of
 from llorch_worker.worker.claimer import MOST_JOBS_A_CLAIM, Claimer, Startable
 
 if TYPE_CHECKING:
@@ -325,6 +325,3 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             error = InvalidRequest.from_faults([fault])
         message.refuse(reason, error)
         message.reject_log_error(logger, self.connection_errors)
-        job_id = id_of(message)
-        if job_id is not None and self.event_dispatcher:
-            self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))

@@ -3,7 +3,8 @@
 After it has stored a task's end, a Celery worker counts the task's part of a chord, fails the later
 tasks of its chain, calls its errbacks and sends an event. A job may end without a worker: a cancel
 ends one that waits, and a claim ends one that has no attempts left. Or its worker dies after it has
-stored the end. Redis keeps such jobs in a sorted set until a worker has done the rest.
+stored the end. Or its message cannot become a task. Redis keeps such jobs in a sorted set until a
+worker has done the rest.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ class FollowUps(Repeater):
                     self._follow_up(ended, events)
 
     def _follow_up(self, ended: FollowUp, events: Any) -> None:
+        # Of a message that cannot be read, the id is all that Celery needs.
         task = read_task(ended.message, self._settings.max_message_bytes)
+        headers, body = task or ({}, None)
         # The result may have expired while no worker was there.
-        if task is not None and ended.document:
-            headers, body = task
+        if ended.document:
             embed = body[2] if isinstance(body, list) and len(body) == 3 else {}
             request = Context({**headers, **(embed or {}), "id": ended.job_id, "delivery_info": {}})
             try:
@@ -77,8 +79,9 @@ class FollowUps(Repeater):
             backend.on_chord_part_return(request, state, meta["result"])
         elif state == FAILURE:
             error = backend.exception_to_python(meta["result"])
-            backend.mark_as_failure(job_id, error, request=request)
+            # First, because what its message holds may raise.
             events.send("task-failed", uuid=job_id, exception=repr(error))
+            backend.mark_as_failure(job_id, error, request=request)
         elif state == REVOKED:
             backend.mark_as_revoked(job_id, "cancelled", request=request)
             events.send("task-revoked", uuid=job_id, terminated=False, signum=None, expired=False)

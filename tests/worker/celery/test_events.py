@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from celery import Celery
 
 from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME
+from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.monitor import Monitor
 from tests.services import wait_until
+from tests.store import follow_ups_in
 
 pytestmark = pytest.mark.usefixtures("toy_worker")
 GET_S = 60
+
+
+def test_a_message_that_becomes_no_task_fails_in_one_event(client: Client, stock: Celery) -> None:
+    with Monitor(stock, "task.#") as monitor:
+        for job_id, task in (("torn", TASK_NAME), ("of no task", "llorch.generat")):
+            body: object = b"{" if task == TASK_NAME else GOOD_BODY
+            message = envelope(body, headers={"id": job_id, "task": task})
+            client.redis.lpush(QUEUE, json.dumps(message))
+        for job_id in ("torn", "of no task"):
+            wait_until(lambda job_id=job_id: monitor.saw("task-failed", job_id))
+        wait_until(lambda: not follow_ups_in(client.redis))
+        failed = [e["uuid"] for e in monitor.events if e["type"] == "task-failed"]
+        assert sorted(failed) == ["of no task", "torn"]
 
 
 @pytest.mark.parametrize("routing_key", ["#", "task.#"])
