@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +11,15 @@ import pytest
 import redis
 from celery import chain
 
-from llorch_worker.broker import queues
+from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.connections.outage import RedisOutage
 from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.client import AsyncClient, Client
-from llorch_worker.contract import TASK_NAME, InternalError, Priority
+from llorch_worker.contract import TASK_NAME, InternalError, InvalidRequest, Priority
 from tests.latch import Latch
+from tests.messages import QUEUE, envelope
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -217,3 +219,18 @@ def test_a_worker_warns_at_its_start_of_a_redis_that_deletes_jobs(
     ):
         said = f"its maxmemory-policy is {policy}; set it to noeviction" in worker.text()
         assert said is warns
+
+
+def test_a_message_that_cannot_be_refused_now_is_refused_later(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    made = {"model_name": "toy", "lease_s": 2, "sweep_s": 0.5}
+    with running_worker(own_server.url, tmp_path, **made) as worker:
+        own_client.redis.set(keys.DEAD, "no list")
+        own_client.redis.lpush(QUEUE, json.dumps(envelope(17)))
+        wait_until(lambda: "cannot refuse a job now: ResponseError" in worker.text())
+        own_client.redis.delete(keys.DEAD)
+        with pytest.raises(InvalidRequest, match="its body is not"):
+            own_client.job("raw").result(GET_S)
+        assert own_client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+        assert worker.process.poll() is None

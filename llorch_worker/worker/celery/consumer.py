@@ -288,7 +288,13 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 # connection error: it would reconnect and get the message again, for ever.
                 logger.error("cannot take a message: %s", type(error).__name__)
                 fault = _NO_TASK
-            return self._refuse(message, fault)
+            try:
+                return self._refuse(message, fault)
+            except _CUT_OFF:
+                raise
+            except RedisError as error:
+                logger.error("cannot refuse a job now: %s", type(error).__name__)
+                return self._put_back(message)
 
         return on_task_received
 
