@@ -69,7 +69,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._pids = itertools.count(1)
         # Nothing beyond the prefetch count and the urgent jobs is claimed, so work waits for a
-        # thread only when tasks with an ETA fall due together.
+        # thread only if one of several servers came back with more slots than it had.
         self._running: dict[int, _Work] = {}
         self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
