@@ -82,7 +82,7 @@ class Stub:
         while len(self.held) < self._slots:
             self._leave()
             request = ClaimRequest(
-                models=(MODEL,),
+                model=MODEL,
                 queues=self._consumed,
                 limit=self._slots - len(self.held),
                 worker=self.name,

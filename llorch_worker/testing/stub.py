@@ -181,7 +181,7 @@ class Stub:
                 continue
             inbox_watch.look(self._redis, self.model)
             request = ClaimRequest(
-                models=(self.model,),
+                model=self.model,
                 queues=consumed,
                 limit=MAX_SEQUENCES,
                 worker=HOSTNAME,

@@ -236,7 +236,7 @@ class Claimer(Repeater):
         self._look_at_s = float("inf")
         model = self._model()
         request = ClaimRequest(
-            models=(model,),
+            model=model,
             queues=room.queues,
             limit=room.most,
             worker=self._worker,
@@ -252,7 +252,7 @@ class Claimer(Repeater):
             request = replace(
                 request,
                 call=before.call,
-                models=before.models,
+                model=before.model,
                 kind=before.kind,
                 sent_before=True,
             )

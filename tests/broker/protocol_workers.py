@@ -68,7 +68,7 @@ class Workers(Users):
         lost_tags = [claim.tag for claim in lost if before.holds(claim)]
         limit = request.limit if request else limit
         request = request or claims.ClaimRequest(
-            models=("toy",),
+            model="toy",
             queues=consumed,
             limit=limit,
             worker=process.name,

@@ -74,7 +74,7 @@ def look(
     held: Sequence[Claim] = (),
     worker: str = "w@h",
 ) -> Taken:
-    request = ClaimRequest(("toy",), queues.queues("toy"), limit, worker, tuple(held))
+    request = ClaimRequest("toy", queues.queues("toy"), limit, worker, tuple(held))
     return claims.claim(store, request, terms)
 
 

@@ -48,7 +48,7 @@ PART_OF_A_CHORD = "celery-taskset-meta-g.j"
 
 def claim_until_heard(stage: Stage) -> list[Claim]:
     """The same call again and again, as a worker sends it."""
-    call = ClaimRequest(("toy",), queues.queues("toy"), limit=10, worker="w@h")
+    call = ClaimRequest("toy", queues.queues("toy"), limit=10, worker="w@h")
 
     def send() -> list[Claim]:
         nonlocal call

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
@@ -138,9 +138,9 @@ class Taken(NamedTuple):
 class ClaimRequest:
     """What a worker asks for in one call of :func:`claim`."""
 
-    models: tuple[str, ...]
+    model: str
     queues: tuple[str, ...]
-    """Of these models: those that Celery consumes now."""
+    """Those that Celery consumes now; others than the model's do not count."""
     limit: int
     worker: str
     """The caller's node name."""
@@ -170,23 +170,11 @@ def claim(client: Redis, request: ClaimRequest, terms: ClaimTerms) -> Taken:
 
     A ``client`` that itself sends a command again would claim twice: call it again instead.
     """
-    taken: list[Claim] = []
-    again_s: list[float] = []
-    repeated: list[str] = []
-    for model in request.models:
-        consumed = [name for name in request.queues if queues.model_of(name) == model]
-        limit = max(0, request.limit - len(taken)) if consumed else 0
-        if limit or request.sent_before:
-            found = _claim_of(client, model, replace(request, limit=limit), consumed, terms)
-            taken += found.claims
-            again_s += [] if found.look_again_s is None else [found.look_again_s]
-            repeated += found.repeated
-    return Taken(taken, min(again_s, default=None), repeated)
-
-
-def _claim_of(
-    client: Redis, model: str, request: ClaimRequest, consumed: Sequence[str], terms: ClaimTerms
-) -> Taken:
+    model = request.model
+    consumed = [name for name in request.queues if queues.model_of(name) == model]
+    limit = max(0, request.limit) if consumed else 0
+    if not (limit or request.sent_before):
+        return Taken([], None, [])
     exhausted = _exhausted(terms)
     # Its claims of texts are calls beside the others.
     suffix = queues.TEXTS_SUFFIX if request.kind == "texts" else ""
@@ -199,7 +187,7 @@ def _claim_of(
     asked = {
         "worker": request.worker,
         "place": request.place,
-        "limit": request.limit,
+        "limit": limit,
         "jobs": len(request.held),
         "suspects_held": [claim.job_id for claim in request.held if claim.suspect],
         "urgent": request.urgent,

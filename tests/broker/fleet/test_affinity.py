@@ -46,7 +46,7 @@ def preferred(store: redis.Redis, job: Job) -> str | None:
 def look(store: redis.Redis, place: str, *, limit: int = 10, held: Sequence[Claim] = ()) -> Taken:
     """A look of the worker with this place, which leaves no jobs to others."""
     store.delete(keys.live("toy"))
-    request = ClaimRequest(("toy",), (QUEUE,), limit, "w@h", tuple(held), place=place)
+    request = ClaimRequest("toy", (QUEUE,), limit, "w@h", tuple(held), place=place)
     return claims.claim(store, request, TERMS)
 
 

@@ -93,7 +93,7 @@ def urgent(store: redis.Redis, low_waits_ms: int = MINUTE_MS) -> list[str]:
     store.lpush(keys.wake(f"{QUEUE}{queues.HIGH_SUFFIX}"), 1)
     found = claims.claim(
         store,
-        ClaimRequest(("toy",), (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True),
+        ClaimRequest("toy", (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True),
         replace(TERMS, low_waits_at_most_ms=low_waits_ms),
     )
     return [claim.job_id for claim in found.claims]
@@ -114,7 +114,7 @@ def test_a_worker_without_room_gets_no_high_job_while_a_lower_one_is_due(
 def test_a_worker_without_room_leaves_a_wake_up_that_another_has_taken(store: redis.Redis) -> None:
     waiting(store, HIGH, "high1")
     store.delete(keys.wake(f"{QUEUE}{queues.HIGH_SUFFIX}"))
-    request = ClaimRequest(("toy",), (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True)
+    request = ClaimRequest("toy", (f"{QUEUE}{queues.HIGH_SUFFIX}",), 1, "w@h", urgent=True)
     assert claims.claim(store, request, TERMS).claims == []
 
 

@@ -28,7 +28,7 @@ Send = Callable[..., list[str]]
 
 
 def claim(store: redis.Redis, kind: Any, limit: int = 10, **options: Any) -> list[Claim]:
-    request = ClaimRequest(("toy",), queues.queues("toy"), limit, "w@h", kind=kind, **options)
+    request = ClaimRequest("toy", queues.queues("toy"), limit, "w@h", kind=kind, **options)
     return claims.claim(store, request, TERMS).claims
 
 
@@ -114,7 +114,7 @@ def test_who_has_no_room_for_texts_claims_high_ones(store: redis.Redis, send: Se
     inbox_watch.look(store, "toy", wakes_anyway=True)
     # A claim of the other kind leaves their wake-ups alone.
     assert ids(claim(store, "generation")) == ["w1"]
-    request = ClaimRequest(("toy",), (HIGH,), 4, "w@h", kind="texts", urgent=True)
+    request = ClaimRequest("toy", (HIGH,), 4, "w@h", kind="texts", urgent=True)
     assert ids(claims.claim(store, request, TERMS).claims) == ["r0"]
 
 
@@ -164,7 +164,7 @@ def test_a_lost_reply_is_given_again_whatever_else_was_claimed_since(
     store: redis.Redis, send: Send
 ) -> None:
     send("rw")
-    request = ClaimRequest(("toy",), queues.queues("toy"), 4, "w@h", kind="texts")
+    request = ClaimRequest("toy", queues.queues("toy"), 4, "w@h", kind="texts")
     first = claims.claim(store, request, TERMS).claims
     assert ids(claim(store, "generation")) == ["w1"]
     again = claims.claim(store, replace(request, sent_before=True), TERMS).claims

@@ -153,7 +153,7 @@ def test_a_claim_that_tries_a_job_for_its_age_and_for_its_class_wakes_the_next_w
     store.hset(keys.job("unfit"), "least_context", 512)
     push(store, "a")
     inbox_watch.look(store, "toy")
-    request = ClaimRequest(("toy",), queues.queues("toy"), 3, "w@h", max_context=256)
+    request = ClaimRequest("toy", queues.queues("toy"), 3, "w@h", max_context=256)
     taken = claims.claim(store, request, TERMS)
     assert [claim.job_id for claim in taken.claims] == ["b", "a", "c"]
     assert wake_ups(store) == 1
@@ -240,7 +240,7 @@ def high_jobs(store: redis.Redis, *job_ids: str) -> None:
 
 def urgent(store: redis.Redis, limit: int = 4) -> list[str]:
     """What a worker without room claims."""
-    request = ClaimRequest(("toy",), (f"{QUEUE}:high",), limit, "gpu0@host", urgent=True)
+    request = ClaimRequest("toy", (f"{QUEUE}:high",), limit, "gpu0@host", urgent=True)
     return [claim.job_id for claim in claims.claim(store, request, TERMS).claims]
 
 
