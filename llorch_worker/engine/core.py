@@ -28,7 +28,7 @@ from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled
 from llorch_worker.engine.scheduler import Scheduler
-from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.sequence import PRIORITY_RANKS, Sequence, SequenceState
 from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.step_plan import StepPlan
 from llorch_worker.processes.board import Board
@@ -184,11 +184,12 @@ class EngineCore:
         self._deliver(rows, sampled, step.drafts, now_s)
 
     @property
-    def is_low(self) -> bool:
-        """Whether all that runs or waits is of the class low."""
+    def first_class(self) -> int:
+        """The rank of the most urgent class that something which runs or waits asks for."""
         scheduler = self.scheduler
         sequences = chain(scheduler.running, scheduler.waiting)
-        return all(sequence.request.priority == "low" for sequence in sequences)
+        ranks = (PRIORITY_RANKS[sequence.request.priority] for sequence in sequences)
+        return min(ranks, default=PRIORITY_RANKS["low"])
 
     def settle(self) -> None:
         """Delivers the step that was launched ahead, so that another core may have the device and

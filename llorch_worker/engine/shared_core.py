@@ -24,9 +24,11 @@ class SharedCore:
     """Gives each step to generation or to texts. The engine's thread alone calls it.
 
     A step of texts has at most as many tokens as any other, and no decode waits for two of them.
-    While something is generated, steps generate for as long as the last step of texts took, and
-    :data:`LEAST_STEPS` times or for so many times as long, before the next one. Texts of the class
-    low wait until nothing of a higher class is generated, or as long as their class may have to.
+    Texts of a class above all that is generated get every second step, as the prefill of such a
+    generation delays decodes by one step each. Others share: steps generate for as long as the last
+    step of texts took, and :data:`LEAST_STEPS` times or for so many times as long, before the next
+    one. Those of the class low wait until nothing of a higher class is generated, or as long as
+    their class may have to.
     """
 
     def __init__(
@@ -89,10 +91,13 @@ class SharedCore:
     def _texts_are_next(self) -> bool:
         if not (self._generating.has_work and self._texts.has_work):
             return self._texts.has_work
+        asked, generated = self._texts.first_class, self._generating.first_class
+        if asked < generated:
+            return self._steps > 0
         enough = self._steps >= LEAST_STEPS or self._generated_s > LEAST_STEPS * self._texts_s
         if not enough or self._generated_s < self._texts_s:
             return False
-        return self._texts.is_urgent(self._clock()) or self._generating.is_low
+        return asked == generated or self._texts.is_urgent(self._clock())
 
     def _step(self, *, of_texts: bool) -> StepDone:
         begun_s = self._clock()

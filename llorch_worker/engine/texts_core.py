@@ -76,6 +76,12 @@ class TextsCore:
     def running(self) -> int:
         return len(self._jobs)
 
+    @property
+    def first_class(self) -> int:
+        """The rank of the most urgent class that a job asks for; one that has waited long only
+        ranks as high."""
+        return min(PRIORITY_RANKS[job.request.priority] for job in self._jobs)
+
     def is_urgent(self, now_s: float) -> bool:
         """Whether a job is of a class above low, or has waited as long as low may."""
         self._age(now_s)

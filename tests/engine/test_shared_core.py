@@ -3,6 +3,7 @@ waiting."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,10 +162,10 @@ def test_a_step_of_texts_is_followed_by_generation(
         return taken
 
     generating: Any = SimpleNamespace(
-        has_work=True, step=step("g", steps_s), settle=lambda: None, is_low=False
+        has_work=True, step=step("g", steps_s), settle=lambda: None, first_class=1
     )
     texts: Any = SimpleNamespace(
-        has_work=True, step=step("t", texts_s), is_urgent=lambda now_s: True
+        has_work=True, step=step("t", texts_s), is_urgent=lambda now_s: True, first_class=1
     )
     core = SharedCore(generating, texts, clock=lambda: now_s)
     while order.count("t") < 4:
@@ -184,6 +185,57 @@ def test_low_texts_wait_for_what_is_generated_unless_that_is_low_too(
         reads.result()
         generated = order.steps[: order.steps.rindex("g")]
         assert ("t" in generated) == (priority == "low")
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "goes_first"),
+    [
+        ("high", "low", True),
+        ("high", "normal", True),
+        ("normal", "low", True),
+        ("high", "high", False),
+        ("normal", "high", False),
+        ("normal", "normal", False),
+        ("low", "low", False),
+    ],
+)
+def test_texts_above_all_that_is_generated_wait_for_one_step_and_others_for_their_share(
+    engine: Engine, order: Order, reads: Any, writes: Any, goes_first: bool
+) -> None:
+    *jobs, texts = order.together(
+        *(writing(100, priority=writes, seed=seed) for seed in range(2)),
+        EmbedRequest(input=TEXTS, priority=reads),
+    )
+    for job in (*jobs, texts):
+        job.result()
+    beside = order.steps[order.steps.index("t") : order.steps.rindex("g")]
+    assert "tt" not in beside, "no decode waits for two steps of texts"
+    waits = {len(steps) for steps in beside.split("t")[1:-1]}
+    assert waits == ({1} if goes_first else {LEAST_STEPS})
+
+
+def test_high_generation_gives_texts_their_share_though_low_generation_runs_beside_it(
+    engine: Engine, order: Order
+) -> None:
+    requests = writing(100, priority="high"), writing(100, priority="low")
+    *others, texts = order.together(*requests, EmbedRequest(input=TEXTS, priority="high"))
+    for job in others:
+        told(job)
+    texts.result()
+    first = order.steps.index("t")
+    assert order.steps[first + 1 :].startswith("g" * LEAST_STEPS)
+
+
+def test_low_texts_that_have_waited_long_have_their_share_and_no_more(
+    engine: Engine, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._texts is not None
+    monkeypatch.setattr(engine._texts, "_low_waits_at_most_s", -math.inf)
+    writes, reads = order.together(writing(100), EmbedRequest(input=TEXTS, priority="low"))
+    told(writes)
+    reads.result()
+    first = order.steps.index("t")
+    assert order.steps[first + 1 :].startswith("g" * LEAST_STEPS)
 
 
 def test_a_text_takes_no_more_than_a_step(engine: Engine) -> None:
