@@ -167,7 +167,7 @@ class ModelChanger(Repeater):
         if waiting.keys() & {self._model, *self._may_load()}:
             self._busy_at_s = time.monotonic()
         for model in waiting:
-            if model in self._aside and not residents.may_be_served(self._redis, model, seen):
+            if model in self._aside and not seen.may_serve(model):
                 self._fail_waiting(model)
         if self._asked:
             self._obey(self._asked.popleft(), seen)
@@ -181,7 +181,7 @@ class ModelChanger(Repeater):
 
     def _noted(self) -> Notes:
         """The notes of all, with this worker's as of now."""
-        seen = residents.read(self._redis)
+        seen = residents.read(self._redis, self._models)
         residents.renew(self._redis, note := self._note(), seen.now_ms)
         others = (each for each in seen.of_workers if each.worker != self._name)
         of_workers = sorted((*others, note), key=lambda each: each.worker)
@@ -275,7 +275,8 @@ class ModelChanger(Repeater):
 
     def _note_long_rotation(self, seen: Notes) -> None:
         changing = [note for note in seen.of_workers if not note.pinned]
-        models = {name for note in changing for name in note.load_s}
+        stay = {note.resident for note in seen.of_workers if note.pinned}
+        models = {name for note in changing for name in note.load_s} - stay
         longest_s = max((load for note in changing for load in note.load_s.values()), default=0.0)
         rotation = rotation_s(len(models), len(changing), longest_s, self._terms)
         was_late, self.late_s = self.late_s > 0, max(0.0, rotation - self._terms.max_wait_s)
@@ -484,7 +485,7 @@ def _first_model(client: Redis, settings: Settings, name: str, names: Sequence[s
     load_s = dict.fromkeys(names, DEFAULT_LOAD_S)
     for _ in range(MOST_TRIES):
         try:
-            seen = residents.read(client)
+            seen = residents.read(client, names)
             kept = Counter(note.resident for note in seen.of_workers)
             waiting = {
                 each: Waiting(

@@ -107,6 +107,7 @@ class _Fleet:
         self._terms = terms
         self._keepers = Counter(worker.resident for worker in workers)
         self._changing = [worker for worker in workers if not worker.pinned]
+        self._kept = {worker.name: worker.resident for worker in workers}
         self._load_s: dict[str, float] = {}
         for worker in self._changing:
             for name, load_s in worker.load_s.items():
@@ -121,8 +122,7 @@ class _Fleet:
         would wait too long."""
         wanted = sorted(self._waiting.keys() & self._begin_s, key=self._order)
         later_s = {name: max(free_s, self._terms.look_s) for name, free_s in self._free_s.items()}
-        kept = {each.name: each.resident for each in self._changing}
-        if not wanted or self._in_time(later_s, self._begin_s, kept):
+        if not wanted or self._in_time(later_s, self._begin_s, self._kept):
             return None
         model = wanted[0]
         free = [worker for worker in self._free() if model in worker.load_s]
@@ -162,12 +162,14 @@ class _Fleet:
         if worker.resident in self._load_s and self._keepers[worker.resident] == 1:
             begin_s[worker.resident] = self._begin_within_s(worker.resident, leaves=True)
         busy_s = worker.load_s[name] + self._terms.min_resident_s
-        kept = {each.name: each.resident for each in self._changing} | {worker.name: name}
+        kept = self._kept | {worker.name: name}
         free_s = self._free_s | {worker.name: busy_s}
         if self._in_time(free_s, begin_s, kept):
             return True
         longest_s = max(self._load_s.values())
-        rotation = rotation_s(len(self._load_s), len(self._changing), longest_s, self._terms)
+        stay = {each for name, each in self._kept.items() if name not in self._free_s}
+        in_turn = len(self._load_s.keys() - stay)
+        rotation = rotation_s(in_turn, len(self._changing), longest_s, self._terms)
         if rotation <= self._terms.max_wait_s:
             return False
         with_jobs = {other: begin_s[other] for other in begin_s.keys() & self._waiting}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.broker.connections.connection import connect
-from llorch_worker.broker.fleet import residents
+from llorch_worker.broker.fleet import registry, residents
 from llorch_worker.broker.fleet.residents import Note
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.client import Client
@@ -25,6 +25,7 @@ from llorch_worker.worker.engine_loader import MOST_CONTEXT, EngineLoader, Loade
 from llorch_worker.worker.model_changer import ModelChanger
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.seat import Seat
+from tests.broker.fleet.test_registry import card
 from tests.broker.steps import claim_on
 from tests.services import RedisServer, run_python
 from tests.waiting import wait_until
@@ -43,6 +44,12 @@ def seat_of(redis_url: str, **settings: Any) -> Iterator[tuple[Seat, ModelChange
 @contextmanager
 def seats_of(redis_url: str, models: str, kept: str, **settings: Any) -> Iterator[tuple[Seat, ...]]:
     """Those of a worker of these models, a letter each, of which it has ``kept``."""
+    with residency_of(redis_url, models, kept, **settings) as residency:
+        yield residency.seats
+
+
+@contextmanager
+def residency_of(redis_url: str, models: str, kept: str, **settings: Any) -> Iterator[Residency]:
     place = Assignment("toy")
     files = ",".join(f"{name}.gguf" for name in models)
     own = Settings(redis_url=redis_url, models=files, min_resident_s=0, **settings)
@@ -71,7 +78,7 @@ def seats_of(redis_url: str, models: str, kept: str, **settings: Any) -> Iterato
     for seat in residency.seats:
         seat.start()
     try:
-        yield residency.seats
+        yield residency
     finally:
         residency.close()
 
@@ -162,6 +169,41 @@ def test_a_seat_without_jobs_ends_its_engine_although_jobs_of_another_seat_wait(
         other.changer.attempt()
         seat.changer.attempt()
         assert (seat.is_ready, other.is_ready) == (False, True)
+
+
+@pytest.mark.parametrize("away", [None, "the engine does not start"])
+def test_a_seat_leaves_a_model_to_a_worker_that_has_it_alone_while_that_has_an_engine(
+    own_server: RedisServer, away: str | None
+) -> None:
+    with (
+        seat_of(own_server.url) as (seat, changer),
+        connect(own_server.url) as store,
+        Client(own_server.url) as client,
+    ):
+        seat.announcer.attempt()
+        changer._load_s |= {"a": 60.0, "b": 60.0}  # no help with one job
+        registry.announce(store, card("s@test", "b").model_copy(update={"away": away}))
+        client.submit(model="b", prompt="x", max_tokens=1)
+        changer.attempt()
+        assert (seat.is_ready, seat.model) == (True, "a" if away is None else "b")
+        # What it has left is nobody's only if nobody else keeps it.
+        registry.announce(store, card("s@test", "b"))
+        for model in "ba":
+            changer.ask(model)
+            changer.attempt()
+        assert "b" not in residents.read(store).left_s
+
+
+def test_a_model_that_another_worker_has_alone_is_no_turn_that_comes_late(
+    own_server: RedisServer,
+) -> None:
+    with seat_of(own_server.url, max_wait_s=1) as (seat, changer), connect(own_server.url) as store:
+        changer._load_s |= {"a": 60.0, "b": 60.0}
+        changer.attempt()
+        assert seat.late_s > 0
+        registry.announce(store, card("s@test", "b"))
+        changer.attempt()
+        assert seat.late_s == 0
 
 
 CHANGES = """

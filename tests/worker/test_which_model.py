@@ -183,6 +183,22 @@ def test_a_worker_that_is_pinned_or_has_just_loaded_keeps_its_model() -> None:
     assert next_change([keeper(kept_s=10.0)], late, TERMS) is not None
 
 
+def test_a_model_that_a_pinned_worker_keeps_has_no_turn_on_the_others() -> None:
+    """C may come as well. That fits only if A need not come back."""
+    loads = dict.fromkeys("ABC", 25.0)
+    busy, pinned = keeper(left_s=900.0, load_s=loads), keeper("p", "A", load_s={}, pinned=True)
+    waiting = {"A": work(900.0), "B": work(0.1, unserved_s=10.0)}
+    assert next_change([busy], waiting, TERMS) == Change("w", "B", "wait")
+    assert next_change([busy, pinned], waiting, TERMS) is None
+    idle = keeper(kept_s=600.0, load_s=loads)
+    assert next_change([idle, pinned], {"A": work(9.0)}, TERMS) is None
+    # Two in turn can be served in time, three cannot: then models without jobs do not count.
+    slow = keeper(load_s=dict.fromkeys("ABC", 45.0))
+    other = keeper("q", "C", load_s={}, pinned=True)
+    late = {"B": work(0.1)}
+    assert next_change([slow, pinned, other], late, TERMS) == Change("w", "B", "idle")
+
+
 def test_a_model_that_a_worker_cannot_load_is_left_to_others() -> None:
     fleet = [keeper("w1", load_s={"A": 5.0}), keeper("w2", "A", left_s=5.0)]
     assert next_change(fleet, {"B": work(90.0)}, TERMS) == Change("w2", "B", "backlog")

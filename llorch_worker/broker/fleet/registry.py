@@ -90,7 +90,8 @@ class WorkerCard(_Card):
     pid: int
     model: str
     fingerprint: str = ""
-    """Of what decides the model's text: see :func:`llorch_worker.weights.fingerprint`."""
+    """Of what decides the model's text: see :func:`llorch_worker.weights.fingerprint`. Empty before
+    its first load."""
     models: tuple[str, ...] = ()
     """All that it loads as jobs ask for them, ``model`` among them; empty if it has that alone."""
     max_context: Count
@@ -280,7 +281,7 @@ def models(client: redis.Redis) -> dict[str, ModelCard]:
 def workers(client: redis.Redis) -> list[WorkerCard]:
     """The workers that are alive now, by hostname."""
     known = (place for places in remembered(client).values() for place in places)
-    return sorted(_cards(client, known), key=lambda card: card.hostname)
+    return sorted(cards(client, known), key=lambda card: card.hostname)
 
 
 def count_serving(cards: Iterable[WorkerCard], model: str) -> int:
@@ -288,16 +289,22 @@ def count_serving(cards: Iterable[WorkerCard], model: str) -> int:
     return len({card.hostname for card in cards if model in card.served})
 
 
-def _cards(client: redis.Redis, places: Iterable[str]) -> list[WorkerCard]:
+def cards(client: redis.Redis, places: Iterable[str]) -> list[WorkerCard]:
+    """Those of the workers at these places that have one."""
     names = list(map(keys.worker, places))
     documents = client.mget(names) if names else []
-    cards = [stored.read(WorkerCard, text) for text in documents if text is not None]
-    return [card for card in cards if card is not None]
+    found = [stored.read(WorkerCard, text) for text in documents if text is not None]
+    return [card for card in found if card is not None]
 
 
 def living(client: redis.Redis, model: str) -> list[str]:
     """The places of the workers that serve ``model`` now."""
-    return _seen_within(client, model, GONE_AFTER_S)
+    return living_of(client, [model])[model]
+
+
+def living_of(client: redis.Redis, models: Iterable[str]) -> dict[str, list[str]]:
+    """The places of the workers that serve each of these models now, the last seen last."""
+    return _seen_within(client, models, GONE_AFTER_S)
 
 
 def is_alone(client: redis.Redis, model: str) -> bool:
@@ -307,10 +314,17 @@ def is_alone(client: redis.Redis, model: str) -> bool:
     return len(last) < 2 or last[0][1] - last[1][1] > 1e3 * GONE_AFTER_S
 
 
-def _seen_within(client: redis.Redis, model: str, since_s: float) -> list[str]:
+def _seen_within(
+    client: redis.Redis, models: Iterable[str], since_s: float
+) -> dict[str, list[str]]:
+    if not (names := list(models)):
+        return {}
     seconds, microseconds = client.time()
     oldest_ms = round(1e3 * (int(seconds) - since_s)) + int(microseconds) // 1000
-    return list(map(str, client.zrangebyscore(keys.live(model), oldest_ms, "+inf")))
+    with client.pipeline(transaction=False) as pipe:
+        for model in names:
+            pipe.zrangebyscore(keys.live(model), oldest_ms, "+inf")
+        return dict(zip(names, (list(map(str, found)) for found in pipe.execute()), strict=True))
 
 
 class Pace(NamedTuple):
@@ -325,17 +339,17 @@ class Pace(NamedTuple):
 
 def pace(client: redis.Redis, model: str) -> Pace:
     places = living(client, model)
-    cards = list(_cards(client, places[:MOST_ASKED]))
-    share = len(places) / max(1, len(cards))
-    taken = (card.engine.get("running", 0) + card.engine.get("waiting", 0) for card in cards)
-    free = sum(max(0, card.max_sequences - used) for card, used in zip(cards, taken, strict=True))
-    return Pace(free * share, sum(card.recent.jobs_per_min for card in cards) * share)
+    asked = cards(client, places[:MOST_ASKED])
+    share = len(places) / max(1, len(asked))
+    taken = (card.engine.get("running", 0) + card.engine.get("waiting", 0) for card in asked)
+    free = sum(max(0, card.max_sequences - used) for card, used in zip(asked, taken, strict=True))
+    return Pace(free * share, sum(card.recent.jobs_per_min for card in asked) * share)
 
 
 def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
     """The workers of ``model`` that take jobs: none that is silent or leaves."""
-    seen = _seen_within(client, model, ANNOUNCE_INTERVAL_S + LATE_S)
-    return _cards(client, seen)
+    seen = _seen_within(client, [model], ANNOUNCE_INTERVAL_S + LATE_S)
+    return cards(client, seen[model])
 
 
 def largest_context(client: redis.Redis, model: str) -> int:

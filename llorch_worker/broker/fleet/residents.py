@@ -1,11 +1,13 @@
 """Who keeps which model: the notes of the workers that have several, by which they decide.
 
+A worker of one model writes none. Its card says as much.
+
 A decision counts only if nobody has decided since the notes were read that it follows from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
@@ -14,6 +16,7 @@ from redis.exceptions import WatchError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.fleet import registry, stored
+from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.broker.queues import place_of
 
 GONE_AFTER_S = 16.0
@@ -22,6 +25,8 @@ FORGOTTEN_AFTER_S = 3600.0
 MOST_FAILURES = 3
 """A model that did not load so often in a row, of which the last time was minutes after the first,
 is expected to do so no more. One failure may be that of a file which is being replaced."""
+MOST_ALONE = 16
+"""Of so many workers of one model the cards are read. A model with more needs no other worker."""
 _LEFT = "left "
 
 
@@ -70,16 +75,21 @@ class Notes:
     """All notes at one moment."""
 
     of_workers: tuple[Note, ...]
-    """Those that live, by name."""
+    """Those that live, by name, and what those of workers of one model would be."""
     left_s: Mapping[str, float]
     """How long ago the last worker of a model left it."""
     now_ms: int
     decisions: str | None
     """How many there were before."""
 
+    def may_serve(self, model: str) -> bool:
+        """Whether a living worker has the model loaded, or may load it."""
+        return any(note.may_serve(model) for note in self.of_workers)
 
-def read(client: Redis) -> Notes:
-    """Raises ``RedisError``."""
+
+def read(client: Redis, models: Iterable[str] = ()) -> Notes:
+    """``models``: those of which to find also the workers that have them alone. Raises
+    ``RedisError``."""
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.RESIDENTS_FENCE)
         pipe.time()
@@ -97,16 +107,32 @@ def read(client: Redis) -> Notes:
         for name, at_ms in found.items()
         if name.startswith(_LEFT)
     }
+    hostnames = {hostname_of(name) for name in notes}
+    living += [_note_of(card) for card in _alone(client, models, hostnames)]
     return Notes(tuple(sorted(living, key=lambda note: note.worker)), left_s, now_ms, decisions)
 
 
-def may_be_served(client: Redis, model: str, seen: Notes) -> bool:
-    """Whether a living worker has the model loaded, or may load it. Raises ``RedisError``."""
-    if any(note.may_serve(model) for note in seen.of_workers):
-        return True
-    # Those of one model write no notes. They try for as long as they live.
-    places = {place_of(model, hostname_of(note.worker)) for note in seen.of_workers}
-    return not places.issuperset(registry.living(client, model))
+def _alone(client: Redis, models: Iterable[str], noted: Set[str]) -> list[WorkerCard]:
+    """Living workers that have one of these models alone, of each model as many as matter. Those of
+    the ``noted`` hostnames write notes."""
+    found: list[str] = []
+    for model, places in registry.living_of(client, models).items():
+        known = {place_of(model, name) for name in noted}
+        found += [place for place in places if place not in known][-MOST_ALONE:]
+    return [card for card in registry.cards(client, found) if not card.models]
+
+
+def _note_of(card: WorkerCard) -> Note:
+    """What the note of a worker of one model would be: it decides nothing, and tries to load its
+    model for as long as it lives."""
+    keeps = card.away is None or card.model in card.loading
+    return Note(
+        worker=card.hostname,
+        resident=card.model if keeps else None,
+        kept_s=0.0 if card.away is None else -1.0,
+        load_s={card.model: 0.0},
+        pinned=True,
+    )
 
 
 def renew(client: Redis, note: Note, now_ms: int) -> None:

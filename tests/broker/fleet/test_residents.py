@@ -5,9 +5,9 @@ from __future__ import annotations
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.fleet import residents
+from llorch_worker.broker.fleet import registry, residents
 from llorch_worker.broker.fleet.residents import Note, Notes
-from llorch_worker.broker.queues import place_of
+from tests.broker.fleet.test_registry import card
 
 
 def test_of_two_decisions_from_the_same_notes_one_counts(store: redis.Redis) -> None:
@@ -44,7 +44,7 @@ def test_a_decision_from_notes_that_redis_has_lost_is_made_anew(store: redis.Red
     assert not residents.decide(store, note, seen, leaves=None)
 
 
-def test_a_model_may_be_served_while_one_worker_has_it_or_tries_it(store: redis.Redis) -> None:
+def test_a_model_may_be_served_while_one_worker_has_it_or_tries_it() -> None:
     most = residents.MOST_FAILURES
     hopeless = Note(worker="w1", resident="b", load_s={"b": 1.0}, set_aside={"a": most})
     pinned = Note(worker="w2", resident="b", load_s={"b": 1.0}, pinned=True)
@@ -57,10 +57,37 @@ def test_a_model_may_be_served_while_one_worker_has_it_or_tries_it(store: redis.
         ([Note(worker="w3", set_aside={"a": most})], False),
     ):
         seen = Notes((hopeless, *others), {}, 0, None)
-        assert residents.may_be_served(store, "a", seen) == served, others
-    # A worker of that model alone writes no note; one that has it loaded may have died with it.
-    now_ms = 1000 * store.time()[0]
-    store.zadd(keys.live("a"), {place_of("a", "w1"): now_ms})
-    assert not residents.may_be_served(store, "a", Notes((hopeless,), {}, 0, None))
-    store.zadd(keys.live("a"), {place_of("a", "w4"): now_ms})
-    assert residents.may_be_served(store, "a", Notes((hopeless,), {}, 0, None))
+        assert seen.may_serve("a") == served, others
+
+
+def test_a_worker_of_one_model_keeps_it_while_it_has_an_engine_or_loads_one(
+    store: redis.Redis,
+) -> None:
+    residents.renew(store, Note(worker="w1", resident="a"), residents.read(store).now_ms)
+    for hostname, model, told in (
+        ("s1", "a", {}),
+        ("s2", "a", {"away": "the engine does not start"}),
+        ("s3", "b", {"away": "the engine died", "loading": {"b": 0.5}}),
+        ("s4", "c", {}),
+        # Those of several, and their seats, write notes. These may be too old.
+        ("w1", "a", {}),
+        ("w2", "b", {"models": ("a", "b")}),
+    ):
+        registry.announce(store, card(hostname, model).model_copy(update=told))
+    registry.announce(store, card("s5", "a"), leaving=True)
+    seen = residents.read(store, ["a", "b"])
+    kept = {note.worker: (note.resident, note.kept_s >= 0) for note in seen.of_workers}
+    assert kept == {
+        "s1": ("a", True), "s2": (None, False), "s3": ("b", False), "w1": ("a", True),
+    }  # fmt: skip
+    ours = [note for note in seen.of_workers if note.worker != "w1"]
+    assert all(note.pinned for note in ours)
+    assert seen.may_serve("a")
+    assert seen.may_serve("b")
+    # One whose engine does not start tries for as long as it lives.
+    registry.withdraw(store, "a", "s1")
+    residents.withdraw(store, "w1")
+    registry.withdraw(store, "a", "w1")
+    assert residents.read(store, ["a"]).may_serve("a")
+    registry.withdraw(store, "a", "s2")
+    assert not residents.read(store, ["a"]).may_serve("a")
