@@ -35,6 +35,8 @@ class Announcer(Repeater):
         self._model: str | None = None
         """The one that it is announced with."""
         self._make_card = make_card
+        self._compared: str | None = None
+        """The one whose workers it was compared with."""
         self._announced = self._warned = self._leaving = False
         self._numbers = count()
         every_s = registry.ANNOUNCE_INTERVAL_S
@@ -77,8 +79,11 @@ class Announcer(Repeater):
             self._warn_of_namesake(card, replaced)
         if not self._announced:
             self._warn_of_eviction()
-            self._warn_of_other_models(card)
         self._announced = True
+        if card.fingerprint and self._compared != card.model:
+            # Else its first load has not ended yet.
+            self._compared = card.model
+            self._warn_of_other_models(card)
 
     def _warn_of_namesake(self, card: WorkerCard, other: WorkerCard) -> None:
         if (other.pid, other.started_at) == (card.pid, card.started_at) or self._warned:

@@ -95,9 +95,9 @@ class JobRunner:
         """Those that run here and that no token has cleared yet."""
         self._blamed: deque[tuple[Death, tuple[str, ...]]] = deque(maxlen=MOST_DEATHS)
         self._counting = threading.Lock()
-        self.deliveries = Counter(attempts=0, redeliveries=0, resumes=0)
-        """Jobs that began to run here; of these, those that were claimed before, and those that
-        already had tokens."""
+        self.deliveries: Counter[tuple[str, str]] = Counter()
+        """By model: jobs that began to run here (attempts); of these, those that were claimed
+        before (redeliveries), and those that already had tokens (resumes)."""
 
     def run(self, delivery: Delivery) -> JobResult:
         """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
@@ -118,7 +118,9 @@ class JobRunner:
         page = self._resumable(job, delivery, self._read_journal(claim))
         resumes = bool(page.journal)
         with self._counting:
-            self.deliveries.update(attempts=1, redeliveries=not claim.first, resumes=resumes)
+            self.deliveries[claim.model, "attempts"] += 1
+            self.deliveries[claim.model, "redeliveries"] += not claim.first
+            self.deliveries[claim.model, "resumes"] += resumes
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
         clears = self._clears(page.journal)
@@ -167,8 +169,7 @@ class JobRunner:
         same = journal.fingerprint == self._engine.facts.fingerprint
         if same and self._engine.facts.replays:
             return page
-        is_ours = claim.model == self._engine.facts.model_name
-        if job.stopped or claim.cancelled or not is_ours:
+        if job.stopped or claim.cancelled or not self._takes(claim):
             return page  # it does not run here
         try:
             request = _request_of(delivery)
@@ -208,8 +209,12 @@ class JobRunner:
             raise HandedBack
         if job.stopped or self._was_cancelled(claim):
             raise Cancelled("the job was cancelled before it ran")
-        if not self._engine.healthy or claim.model != self._engine.facts.model_name:
+        if not self._takes(claim):
             raise HandedBack
+
+    def _takes(self, claim: Claim) -> bool:
+        """Whether there is an engine of the job's model."""
+        return self._engine.healthy and claim.model == self._engine.facts.model_name
 
     def _was_cancelled(self, claim: Claim) -> bool:
         """Whether the job was cancelled before it was known here.

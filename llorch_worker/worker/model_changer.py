@@ -28,6 +28,7 @@ from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS, EndedJob
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.quantities import counted
+from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leaving import let_leave
 from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, rotation_s
@@ -234,7 +235,8 @@ class ModelChanger(Repeater):
             self._busy_s[self._model] /= 2
         if self._engine.healthy and self._aside.pop(self._model, None) is not None:
             self._since_s = now_s  # it was tried again
-        failed = self._engine.deaths["load"]
+        deaths = [*self._engine.deaths.items()]
+        failed = sum(count for (_, label), count in deaths if label == "load")
         if failed > self._failed_loads and not self._engine.healthy:
             self._put_aside(self._model)
         self._failed_loads = failed
@@ -347,8 +349,8 @@ class ModelChanger(Repeater):
             if not have_left:
                 logger.warning("stays with %s: its jobs do not leave", before)
                 return True
-            load = self._loaders[change.model].load
-            if not self._engine.change(load, move, change.reason):
+            load, awaited = self._loaders[change.model].load, self._facts_of(change.model)
+            if not self._engine.change(load, move, change.reason, awaited):
                 return False
             self._unloaded = False
             if before != change.model:
@@ -369,6 +371,21 @@ class ModelChanger(Repeater):
         elif not self.closing.is_set():
             self._put_aside(change.model)
         return True
+
+    def _facts_of(self, model: str) -> ModelFacts | None:
+        """What is known of another model than the seat's before it is loaded."""
+        now, surveyed = self._engine.facts, self._loaders[model].surveyed
+        if model == now.model_name or surveyed is None:
+            return None
+        return ModelFacts(
+            model,
+            max_context=surveyed.max_context,
+            max_sequences=now.max_sequences,
+            generation_config=surveyed.generation_config,
+            device=now.device,
+            card_uuids=now.card_uuids,
+            tasks=tuple(surveyed.tasks),
+        )
 
     @contextmanager
     def _without_jobs(self, patience_s: float, note: Note) -> Iterator[bool]:

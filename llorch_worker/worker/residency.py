@@ -260,7 +260,7 @@ class Residency:
                     stats=seat.engine.stats(),
                     steps=seat.engine.step_figures(),
                     deaths=seat.engine.deaths,
-                    **seat.job_runner.deliveries,
+                    deliveries=seat.job_runner.deliveries,
                     load_s=seat.engine.load_s,
                     is_there=seat.engine.absence is None,
                     # From 0 on: Prometheus sees no increase in a first value.

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import InternalError, LlorchError
-from llorch_worker.engine.interface import Death, EngineDied
+from llorch_worker.engine.interface import Death, EngineDied, EngineStats, StepFigures
 from llorch_worker.processes.restarts import Restarts, in_words
 from llorch_worker.worker.which_model import Reason
 
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from llorch_worker.broker.jobs.ended_jobs import EndedJob
     from llorch_worker.contract import JobRequest, Journal
     from llorch_worker.engine.handle import GenerationHandle
-    from llorch_worker.engine.interface import (
-        EngineStats,
-        ModelFacts,
-        StepFigures,
-    )
+    from llorch_worker.engine.interface import ModelFacts
     from llorch_worker.engine.process.engine_process import EngineProcess
     from llorch_worker.servers.server_engine import ServerEngine
 
@@ -98,6 +94,8 @@ class ResidentEngine:
         self._load = load
         self._former: AnyEngine | None = None
         """Of other weights, whose jobs go on: see :meth:`take`."""
+        self._awaited: ModelFacts | None = None
+        """What is known of another model, until its engine is there."""
         self._entering: set[tuple[AnyEngine, str]] = set()
         """Jobs that an engine takes in now."""
         self.moving = threading.Lock()
@@ -112,8 +110,8 @@ class ResidentEngine:
         """How long loading and warming up the engine took."""
         self._restarts = Restarts()
         self.absence: Absence | None = None
-        self.deaths: Counter[str] = Counter()
-        """By :data:`.DeathLabel`, failed starts included."""
+        self.deaths: Counter[tuple[str, str]] = Counter()
+        """By model and :data:`.DeathLabel`, failed starts included."""
         self.loads: Counter[tuple[str, str]] = Counter({(self._model, "first"): 1})
         """Those that succeeded, by model."""
         self._reason: LoadReason = "death"
@@ -147,14 +145,23 @@ class ResidentEngine:
         if job.error is None:
             self._restarts.end_row()
 
-    def change(self, load: Callable[[], AnyEngine], why: str, reason: LoadReason) -> bool:
+    def change(
+        self,
+        load: Callable[[], AnyEngine],
+        why: str,
+        reason: LoadReason,
+        awaited: ModelFacts | None = None,
+    ) -> bool:
         """Ends the engine, whose jobs have left, and has another one loaded, now and after each
-        death. False if one is being loaded now."""
+        death. ``awaited``: what is known of its model, if that is another. False if one is being
+        loaded now."""
         # First: both may not fit.
         if not self.rest(why):
             return False
         with self._changed:
             self._load, self._reason = load, reason
+            if awaited is not None:
+                self._awaited, self.load_s = awaited, 0.0
             self.absence = Absence(why, time.time(), time.time(), planned=True)
             self._changed.notify_all()
         return True
@@ -219,7 +226,7 @@ class ResidentEngine:
 
     @property
     def facts(self) -> ModelFacts:
-        return self._engine.facts
+        return self._awaited or self._engine.facts
 
     @property
     def _model(self) -> str:
@@ -279,7 +286,10 @@ class ResidentEngine:
             raise EngineDied(Death("exit", self.absence.reason, (), 0)) from None
 
     def stats(self) -> EngineStats:
-        """While it is away those of the last engine, at rest."""
+        """While it is away those of the last engine, at rest; none if the next one has another
+        model."""
+        if (awaited := self._awaited) is not None:
+            return _stats_before(awaited)
         stats = self._engine.stats()
         if self.absence is None:
             if (former := self._former) is None:
@@ -291,7 +301,7 @@ class ResidentEngine:
         return replace(stats, running=0, waiting=0, tokens_per_s=0.0)
 
     def step_figures(self) -> StepFigures:
-        return self._engine.step_figures()
+        return StepFigures() if self._awaited else self._engine.step_figures()
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         return () if self.absence else self._engine.misplaced_tensors()
@@ -315,20 +325,20 @@ class ResidentEngine:
             return
         if engine is not self._engine:
             with self._changed:
-                self.deaths[death.label] += 1
+                self.deaths[engine.facts.model_name, death.label] += 1
             logger.error("the engine of the weights that were replaced died: %s", death.reason)
             return
         lived_s = time.monotonic() - self._served_since_s
         with self._changed:
             if self.absence is not None and self.absence.planned:
                 # It was about to end. What comes next is decided.
-                self.deaths[death.label] += 1
+                self.deaths[self._model, death.label] += 1
                 return
             pause_s = self._restarts.pause_s(lived_s)
             self._reason, of_server = "death", death.label == "server"
             what = death.reason if of_server else f"the engine died: {death.reason}"
             self._be_away(what, 0.0 if of_server else pause_s, of_server=of_server)
-            self.deaths[death.label] += 1
+            self.deaths[self._model, death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()
         logger.critical(
@@ -370,7 +380,7 @@ class ResidentEngine:
         except Exception as error:
             reason = reason_of(error)
             with self._changed:
-                self.deaths["load"] += 1
+                self.deaths[self._model, "load"] += 1
                 self._note_reason(reason)
                 pause_s = self._restarts.pause_s(0.0)
                 self._be_away(f"the engine does not start: {reason}", pause_s)
@@ -381,7 +391,7 @@ class ResidentEngine:
         with self._changed:  # a close ends the one before, or this one
             is_closing = self._closing.is_set()
             if not is_closing:
-                self._engine = engine
+                self._engine, self._awaited = engine, None
                 self._served_since_s = time.monotonic()
                 self.absence = None
                 if not absence.of_server:
@@ -423,6 +433,23 @@ class ResidentEngine:
 
 def _replaced() -> EngineDied:
     return EngineDied(Death("exit", "other weights took its place", (), 0))
+
+
+def _stats_before(facts: ModelFacts) -> EngineStats:
+    """Those of an engine that is not there yet."""
+    return EngineStats(
+        model=facts.model_name,
+        device=facts.device,
+        dtype="",
+        bytes={},
+        planned_bytes={},
+        measured_bytes={},
+        max_context=facts.max_context,
+        max_sequences=facts.max_sequences,
+        running=0,
+        waiting=0,
+        tokens_per_s=0.0,
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -129,7 +129,7 @@ class Seat:
 
     @property
     def model(self) -> str:
-        """The model that it has loaded, or had before a load."""
+        """The model that it has loaded or loads, or that did not load."""
         return self.engine.facts.model_name
 
     @property

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,9 +15,11 @@ from llorch_worker.broker.fleet import registry, residents
 from llorch_worker.broker.fleet.residents import Note
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.client import Client
+from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.settings import Settings
+from llorch_worker.telemetry.metrics.worker_metrics import WorkerMetrics
 from llorch_worker.worker import model_changer
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.card.assignment import Assignment
@@ -204,6 +206,61 @@ def test_a_model_that_another_worker_has_alone_is_no_turn_that_comes_late(
         registry.announce(store, card("s@test", "b"))
         changer.attempt()
         assert seat.late_s == 0
+
+
+def test_a_seat_whose_next_model_does_not_load_has_its_name_and_counts_its_failures(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NoReturn:
+        raise ModelLoadFailed("no such file")
+
+    with residency_of(own_server.url, "ab", "a") as residency, connect(own_server.url) as store:
+        [seat] = residency.seats
+        changer = seat.changer
+        assert changer is not None
+        metrics = WorkerMetrics(("a", "b"), residency._worker_figures).registry
+
+        def counted(what: str, model: str, **labels: str) -> float | None:
+            named = {"model_name": model, "engine": "0"} | labels
+            return metrics.get_sample_value(f"llorch_{what}", named)
+
+        def failures(model: str) -> float | None:
+            return counted("engine_deaths_total", model, reason="load")
+
+        seat.job_runner.deliveries["a", "attempts"] += 3
+        assert [failures(model) for model in "ab"] == [0, 0], "an alert needs a 0 before the 1"
+        monkeypatch.setattr(changer._loaders["b"], "load", fail)
+        changer.ask("b")
+        changer.attempt()
+        assert seat.status().startswith("b on toy: the engine does not start: no such file")
+        assert residency.stats().keys() == {"b"}
+        assert seat.stats()["model"] == "b"
+        assert seat.stats()["set_aside"] == {"b": "no such file"}
+        seat.announcer.attempt()
+        [card] = registry.workers(store)
+        assert (card.model, card.max_context, card.fingerprint) == ("b", MOST_CONTEXT, "")
+        changer.ask("a")
+
+        def is_back() -> bool:
+            changer.attempt()  # not while it tries b once more
+            return seat.is_ready
+
+        wait_until(is_back)
+        assert seat.model == "a"
+        # Since then nothing tries b.
+        failed = seat.stats()["deaths"]
+        assert failed > 0
+        assert [failures(model) for model in "ab"] == [0, failed]
+        assert [counted("job_attempts_total", model) for model in "ab"] == [3, 0]
+        # What is the whole worker's has one label from its start to its end.
+        monkeypatch.undo()
+        changer._aside.clear()
+        changer.ask("b")
+        changer.attempt()
+        assert seat.model == "b"
+        assert [counted("job_attempts_total", model) for model in "ab"] == [3, 0]
+        assert counted("fenced_writes_total", "a") is not None
+        assert counted("fenced_writes_total", "b") is None
 
 
 CHANGES = """

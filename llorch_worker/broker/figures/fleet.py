@@ -162,7 +162,12 @@ def _load(
         preempting=sum(worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
-        fingerprints=Counter(worker.fingerprint for worker in serving),
+        fingerprints=Counter(
+            # One that is away may not have loaded it yet.
+            worker.fingerprint
+            for worker in serving
+            if worker.fingerprint or not worker.away
+        ),
         wrong_keys=found.wrong_keys,
     )
 

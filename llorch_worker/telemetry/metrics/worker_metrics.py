@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Final, get_args
 
 from prometheus_client import (
@@ -51,11 +51,10 @@ class SeatFigures:
 
     stats: EngineStats
     steps: StepFigures
-    deaths: Mapping[str, int]
-    """Of engines, by :data:`.DeathLabel`."""
-    attempts: int
-    redeliveries: int
-    resumes: int
+    deaths: Mapping[tuple[str, str], int]
+    """Of engines, by model and :data:`.DeathLabel`."""
+    deliveries: Mapping[tuple[str, str], int]
+    """By model: jobs that began to run (attempts, redeliveries, resumes)."""
     load_s: float
     is_there: bool
     """Whether it has an engine now."""
@@ -131,22 +130,17 @@ _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
         "Sequences that gave up their KV blocks to others.",
         lambda seat: seat.stats.preempted_total,
     ),
-    "job_attempts": (
-        "Jobs that the worker began to run.",
-        lambda seat: seat.attempts,
-    ),
-    "job_redeliveries": (
-        "Of these, jobs that had been claimed before.",
-        lambda seat: seat.redeliveries,
-    ),
-    "job_resumes": (
-        "Of these, jobs that went on after tokens of an earlier attempt.",
-        lambda seat: seat.resumes,
-    ),
     "engine_steps": (
         "Steps of the engine.",
         lambda seat: seat.steps.step_tokens.count,
     ),
+}
+
+
+_DELIVERIES: Final = {
+    "attempts": "Jobs that the worker began to run.",
+    "redeliveries": "Of these, jobs that had been claimed before.",
+    "resumes": "Of these, jobs that went on after tokens of an earlier attempt.",
 }
 
 
@@ -241,20 +235,26 @@ class _Live(Collector):
             for labels, seat in seats:
                 counter.add_metric(labels, read(seat))
             yield counter
-        # What concerns the whole worker stands at its first engine.
+        began = self._of_models((seat.deliveries for seat in worker.seats), _DELIVERIES)
+        for what, help in _DELIVERIES.items():
+            counter = CounterMetricFamily(f"llorch_job_{what}", help, labels=LABELS)
+            for model in self._models:
+                counter.add_metric((model, ENGINE), began[model, what])
+            yield counter
+        whole = self._models[0], ENGINE  # what concerns the whole worker stands at its first model
         lease_age = GaugeMetricFamily(
             "llorch_lease_age_seconds",
             "Seconds since the worker last renewed its leases.",
             labels=LABELS,
         )
-        lease_age.add_metric(seats[0][0], worker.lease_age_s)
+        lease_age.add_metric(whole, worker.lease_age_s)
         yield lease_age
         fenced = CounterMetricFamily(
             "llorch_fenced_writes",
             "Writes of tokens or results that Redis refused because the claim was lost.",
             labels=LABELS,
         )
-        fenced.add_metric(seats[0][0], worker.fenced_writes)
+        fenced.add_metric(whole, worker.fenced_writes)
         yield fenced
         deaths = CounterMetricFamily(
             "llorch_engine_deaths",
@@ -264,9 +264,10 @@ class _Live(Collector):
         memory = GaugeMetricFamily(
             "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
         )
+        died = self._of_models((seat.deaths for seat in worker.seats), get_args(DeathLabel))
+        for (model, reason), count in died.items():
+            deaths.add_metric((model, ENGINE, reason), count)
         for labels, seat in seats:
-            for reason in get_args(DeathLabel):
-                deaths.add_metric((*labels, reason), seat.deaths.get(reason, 0))
             for part, size_bytes in seat.stats.bytes.items():
                 memory.add_metric((*labels, part), size_bytes)
         yield deaths
@@ -291,6 +292,16 @@ class _Live(Collector):
                 histogram.add_metric(labels, buckets(tally, bounds), tally.sum)
             yield histogram
 
+    def _of_models(
+        self, counts: Iterable[Mapping[tuple[str, str], int]], kinds: Iterable[str]
+    ) -> Counts[tuple[str, str]]:
+        """Counts of these kinds by model, of all seats: a seat's model may change. From 0 on:
+        Prometheus sees no increase in a first value."""
+        found: Counts[tuple[str, str]] = Counts(dict.fromkeys(product(self._models, kinds), 0))
+        for of_seat in counts:
+            found.update(dict(of_seat))
+        return found
+
     def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
         seats = worker.seats
         kept = {seat.stats.model for seat in seats if seat.is_there}
@@ -299,7 +310,7 @@ class _Live(Collector):
             "How much longer than LLORCH_MAX_WAIT_S a model waits for a worker, if all have jobs.",
             labels=LABELS,
         )
-        late.add_metric((seats[0].stats.model, ENGINE), worker.late_s)
+        late.add_metric((self._models[0], ENGINE), worker.late_s)
         yield late
         resident = GaugeMetricFamily(
             "llorch_resident", "1 for the models that the worker keeps loaded.", labels=LABELS
