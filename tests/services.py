@@ -104,7 +104,8 @@ def stopped(process: Process) -> Iterator[None]:
     try:
         yield
     finally:
-        process.send_signal(signal.SIGCONT)
+        with suppress(psutil.NoSuchProcess):  # it was ending when it was stopped
+            process.send_signal(signal.SIGCONT)
 
 
 def redis_binaries() -> list[Path]:
@@ -353,7 +354,8 @@ class WorkerProcess:
         with ExitStack() as stack:
             stack.enter_context(stopped(self.process))
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                stack.enter_context(stopped(child))
+                with suppress(psutil.NoSuchProcess):
+                    stack.enter_context(stopped(child))
             yield
 
     def stop(self) -> int:
