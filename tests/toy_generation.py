@@ -36,6 +36,8 @@ def token_id(seed: int | None, position: int) -> int:
 class ToyGeneration:
     """Emits tokens, and does what its prompt asks; see :mod:`tests.toy_engine`."""
 
+    is_checked = False
+
     def __init__(
         self,
         engine: ToyEngine,

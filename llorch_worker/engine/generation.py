@@ -64,6 +64,10 @@ class Generation(ComputedGeneration):
         """The seed of the first choice, from the request or the job's id."""
         return self.sequences[0].seed
 
+    @property
+    def is_checked(self) -> bool:
+        return self._checks is not None
+
     def _request_cancel(self) -> None:
         self._cancel(self)
 
@@ -81,7 +85,7 @@ class Generation(ComputedGeneration):
             self._result = self._result.model_copy(update={"choices": choices})
             self._scores = None
         if (checks := self._checks) is not None:
-            choices = tuple(_checked(choice, checks) for choice in self._result.choices)
+            choices = _checked(self._result.choices, checks)
             self._result = self._result.model_copy(update={"choices": choices})
             self._checks = None
         return self._result
@@ -167,12 +171,15 @@ class Generation(ComputedGeneration):
         )
 
 
-def _checked(choice: Choice, checks: Checks) -> Choice:
-    """The choice with what it does not meet. One that was cut off is not checked."""
-    if choice.finish_reason not in ("stop", "tool_calls"):
-        return choice
-    unmet = checks.unmet(choice.text, choice.tool_calls or ())
-    return choice.model_copy(update={"unmet": unmet}) if unmet else choice
+def _checked(choices: tuple[Choice, ...], checks: Checks) -> tuple[Choice, ...]:
+    """The choices with what they do not meet. One that was cut off is not checked."""
+    whole = [each for each in choices if each.finish_reason in ("stop", "tool_calls")]
+    unmet = checks.unmet([(each.text, each.tool_calls or ()) for each in whole])
+    found = {each.index: rules for each, rules in zip(whole, unmet, strict=True)}
+    return tuple(
+        each.model_copy(update={"unmet": rules}) if (rules := found.get(each.index)) else each
+        for each in choices
+    )
 
 
 class LogprobEntries:

@@ -177,6 +177,11 @@ class ComputedGeneration(GenerationHandle[Asked, Result]):
         self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
         self._result: Result | None = None
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the first thread that reads the result checks it, which may take seconds."""
+        return False
+
     def fail(self, error: LlorchError) -> None:
         """Ends with ``error``."""
         self._error = error

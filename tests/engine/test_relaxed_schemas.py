@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -133,8 +135,8 @@ def test_a_pattern_with_more_keys_stays() -> None:
 
 def test_patterns_are_checked_in_linear_time() -> None:
     checks = Checks({"not": {"pattern": "^(a+)+$"}}, {})
-    assert checks.unmet(json.dumps("a" * 100_000 + "b"), ()) == ()
-    assert checks.unmet(json.dumps("a" * 100_000), ()) == (": not",)
+    texts = [json.dumps("a" * 100_000 + "b"), json.dumps("a" * 100_000)]
+    assert checks.unmet([(text, ()) for text in texts]) == [(), (": not",)]
 
 
 def test_a_check_that_takes_too_long_is_given_up_and_stops_nobody(
@@ -143,7 +145,31 @@ def test_a_check_that_takes_too_long_is_given_up_and_stops_nobody(
     monkeypatch.setattr(schema_check, "LIMIT_S", 1.0)
     twice = {f"d{n}": {"allOf": 2 * [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
     checks = Checks({"not": {"$ref": "#/$defs/d0"}, "$defs": {**twice, "d40": {}}}, {})
-    assert checks.unmet("1", ()) == (": not checked, because it takes too long",)
+    assert checks.unmet(3 * [("1", ())]) == 3 * [(": not checked, because it takes too long",)]
+
+
+def test_what_was_found_before_a_check_is_given_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(*command: Any, **_: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, 5.0, output=b'[]\n[": uniqueItems"]\n[": uni')
+
+    monkeypatch.setattr(subprocess, "run", stops)
+    unmet = Checks({"uniqueItems": True}, {}).unmet(4 * [("[1]", ())])
+    assert unmet == [(), (": uniqueItems",), *2 * [(": not checked, because it takes too long",)]]
+
+
+@pytest.mark.parametrize(
+    ("executable", "why"),
+    [
+        ("/nowhere/python", "no process can start: No such file or directory"),
+        ("/bin/false", "the check failed"),
+    ],
+)
+def test_a_finished_text_that_cannot_be_checked_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, executable: str, why: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    checks = Checks({"uniqueItems": True}, {})
+    assert checks.unmet(2 * [("[1]", ())]) == 2 * [(f": not checked, because {why}",)]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 ENGINE: Final = "llorch_worker.engine.any_engine:AnyEngine"
 INTAKE_THREADS: Final = 4
-"""How many requests the engine's process takes in at once."""
+"""How many requests the engine's process takes in at once, and as many with grammars."""
 ANSWER_S: Final = 0.5
 """How long a question about figures waits for the engine."""
 STACKS_S: Final = 5.0
@@ -108,7 +108,7 @@ SOON_S: Final = 1.0
 def most_handles(options: EngineOptions) -> int:
     """How many jobs an engine has in hand at most: two steps of them, and those taken in."""
     # The process may be on a card, and choose.
-    return 2 * (options.max_sequences or SEQUENCES["cuda"]) + INTAKE_THREADS
+    return 2 * (options.max_sequences or SEQUENCES["cuda"]) + 2 * INTAKE_THREADS
 
 
 class EngineProcess(Mortal):

@@ -134,6 +134,7 @@ class Submit(_Message):
     is_quick: bool
     """Whether nobody waits until it is taken in: there is no long text to read, no grammar to
     compile, and nothing to refuse."""
+    has_grammar: bool
 
     @classmethod
     def of(
@@ -149,16 +150,16 @@ class Submit(_Message):
         document = prepared or json.dumps(request.wire() | {"metadata": None}).encode()
         read = None if journal is None else _JOURNAL.dump_json(journal)
         is_prepared = prepared is not None
-        is_quick = is_prepared and len(document) <= QUICK_BYTES and not journal
-        if isinstance(request, GenerationRequest):
-            is_quick = is_quick and asked_for(request) is None
+        has_grammar = isinstance(request, GenerationRequest) and asked_for(request) is not None
+        is_short = len(document) <= QUICK_BYTES and not journal
         return cls(
             handle,
             task=request.task,
             request=document,
             is_prepared=is_prepared,
             journal=read,
-            is_quick=is_quick,
+            is_quick=is_prepared and is_short and not has_grammar,
+            has_grammar=has_grammar,
             **others,
         )
 

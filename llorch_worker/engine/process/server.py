@@ -67,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 EX_SOFTWARE: Final = 70
 _ANSWERING_THREADS: Final = 2
+_CHECKING_THREADS: Final = 4
+"""How many results are checked at once: each in a process that computes for seconds at most."""
 
 
 def main(connection: int, board: int, trace: int, *_: int) -> None:
@@ -97,7 +99,11 @@ class Server:
         self._told_every_s = self._told_at_s = 0.0
         self._generations: dict[int, Future[Any]] = {}
         self._intake = ThreadPoolExecutor(INTAKE_THREADS, "llorch-intake")
+        # A grammar may take seconds: only requests with others wait for it.
+        self._compiling = ThreadPoolExecutor(INTAKE_THREADS, "llorch-compiling")
         self._answering = ThreadPoolExecutor(_ANSWERING_THREADS, "llorch-answering")
+        # No other result waits for one that is checked.
+        self._checking = ThreadPoolExecutor(_CHECKING_THREADS, "llorch-checking")
 
     def run(self) -> NoReturn:
         try:
@@ -115,7 +121,8 @@ class Server:
                             self._taken.append(message.handle)
                             self._take_in(message)
                         else:
-                            self._intake.submit(self._take_in, message)
+                            pool = self._compiling if message.has_grammar else self._intake
+                            pool.submit(self._take_in, message)
                     case Cancel(handle):
                         # The keeper cancels what was accepted.
                         if (accepted := self._generations.get(handle)) is not None:
@@ -246,6 +253,12 @@ class Server:
 
     def _end(self, handle: int) -> None:
         generation = self._generations[handle].result()
+        if generation.is_checked:
+            self._checking.submit(self._tell_result, handle, generation)
+        else:
+            self._tell_result(handle, generation)
+
+    def _tell_result(self, handle: int, generation: Any) -> None:
         try:
             message: ToKeeper = Result(handle, result_document(generation.result()))
         except BaseException as error:  # noqa: BLE001 - the keeper is told of any
@@ -269,7 +282,9 @@ class Server:
         """Cancels all generations and tells so."""
         self._engine.close()
         self._intake.shutdown()
+        self._compiling.shutdown()
         self._answering.shutdown()
+        self._checking.shutdown()
         os._exit(0)
 
     def _die(self, label: EndLabel, reason: str) -> NoReturn:

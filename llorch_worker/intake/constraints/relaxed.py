@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -219,20 +219,23 @@ class Checks:
         for schema in (*([] if self.text is None else [self.text]), *self.arguments.values()):
             validator(schema)
 
-    def unmet(self, written: str, calls: Collection[ToolCall]) -> tuple[str, ...]:
-        """The place and the keyword of each rule that is broken."""
+    def unmet(self, answers: Iterable[tuple[str, Collection[ToolCall]]]) -> list[tuple[str, ...]]:
+        """For each text and its calls the place and the keyword of each rule that is broken."""
         from llorch_worker.intake.constraints.schema_check import broken
 
-        due = [
-            (f"tool_calls.{index}", self.arguments[call.function.name], call.function.arguments)
-            for index, call in enumerate(calls)
-            if call.function.name in self.arguments
+        of_answers = [list(self._due(*answer)) for answer in answers]
+        pairs = [(schema, checked) for due in of_answers for _, schema, checked in due]
+        found = iter(broken(pairs) if pairs else ())
+        return [
+            tuple(place + rule for place, _, _ in due for rule in next(found)) for due in of_answers
         ]
+
+    def _due(
+        self, written: str, calls: Collection[ToolCall]
+    ) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+        """Places, schemas, and the texts to check by them."""
         if self.text is not None and not calls:
-            due = [("", self.text, written)]
-        if not due:
-            return ()
-        found = broken([(schema, checked) for _, schema, checked in due])
-        return tuple(
-            place + rule for (place, _, _), rules in zip(due, found, strict=True) for rule in rules
-        )
+            yield "", self.text, written
+        for index, call in enumerate(calls):
+            if (schema := self.arguments.get(call.function.name)) is not None:
+                yield f"tool_calls.{index}", schema, call.function.arguments

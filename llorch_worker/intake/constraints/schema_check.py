@@ -3,12 +3,17 @@
 A schema of a kilobyte can take hours, because its references branch, and the validator holds the
 interpreter's lock all the time. A process can be ended.
 
-Reads a JSON list of [schema, text] and writes for each the list of the rules that it breaks.
+Reads a JSON list of [schema, text] and writes for each a line with the list of the rules that it
+breaks.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +28,8 @@ LIMIT_S = 5.0
 
 
 def broken(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[list[str]]:
-    """For each schema and text the place and the keyword of each rule that is broken; of all, that
-    they were not checked, if it takes more than :data:`LIMIT_S`."""
+    """For each schema and text the place and the keyword of each rule that is broken, or why it was
+    not checked. All together take at most :data:`LIMIT_S`."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", __file__],
@@ -33,10 +38,17 @@ def broken(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[list[str]]:
             check=True,
             timeout=LIMIT_S,
         )
-    except subprocess.SubprocessError:
-        return [[": not checked, because it takes too long"] for _ in pairs]
-    found: list[list[str]] = json.loads(done.stdout)
-    return found
+    except subprocess.TimeoutExpired as error:
+        written, why = error.stdout or b"", "it takes too long"
+    except subprocess.CalledProcessError as error:
+        written, why = error.stdout, "the check failed"
+    except OSError as error:
+        written, why = b"", f"no process can start: {os.strerror(error.errno or errno.EAGAIN)}"
+    else:
+        written, why = done.stdout, ""
+    # The last line may have been cut off.
+    found: list[list[str]] = [json.loads(line) for line in written.split(b"\n")[:-1]]
+    return found + [[f": not checked, because {why}"]] * (len(pairs) - len(found))
 
 
 def validator(schema: Mapping[str, Any]) -> Any:
@@ -70,4 +82,7 @@ def _broken(schema: Mapping[str, Any], text: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    json.dump([list(_broken(*pair)) for pair in json.load(sys.stdin)], sys.stdout)
+    # Whoever started it may have been killed.
+    signal.alarm(math.ceil(LIMIT_S) + 1)
+    for pair in json.load(sys.stdin):
+        print(json.dumps(list(_broken(*pair))), flush=True)

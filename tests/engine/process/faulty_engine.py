@@ -9,6 +9,8 @@ import select
 import signal
 import stat
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import InternalError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.generation import Generation
+from llorch_worker.intake.constraints import schema_check
+from llorch_worker.intake.constraints.compiler import Compiler
 from llorch_worker.model import ForwardModel, RaggedBatch
 
 SEGFAULT, RAISE, HANG, NOISE, REFUSED = range(300, 305)
@@ -35,6 +39,37 @@ class RefusingEngine(Engine):
         if getattr(request, "prompt_ids", None) == [1, REFUSED]:
             raise InternalError("refused")
         return super().submit(request, **options)
+
+
+class WaitingChecks:
+    """Each check of a finished text waits; see :func:`_behind_the_gate`."""
+
+    @staticmethod
+    def load(*arguments: Any, **options: Any) -> Engine:
+        schema_check.broken = _behind_the_gate(schema_check.broken)
+        return Engine.load(*arguments, **options)
+
+
+class WaitingGrammars:
+    """So does each compilation of a grammar."""
+
+    @staticmethod
+    def load(*arguments: Any, **options: Any) -> Engine:
+        Compiler._in_time = _behind_the_gate(Compiler._in_time)  # type: ignore[method-assign]
+        return Engine.load(*arguments, **options)
+
+
+def _behind_the_gate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Waits for the file ``GATE``, and notes in ``<GATE>.waits-<thread>`` that it does."""
+
+    def waits(*arguments: Any) -> Any:
+        gate = os.environ["GATE"]
+        Path(f"{gate}.waits-{threading.get_ident()}").touch()
+        while not os.path.exists(gate):
+            threading.Event().wait(0.01)
+        return function(*arguments)
+
+    return waits
 
 
 class DyingEngine:

@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     ContextLengthExceeded,
     Event,
     Failed,
+    Finished,
     GenerationRequest,
     InternalError,
     InvalidRequest,
@@ -31,7 +32,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.engine.interface import Death, EngineDied
-from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.engine.process.engine_process import INTAKE_THREADS, EngineProcess
 from llorch_worker.engine.process.messages import Step, ToKeeper
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.intake.process import IntakeProcess
@@ -43,6 +44,8 @@ from tests.waiting import wait_until
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
 TIMEOUT_S = 60
 REFUSING = "tests.engine.process.faulty_engine:RefusingEngine"
+CHECKS_WAIT = "tests.engine.process.faulty_engine:WaitingChecks"
+GRAMMARS_WAIT = "tests.engine.process.faulty_engine:WaitingGrammars"
 FAULTY = "tests.engine.process.faulty_engine:FaultyEngine"
 SLOW = "tests.faults.slow_engine:Engine"
 SIZES: dict[str, Any] = {"device": "cpu", "max_sequences": 4}
@@ -282,6 +285,42 @@ def test_a_quick_request_that_the_engine_refuses_fails_without_an_answer_to_wait
         engine.kill("stalled", "stalled")
 
 
+def test_no_result_waits_for_one_that_is_checked(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("GATE", str(gate))
+    request = asking(structured_outputs={"json": {"const": [1, 1], "uniqueItems": True}}, n=2)
+    ends: list[Event] = []
+    with EngineProcess.load(path, engine_class=CHECKS_WAIT, **SIZES) as engine:
+        checked = [engine.submit(request, on_event=ends.append) for _ in range(5)]
+        wait_until(lambda: sum(isinstance(each, Finished) for each in ends) == len(checked))
+        assert engine.submit(requests()[0]).result(TIMEOUT_S)
+        assert not any(each.done for each in checked)
+        gate.touch()
+        for each in checked:
+            choices = each.result(TIMEOUT_S).choices
+            assert [choice.unmet for choice in choices] == 2 * [(": uniqueItems",)]
+
+
+def test_no_request_without_a_grammar_waits_for_one_that_compiles(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("GATE", str(gate))
+    request = asking(seed=5, **AS_RECORD)
+    with (
+        ThreadPoolExecutor(2 * INTAKE_THREADS) as submitting,
+        EngineProcess.load(path, engine_class=GRAMMARS_WAIT, **SIZES) as engine,
+    ):
+        compiled = [submitting.submit(engine.submit, request) for _ in range(2 * INTAKE_THREADS)]
+        wait_until(lambda: len([*tmp_path.glob("gate.waits-*")]) == INTAKE_THREADS)
+        assert engine.submit(requests()[0]).result(TIMEOUT_S)
+        assert not any(each.done() for each in compiled)
+        gate.touch()
+        assert all(each.result(TIMEOUT_S).result(TIMEOUT_S) for each in compiled)
+
+
 def test_a_callback_that_raises_cancels_its_own_generation(engine: EngineProcess) -> None:
     def fail(_: Event) -> None:
         raise ValueError
@@ -466,7 +505,7 @@ def test_signals_of_a_service_manager_are_the_keepers_to_obey(engine: EngineProc
 
 KEEPER = """
 import sys, time
-from llorch_worker.engine.process.engine_process import EngineProcess
+from llorch_worker.engine.process.engine_process import INTAKE_THREADS, EngineProcess
 from llorch_worker.engine.process.messages import Step, ToKeeper
 from llorch_worker.engine.told import TokensTold
 from llorch_worker.contract import GenerationRequest
