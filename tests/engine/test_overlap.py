@@ -6,14 +6,16 @@ The device of these tests computes nothing before its result is awaited (see ``L
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
-from llorch_worker.engine import Engine
+from llorch_worker.contract import Event, Finished, GenerationRequest, InternalError, Tokens
+from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.engine import Engine, Generation
 from llorch_worker.engine.device.queue import Forward
 from llorch_worker.kernels import torch_ops
 from llorch_worker.model import RaggedBatch
@@ -345,3 +347,27 @@ def test_an_error_of_the_step_launched_ahead_does_not_fail_the_previous_one(
         assert [choice.token_ids for choice in choices] == [expected] * 2
         engine.check_integrity()
         assert engine.stats().preempted_total == 1
+
+
+def test_a_job_that_ends_in_the_step_ahead_of_two_deadlines_ends_once(
+    engine_of: Callable[..., Engine], watched: Callable[..., Any]
+) -> None:
+    generations: list[Generation] = []
+
+    def let_both_pass(step: int, _: object) -> None:
+        if step == 4:
+            # The next one is launched, and gives the second job its last token.
+            for age_s, generation in zip((2, 1), generations, strict=True):
+                generation.deadline_s = time.monotonic() - age_s
+
+    engine = engine_of(model=watched(let_both_pass))
+    with all_at_once(engine):
+        for most in (20, 5):
+            generations.append(engine.submit(request(max_tokens=most, deadline_s=86_400)))
+    cut, whole = (each.result(60).choices[0] for each in generations)
+    assert (cut.finish_reason, len(cut.token_ids)) == ("deadline", 4)
+    assert (whole.finish_reason, len(whole.token_ids)) == ("length", 5)
+    engine.check_integrity()
+    for each in generations:
+        assert [type(e) for e in each._events if isinstance(e, TERMINAL_EVENTS)] == [Finished]
+    assert engine.stats().finished_total == 2
