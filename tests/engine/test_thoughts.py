@@ -138,6 +138,32 @@ def test_a_grammar_begins_after_the_thought(says: Says_) -> None:
     assert choice.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("text", ["Hm", "<think>\nHm"], ids=["of the prompt", "of the model"])
+def test_min_tokens_forbid_an_end_within_the_thought_before_a_grammar(
+    says: Says_, text: str
+) -> None:
+    kwargs = {"enable_thinking": not text.startswith("<")}
+    fields = {"response_format": SHAPE, "chat_template_kwargs": kwargs, "temperature": 0}
+    (early,) = result_of(says(text, **fields)).choices
+    *said, end = early.token_ids
+    (choice,) = result_of(says(text, **fields, min_tokens=len(said) + 4)).choices
+    assert choice.token_ids[: len(said)] == tuple(said)
+    assert choice.token_ids.index(end) == len(said) + 4
+    assert choice.finish_reason == "stop"
+
+
+def test_behind_the_thought_a_grammar_goes_before_min_tokens(says: Says_) -> None:
+    kwargs = {"enable_thinking": True}
+    # With log probabilities, each token of the grammar is sampled.
+    fields = {"response_format": SHAPE, "chat_template_kwargs": kwargs, "logprobs": 0}
+    result = result_of(says("Hm.</think>", **fields))
+    (choice,) = result.choices
+    first = choice.token_ids[result.usage.reasoning]
+    result = result_of(says("Hm.</think>", **fields, min_tokens=100, stop_token_ids=[first]))
+    assert result.choices[0].token_ids[result.usage.reasoning] == first
+    assert json.loads(result.text) in ({"rain": True}, {"rain": False})
+
+
 def test_a_grammar_begins_after_a_thought_that_the_model_opens(says: Says_) -> None:
     (choice,) = result_of(says("<think>Hm.</think>", response_format=SHAPE)).choices
     assert choice.reasoning_content == "Hm."

@@ -93,10 +93,18 @@ class SamplingBatch:
             row_before,
         )
         self.biases = self._biases(sequences)
-        self.suppressions = self._suppressions(sequences)
         self.constrained = [row for row, s in enumerate(sequences) if s.constrained]
+        self._masked = self._with_masks()
+        self.suppressions = self._suppressions(sequences)
         wanting = [row for row, r in enumerate(requests) if r.logprobs is not None]
         self.logprob_rows = self._logprob_rows(requests, wanting) if wanting else None
+
+    def is_of(self, sequences: Rows[Sequence]) -> bool:
+        """Whether it is that of these rows: no other ones, and no grammar or thought has begun."""
+        return self.sequences == sequences and self._masked == self._with_masks()
+
+    def _with_masks(self) -> set[int]:
+        return {row for row in self.constrained if self.sequences[row].matcher is not None}
 
     @cached_property
     def sampled_rows(self) -> SampledRows:
@@ -177,8 +185,8 @@ class SamplingBatch:
         cells = [
             (row * vocab + token_id, row, sequence.request.min_tokens)
             for row, sequence in enumerate(sequences)
-            # A grammar's mask decides for itself where a text may end.
-            if not sequence.constrained
+            # A grammar's mask decides for itself where a text may end; a thought has none.
+            if row not in self._masked
             if sequence.generated_count < sequence.request.min_tokens
             for token_id in sorted(sequence.stop_ids)
             # A model's file may name an end that has no logit: its cell would be the next row's.

@@ -143,7 +143,7 @@ class Sampler:
         """
         rows = tuple(sequences)
         batch = self._batch
-        if batch is None or batch.sequences != rows or self._next_positions != positions:
+        if batch is None or not batch.is_of(rows) or self._next_positions != positions:
             goes_on = self._goes_on(rows, positions)
             batch = SamplingBatch(rows, self._vocab_size, self._device, batch, goes_on)
             self._batch = batch
