@@ -5,17 +5,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from llorch_worker.batches.lines import encoded, is_failure
 from llorch_worker.contract.command_errors import CommandError, usage_error
 
 SUFFIX = ".batch"
 """Of the file beside the output, which exists until the output is complete."""
+_STATE: Final = re.compile(
+    rb'\{"run": "(?P<run>[0-9a-f-]{36})", "input": "(?P<input>[0-9a-f]{64})"\}'
+)
+_MOST_STATE_BYTES: Final = 2**10
 
 
 class BatchOutput:
@@ -63,21 +68,25 @@ def written_to(path: Path, digest: str) -> Iterator[BatchOutput]:
 
 def _run_id(state: BinaryIO, path: Path, digest: str) -> uuid.UUID:
     state.seek(0)
-    try:
-        known = json.loads(state.read())
-    except ValueError:
-        # New, or killed before its first line was whole.
-        known = {"run": str(uuid.uuid4()), "input": digest}
-        state.truncate(0)
-        state.write(json.dumps(known).encode())
+    written = state.read(_MOST_STATE_BYTES)
+    if not written:
+        # New, or killed before it was written.
+        run_id = uuid.uuid4()
+        state.write(json.dumps({"run": str(run_id), "input": digest}).encode())
         state.flush()
         os.fsync(state.fileno())
-    if known["input"] != digest:
+        return run_id
+    if (known := _STATE.fullmatch(written)) is None:
+        raise usage_error(
+            f"{path} exists, and is not what a run keeps beside its output: move it, or choose "
+            "another output"
+        )
+    if known["input"].decode() != digest:
         raise usage_error(
             f"the input or the options are not those with which this output began; give the same, "
             f"or remove the output and {path}"
         )
-    return uuid.UUID(known["run"])
+    return uuid.UUID(known["run"].decode())
 
 
 def _recovered(file: BinaryIO) -> tuple[int, int]:

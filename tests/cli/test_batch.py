@@ -140,6 +140,29 @@ def test_an_output_is_never_overwritten_nor_mixed_with_another(tmp_path: Path) -
     assert "has no requests" in batch(empty, tmp_path / "other").err
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "x", "max_tokens": 1}\n',
+        '{"prompt": "x", "max_tokens": 1}\n{"prompt": "y"}\n',
+        "#!/bin/sh\nsrun llorch worker\n",
+        '{"run": "nightly", "input": "data"}',
+        '{"run": "' + "x" * 2000,
+    ],
+)
+def test_a_file_that_only_has_the_name_of_a_runs_state_is_left_alone(
+    tmp_path: Path, content: str
+) -> None:
+    path, other = written(tmp_path / "in", {"prompt": "x"}), tmp_path / "job.batch"
+    other.write_text(content)
+    for read in (path, other):
+        ran = batch(read, tmp_path / "job")
+        assert (ran.code, other.read_text()) == (2, content)
+        if read == path:
+            assert f"{other} exists, and is not what a run keeps" in ran.err
+    assert not (tmp_path / "job").exists()
+
+
 def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path: Path, latch: Latch) -> None:
     path = written(
         tmp_path / "in",
