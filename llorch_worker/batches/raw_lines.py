@@ -13,6 +13,7 @@ from llorch_worker.contract.values import UnreadableJson, read_json
 BLOCK_BYTES = 2**18
 MOST_LINE_BYTES = 8 * 2**20
 MOST_LINES = 1_000_000
+_ID_BYTES = 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -63,7 +64,7 @@ def _numbered(lines: list[bytes], before: int) -> Iterator[RawLine]:
 
 
 def survey(file: BinaryIO) -> Survey:
-    """Looks through a whole file, in bounded memory but for the custom_ids.
+    """Looks through a whole file. Of each custom_id it keeps a digest: it may be as long as a line.
 
     Raises:
         ValueError: more than ``MOST_LINES`` lines.
@@ -85,10 +86,11 @@ def survey(file: BinaryIO) -> Survey:
             custom_id = None if fields is None else fields.get("custom_id")
             if fields is None:
                 broken.add(line.number)
-            elif isinstance(custom_id, str) and custom_id in seen:
-                repeated.add(line.number)
             elif isinstance(custom_id, str):
-                seen.add(custom_id)
+                # Surrogates may come from escapes.
+                data = custom_id.encode(errors="surrogatepass")
+                short = hashlib.blake2b(data, digest_size=_ID_BYTES).digest()
+                (repeated.add(line.number) if short in seen else seen.add(short))
     return Survey(count, frozenset(repeated), frozenset(broken), digest.hexdigest())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import tracemalloc
 
 import pytest
 
@@ -25,3 +27,16 @@ def test_a_line_that_holds_too_much_is_refused_by_its_number(content: bytes, rul
     refused = fields_of(RawLine(2, content))
     assert isinstance(refused, InvalidRequest)
     assert refused.message.startswith(f"line 2: must hold {rule}")
+
+
+def test_a_survey_finds_repeated_ids_of_any_kind_and_keeps_none_of_them() -> None:
+    ids = [*(f"{n:07}" * 2**17 for n in range(20)), *("a", "\ud800", "a", "\ud800", 7, 7, None)]
+    file = io.BytesIO(b"\n".join(json.dumps({"custom_id": each}).encode() for each in ids))
+    tracemalloc.start()
+    try:
+        found = survey(file)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.lines, found.repeated) == (27, {23, 24})
+    assert most_bytes < 10 * 2**20, "a line of 0.9 MiB several times, but not 20 of them"
