@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from dataclasses import asdict, fields
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -42,8 +42,7 @@ def usage(
 
     if as_csv and as_json:
         raise usage_error("give --csv or --json, not both")
-    last = until.date() if until else counts.today()
-    first = since.date() if since else last - timedelta(counts.SHOWN_DAYS - 1)
+    first, last = counts.days_of(since and since.date(), until and until.date())
     with broker_errors(settings.redis_url), connect(settings.redis_url) as client:
         rows = [asdict(row) for row in counts.read(client, first, last, tenant)]
     names = [each.name for each in fields(counts.UsageRow)]

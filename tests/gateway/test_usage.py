@@ -46,7 +46,9 @@ def test_a_key_sees_its_own_usage_and_an_operator_all(
         assert everyones["alice"] == own
         assert everyones["acme"]["completion_tokens"] == 3
         assert everyones["cancelled"]["completion_tokens"] > 0
-        assert ask(bob, "/v1/usage", until="2020-01-01").json()["data"] == []
+        for day in ("2020-01-01", "0005-01-01"):
+            assert ask(bob, "/v1/usage", until=day).json()["data"] == []
+        assert ask(alice, "/v1/usage", since="0001-01-01").json()["data"] == [own]
         scrape = parse(ask(bob, "/metrics").text)
         assert scrape("llorch_usage_tokens_total", tenant="alice", kind="completion") == 2
         assert scrape("llorch_usage_jobs_total", tenant="acme", kind="done") == 1
@@ -54,3 +56,4 @@ def test_a_key_sees_its_own_usage_and_an_operator_all(
     (row,) = csv.DictReader(run("usage", "--csv", "--tenant", "alice").out.splitlines())
     assert row == {name: str(value) for name, value in own.items()}
     assert json.loads(run("usage", "--json", "--tenant", "alice").out) == [own]
+    assert json.loads(run("usage", "--json", "--until", "0005-01-01").out) == []

@@ -80,6 +80,14 @@ def written(
     return f"{who}/{model} {keep_s} {counted}"
 
 
+def days_of(since: date | None, until: date | None) -> tuple[date, date]:
+    """The first and the last day that are asked for; by default :data:`SHOWN_DAYS` up to today.
+    None before the epoch, from which the days of the counts are numbered."""
+    last = max(until or today(), _EPOCH)
+    first = since or last - timedelta(SHOWN_DAYS - 1)
+    return max(first, _EPOCH), last
+
+
 def read(client: Redis, since: date, until: date, tenant: str | None = None) -> list[UsageRow]:
     """Every row of these days, the last included, at most the last :data:`MOST_DAYS`; only those of
     ``tenant``, if it is given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -31,7 +31,6 @@ def list_usage(
     tenant: Annotated[str | None, Query(description="Only this key's; operators see all.")] = None,
 ) -> UsageList:
     """Jobs, tokens and worker time by day, tenant and model; by default of the last 30 days."""
-    last = until or usage.today()
-    first = since or last - timedelta(usage.SHOWN_DAYS - 1)
+    first, last = usage.days_of(since, until)
     whose = tenant if caller.operator else caller.name
     return UsageList(data=usage.read(console.redis, first, last, whose))
