@@ -62,6 +62,11 @@ def _form(pattern: str, rule: str) -> AfterValidator:
 Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1)]
 """A size: bytes, or a number with a unit. ``KiB`` is 1024 bytes, ``KB`` 1000."""
 
+LONGEST_S = 10**9
+"""30 years: timers and Redis take no much longer times, and no infinite ones."""
+Seconds = Annotated[float, Field(le=LONGEST_S, allow_inf_nan=False)]
+WholeSeconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
+
 LogFormat = Literal["text", "json"]
 """``text``: lines to read; ``json``: one document a line, and one line a job."""
 
@@ -133,11 +138,11 @@ class Settings(BaseSettings):
     alike."""
     pin: str = ""
     """A model by name that the worker keeps loaded."""
-    max_wait_s: float = Field(60.0, gt=0)
+    max_wait_s: Seconds = Field(60.0, gt=0)
     """How long jobs wait at most until a worker begins to load their model."""
-    min_resident_s: float = Field(10.0, ge=0)
+    min_resident_s: Seconds = Field(10.0, ge=0)
     """How long a worker keeps a model at least."""
-    idle_unload_s: float | None = Field(None, gt=0)
+    idle_unload_s: Seconds | None = Field(None, gt=0)
     """After so long without jobs the engine ends; the next job has it loaded again. By default it
     stays."""
     engine_url: Annotated[
@@ -211,7 +216,7 @@ class Settings(BaseSettings):
     placement: bool = True
     """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 
-    low_waits_at_most_s: float = Field(_ENGINE.low_waits_at_most_s, ge=0, le=1e9)
+    low_waits_at_most_s: Seconds = Field(_ENGINE.low_waits_at_most_s, ge=0)
     """How long more urgent jobs may pass a lower priority; then its first job starts next."""
     tenant_weights: Annotated[
         str,
@@ -222,11 +227,11 @@ class Settings(BaseSettings):
     ] = ""
     """``acme=3,beta=2``: a tenant's share of the workers, where others have 1."""
 
-    lease_s: float = Field(10.0, ge=1)
+    lease_s: Seconds = Field(10.0, ge=1)
     """How long a job stays with a worker that no longer renews its leases."""
-    sweep_s: float = Field(5.0, gt=0)
+    sweep_s: Seconds = Field(5.0, gt=0)
     """How often workers look for jobs of dead workers. A job resumes within lease + sweep."""
-    watchdog_s: float = Field(60.0, ge=1)
+    watchdog_s: Seconds = Field(60.0, ge=1)
     """If a step takes longer than this, the engine is killed, and the worker starts another."""
     max_attempts: int = Field(3, ge=1)
     """A job that kills this many engines without progress in between ends as ATTEMPTS_EXHAUSTED and
@@ -240,9 +245,9 @@ class Settings(BaseSettings):
     go first."""
     queue_limit: int = Field(10_000, ge=0)
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
-    drain_s: float = Field(300.0, ge=0)
+    drain_s: Seconds = Field(300.0, ge=0)
     """How long a stopping worker may finish its jobs; the rest go back to the queue."""
-    residency_check_s: float = Field(60.0, gt=0)
+    residency_check_s: Seconds = Field(60.0, gt=0)
     """How often a worker checks that its GPU answers and holds the model and the cache."""
     health_file: Path | None = None
     """A file for probes, one for each worker. The worker renews it every 5 s while it takes jobs
@@ -258,9 +263,9 @@ class Settings(BaseSettings):
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
-    stream_ttl_s: int = Field(24 * 3600, ge=1)
+    stream_ttl_s: WholeSeconds = 24 * 3600
     """How long a job's event stream stays after its end."""
-    result_ttl_s: int = Field(24 * 3600, ge=1)
+    result_ttl_s: WholeSeconds = 24 * 3600
     """How long a job's result stays."""
 
     usage_days: int = Field(92, ge=0, le=36_500)

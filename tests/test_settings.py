@@ -77,6 +77,19 @@ def test_a_variable_that_nothing_reads_is_named_with_the_nearest_setting() -> No
     assert misspelt(Settings, environment=environment) == wrong, "a gateway's are its own"
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e10", "1e300"])
+@pytest.mark.parametrize("kind", [Settings, GatewaySettings])
+def test_a_time_that_no_timer_takes_is_refused(
+    kind: type[Settings] | type[GatewaySettings], value: str
+) -> None:
+    times = {name: value for name in kind.model_fields if name.endswith("_s")}
+    assert times
+    with pytest.raises(ValidationError) as refused:
+        kind(**times)
+    assert {error["loc"] for error in refused.value.errors()} == {(name,) for name in times}
+    kind(**dict.fromkeys(times, 10**9))  # type: ignore[arg-type]
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", {})
     unset = Settings()

@@ -49,7 +49,7 @@ OptionalLetterArgument = Annotated[str | None, _LETTER_ID]
 @settings_options("redis_url")
 def list_letters(
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Number of letters to show.")
+        int, typer.Option("--limit", min=1, max=10**9, help="Number of letters to show.")
     ] = LISTED_LETTERS,
     *,
     settings: Settings,

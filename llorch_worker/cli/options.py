@@ -36,7 +36,10 @@ _SEVERAL = ("models", "models_folder")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 IntervalOption = Annotated[
-    float, typer.Option("--interval", metavar="S", min=0.2, help="Seconds between two readings.")
+    float,
+    typer.Option(
+        "--interval", metavar="S", min=0.2, max=3600.0, help="Seconds between two readings."
+    ),
 ]
 DEFAULT_INTERVAL_S = 2.0
 FlowerPortOption = Annotated[

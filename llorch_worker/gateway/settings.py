@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from llorch_worker.contract import shown
 from llorch_worker.gateway.webhook_secret import WebhookSecret
-from llorch_worker.settings import Bytes
+from llorch_worker.settings import Bytes, Seconds, WholeSeconds
 
 
 def _files_folder(given: Any) -> Any:
@@ -60,17 +60,17 @@ class GatewaySettings(BaseSettings):
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """What happens to fields of a request that nobody here knows. Ignored ones are named in the
     header ``x-llorch-ignored``."""
-    body_timeout_s: float = Field(30.0, gt=0)
+    body_timeout_s: Seconds = Field(30.0, gt=0)
     """How long a client may pause while it sends a body, which must come at 16 KiB/s on average."""
-    header_timeout_s: float = Field(20.0, gt=0)
+    header_timeout_s: Seconds = Field(20.0, gt=0)
     """How long a client may need for the header of a request, from its connection on."""
-    keep_alive_s: int = Field(90, ge=1)
+    keep_alive_s: WholeSeconds = 90
     """How long a connection stays open after an answer: longer than those of a proxy in front."""
     waiting_connections: int = Field(1000, ge=1)
     """Most connections of one address without a request; one more closes the oldest of them."""
     files: Annotated[str, BeforeValidator(_files_folder)] = Field("", validate_default=True)
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
-    response_ttl_s: int = Field(24 * 3600, ge=1)
+    response_ttl_s: WholeSeconds = 24 * 3600
     """How long responses, and the files that batches wrote, are kept. A response also needs its
     result (LLORCH_RESULT_TTL_S)."""
     batch_window: int = Field(256, ge=1)
@@ -79,9 +79,9 @@ class GatewaySettings(BaseSettings):
     """Whether webhooks may go to private, loopback and link-local addresses."""
     webhook_secret: WebhookSecret | None = None
     """Signs the webhooks of keys without a secret of their own: ``whsec_`` and base64."""
-    webhook_retry_s: float = Field(5.0, gt=0)
+    webhook_retry_s: Seconds = Field(5.0, gt=0)
     """The pause after a webhook's first failed attempt. It doubles with each, up to an hour."""
-    webhook_give_up_s: float = Field(24 * 3600, gt=0)
+    webhook_give_up_s: Seconds = Field(24 * 3600, gt=0)
     """How long a webhook is tried before it is kept as a dead letter."""
 
     @field_validator("cors_origins", mode="before")

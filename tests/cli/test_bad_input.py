@@ -124,6 +124,9 @@ def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> 
         (("generate", "x", "-t", "warm"), 2, "--temperature"),
         (("generate", "x", "-t", "warm"), 2, "see llorch generate --help"),
         (("batch", "run", "/nowhere/jobs.jsonl", "-o", "/nowhere/out"), 1, "No such file"),
+        (("top", "--interval", "inf"), 2, "--interval"),
+        (("dead", "list", "--limit", "1" + 30 * "0"), 2, "--limit"),
+        (("bench", "engine", "--threads", "1" + 30 * "0"), 2, "--threads"),
         (("batch", "run", "-", "-o", "/nowhere/out"), 2, "give a file"),
     ],
 )

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from llorch_worker.bench.plan import Plan
 
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="torch's CPU threads (default: its own).")
+    int | None,
+    typer.Option("--threads", min=1, max=4096, help="torch's CPU threads (default: its own)."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of prompts and samples.")]
 PassesOption = Annotated[int, typer.Option("--passes", min=1, help="Passes to take the median of.")]
