@@ -29,7 +29,7 @@ def load(
     from llorch_worker.broker.figures.fleet_client import FleetClient
 
     with FleetClient(settings.redis_url) as client:
-        _say([client.load(model, worker)], "loads", model, as_json=as_json)
+        _say(client.load(model, worker), "loads", model, as_json=as_json)
 
 
 @settings_options("redis_url")
@@ -44,7 +44,7 @@ def unload(
     from llorch_worker.broker.figures.fleet_client import FleetClient
 
     with FleetClient(settings.redis_url) as client:
-        _say([client.unload(model, worker)], "unloads", model, as_json=as_json)
+        _say(client.unload(model, worker), "unloads", model, as_json=as_json)
 
 
 @settings_options("redis_url")
@@ -64,13 +64,17 @@ def reload(
     from llorch_worker.broker.figures.fleet_client import FleetClient
 
     with FleetClient(settings.redis_url) as client:
-        _say(client.reload(model, worker), "reloads", model, as_json=as_json)
+        workers = client.reload(model, worker)
+    if as_json:
+        Screen(as_json=True).document({"workers": workers, "model": model, "does": "reloads"})
+    else:
+        for each in workers:
+            _say(each, "reloads", model, as_json=False)
 
 
-def _say(workers: list[str], does: str, model: str, *, as_json: bool) -> None:
+def _say(worker: str, does: str, model: str, *, as_json: bool) -> None:
     screen = Screen(as_json=as_json)
-    for worker in workers:
-        if as_json:
-            screen.document({"worker": worker, "model": model, "does": does})
-        else:
-            screen.line(f"{worker} {does} {model}")
+    if as_json:
+        screen.document({"worker": worker, "model": model, "does": does})
+    else:
+        screen.line(f"{worker} {does} {model}")

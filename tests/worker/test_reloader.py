@@ -224,6 +224,8 @@ def test_where_memory_holds_one_engine_the_next_is_loaded_once_the_jobs_have_lef
         made_of("b", job.result(GET_S))
         assert restarts(job) == 1
         assert run("reload", "other", LLORCH_REDIS_URL=own_server.url).code == 1
+        told = run("reload", "toy", "--json", LLORCH_REDIS_URL=own_server.url)
+        assert told.json == {"workers": [worker.hostname], "model": "toy", "does": "reloads"}
 
 
 def test_a_models_file_is_compared_and_looked_through_before_anything_is_loaded(
