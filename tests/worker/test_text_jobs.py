@@ -201,6 +201,16 @@ def test_one_key_is_one_job(worker: WorkerProcess, client: Client) -> None:
     assert first.result(GET_S)
 
 
+@pytest.mark.parametrize("metadata", [{"status": "FAILURE"}, {"finish_reason": "deadline"}])
+def test_metadata_like_a_failure_free_no_key(
+    worker: WorkerProcess, client: Client, metadata: dict[str, str]
+) -> None:
+    request = EmbedRequest(input="w5", idempotency_key=str(metadata), metadata=metadata)
+    first = client.submit(request)
+    assert first.result(GET_S)
+    assert client.submit(request).id == first.id
+
+
 @pytest.mark.parametrize("held", ["texts", "generation"])
 def test_jobs_of_one_kind_and_their_rate_limit_hold_up_none_of_the_other(
     tmp_path: Path, held: str

@@ -19,8 +19,9 @@ local function may_be_repeated(job_id)
     -- Other exceptions than ours are read as INTERNAL, which is retriable.
     return type(args) ~= 'table' or #args ~= 4 or args[3] == true
   end
-  return meta.status == 'SUCCESS' and result.choices[1].finish_reason == 'deadline'
-    and result.usage.completion == 0
+  -- Results of texts have no choices: those words stood in their metadata.
+  return meta.status == 'SUCCESS' and result.choices ~= nil
+    and result.choices[1].finish_reason == 'deadline' and result.usage.completion == 0
 end
 
 -- The job that has this idempotency key, and whether it is known to have been sent with another request than
