@@ -12,6 +12,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.jobs.results import StoredState, terminal_event
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
+    CallPart,
     Event,
     Restarted,
     Started,
@@ -46,6 +47,7 @@ class Seen:
 
     tokens: int = 0
     chars: int = 0
+    """Of thought, text and calls, in this order."""
     _chars_before: dict[int, int] = field(default_factory=lambda: {0: 0})
     """The characters before each token at which an event began or ended."""
 
@@ -53,15 +55,11 @@ class Seen:
         """The part of ``event`` that the reader has not seen, and has then."""
         start = self._chars_before.get(event.index, self.chars)
         known = min(max(0, self.tokens - event.index), len(event.ids))
-        ids, text = event.ids[known:], event.text[max(0, self.chars - start) :]
-        end, end_chars = event.index + len(event.ids), start + len(event.text)
+        end, end_chars = event.index + len(event.ids), start + _chars_of(event)
+        event = _without(event, known, max(0, self.chars - start))
         self._chars_before[end] = end_chars
         self.tokens, self.chars = max(end, self.tokens), max(end_chars, self.chars)
-        if not ids and not text:
-            return None
-        logprobs = event.logprobs and event.logprobs[known:]
-        new = {"index": event.index + known, "ids": ids, "text": text, "logprobs": logprobs}
-        return event.model_copy(update=new)
+        return event if event.has_any else None
 
     def new(self, event: Vectors) -> Vectors | None:
         """The part of ``event`` that the reader has not seen, and has then: ``tokens`` counts
@@ -71,6 +69,42 @@ class Seen:
         if known == event.count:
             return None
         return event.rest(known) if known else event
+
+
+def _chars_of(event: Tokens) -> int:
+    calls = sum(map(_chars_of_call, event.tool_calls or ()))
+    return len(event.reasoning_content or "") + len(event.text) + calls
+
+
+def _chars_of_call(part: CallPart) -> int:
+    """Its beginning is one: the id and the name come at once."""
+    return (part.id is not None) + len(part.arguments)
+
+
+def _without(event: Tokens, ids: int, chars: int) -> Tokens:
+    """``event`` without its first ``ids`` and its first ``chars``."""
+    if not ids and not chars:
+        return event
+    thought, text, calls = event.reasoning_content or "", event.text, []
+    thought, chars = thought[chars:], max(0, chars - len(thought))
+    text, chars = text[chars:], max(0, chars - len(text))
+    for part in event.tool_calls or ():
+        length = _chars_of_call(part)
+        if not chars:
+            calls.append(part)
+        elif chars < length:
+            arguments = part.arguments[chars - (part.id is not None) :]
+            calls.append(CallPart(index=part.index, arguments=arguments))
+        chars = max(0, chars - length)
+    new = {
+        "index": event.index + ids,
+        "ids": event.ids[ids:],
+        "text": text,
+        "reasoning_content": thought or None,
+        "tool_calls": tuple(calls) or None,
+        "logprobs": event.logprobs and event.logprobs[ids:],
+    }
+    return event.model_copy(update=new)
 
 
 @dataclass

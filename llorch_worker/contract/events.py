@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from llorch_worker.contract.errors import ErrorDocument
 from llorch_worker.contract.output_format import as_tuple
-from llorch_worker.contract.result import FinishReason, Timings, TokenLogprobs, Usage
+from llorch_worker.contract.result import Choice, FinishReason, Timings, TokenLogprobs, Usage
 from llorch_worker.contract.tools import CallPart
 
 
@@ -59,6 +59,33 @@ class Tokens(_Event):
     tool_calls: Annotated[tuple[CallPart, ...] | None, BeforeValidator(as_tuple)] = None
     """What of the calls after the text is new."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything is new. A server may tell thoughts and calls without ids."""
+        return bool(self.ids or self.text or self.reasoning_content or self.tool_calls)
+
+    @classmethod
+    def of(cls, choice: Choice) -> Tokens:
+        """All of ``choice`` at once."""
+        calls = tuple(
+            CallPart(
+                index=index,
+                id=call.id,
+                name=call.function.name,
+                arguments=call.function.arguments,
+            )
+            for index, call in enumerate(choice.tool_calls or ())
+        )
+        return cls(
+            choice=choice.index,
+            index=0,
+            ids=choice.token_ids,
+            text=choice.text,
+            reasoning_content=choice.reasoning_content,
+            tool_calls=calls or None,
+            logprobs=choice.logprobs,
+        )
 
 
 class Vectors(_Event):

@@ -144,12 +144,5 @@ def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
         cached_tokens=result.usage.cached,
         queue_ms=result.timings.queue_ms,
     )
-    for choice in result.choices:
-        if choice.token_ids:
-            yield Tokens(
-                choice=choice.index,
-                index=0,
-                ids=choice.token_ids,
-                text=choice.text,
-                logprobs=choice.logprobs,
-            )
+    # One without anything had no event, and may be refused because of its deadline.
+    yield from (each for each in map(Tokens.of, result.choices) if each.has_any)

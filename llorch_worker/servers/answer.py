@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llorch_worker.contract import (
@@ -25,17 +26,25 @@ FEW_TOKENS: Final = 4
 _ENDED: Final = ("stop", "tool_calls")
 
 
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: str
+
+
 class ChoiceSoFar:
     """One choice. Ids without a text wait for the text that they are part of, so that a journal
     never has ids of which a reader lacks the text."""
 
-    def __init__(self, index: int, begun: JournalledChoice | None) -> None:
+    def __init__(self, index: int, begun: JournalledChoice | None, job_id: str) -> None:
         """``begun``: what a journal has of it."""
         self.index = index
+        self._job_id = job_id
         self.begun = begun or JournalledChoice()
         self._texts = [self.begun.text]
         self._thoughts: list[str] = []
-        self._calls: dict[int, CallPart] = {}
+        self._calls: dict[int, _Call] = {}
         self._ids = list(self.begun.token_ids)
         self._waiting: list[int] = []
         self._scores: list[TokenScore] = []
@@ -66,14 +75,7 @@ class ChoiceSoFar:
             return None
         self._texts.append(piece.text)
         self._thoughts.append(piece.thought)
-        for part in piece.calls:
-            known = self._calls.get(part.index, CallPart(index=part.index))
-            self._calls[part.index] = CallPart(
-                index=part.index,
-                id=known.id or part.id,
-                name=known.name or part.name,
-                arguments=known.arguments + part.arguments,
-            )
+        piece.calls = tuple(map(self._take_call, piece.calls))
         return self._tell(piece)
 
     def ends_s(self, request: GenerationRequest, now_s: float) -> float:
@@ -94,6 +96,17 @@ class ChoiceSoFar:
         """A text that the server leaves out."""
         self._texts.append(text)
         return self._tell(Piece(text=text))
+
+    def _take_call(self, part: CallPart) -> CallPart:
+        """``part``, with an id and a name if it is a call's first, and else without: servers leave
+        them out, or tell them again."""
+        call = self._calls.get(part.index)
+        if call is not None:
+            call.arguments += part.arguments
+            return CallPart(index=part.index, arguments=part.arguments)
+        id = part.id or f"call_{self._job_id[:24]}_{len(self._calls)}"
+        call = self._calls[part.index] = _Call(id, part.name or "unnamed", part.arguments)
+        return CallPart(index=part.index, id=id, name=call.name, arguments=part.arguments)
 
     def _take_ids(self, piece: Piece, *, has_ids: bool) -> None:
         self._waiting += piece.ids or ()
@@ -120,13 +133,10 @@ class ChoiceSoFar:
             calls=list(map(CallTold.of, piece.calls)) or None,
         )
 
-    def result(self, finish: FinishReason | None, job_id: str) -> Choice:
+    def result(self, finish: FinishReason | None) -> Choice:
         calls = tuple(
-            ToolCall(
-                id=call.id or f"call_{job_id[:24]}_{at}",
-                function=FunctionCall(name=call.name or "unnamed", arguments=call.arguments),
-            )
-            for at, call in sorted(self._calls.items())
+            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+            for _, call in sorted(self._calls.items())
         )
         ended = finish or ("tool_calls" if calls and self.finish in _ENDED else self.finish)
         return Choice(
@@ -161,7 +171,7 @@ class ServerGeneration(ComputedGeneration):
         self.cancelled = False
         self.seed = job_seed(id) if request.seed is None else request.seed
         self.choices = [
-            ChoiceSoFar(index, journal.choices.get(index)) for index in range(request.n)
+            ChoiceSoFar(index, journal.choices.get(index), id) for index in range(request.n)
         ]
         self._prompt_tokens: int | None = None
         self.began = False
@@ -199,8 +209,7 @@ class ServerGeneration(ComputedGeneration):
             if choice.finish is not None:
                 self.tell(choice.rest())
         choices = tuple(
-            choice.result(finish if choice.finish is None else None, self.id)
-            for choice in self.choices
+            choice.result(finish if choice.finish is None else None) for choice in self.choices
         )
         self._finish_with(choices, self.seed, time.monotonic())
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.client.stream import Position, StreamEntry
-from llorch_worker.contract import CancelledEvent, Event, Restarted, Started, Tokens
+from llorch_worker.contract import CallPart, CancelledEvent, Event, Restarted, Started, Tokens
 
 TEXT = "abcdefghijklmnop"
+"""A thought, then a text, then a call, whose beginning is the k."""
+THOUGHT_ENDS, TEXT_ENDS = 5, 10
 STARTED = Started(worker="w", model="m", prompt_tokens=1, queue_ms=0)
 
 
@@ -19,16 +23,19 @@ def stream(
     first_id: int,
     choices: int = 1,
     after: tuple[int, int] = (0, 0),
+    *,
+    has_ids: bool = True,
 ) -> list[StreamEntry]:
-    """A stream of sixteen tokens, one letter each, in events that end at ``cuts``; the text of
-    each lags behind its ids. ``after``: how many tokens and letters came before."""
+    """A stream of sixteen tokens, one letter each, in events that end at ``cuts``; the letters of
+    each lag behind its ids. ``after``: how many tokens and letters came before."""
     start, chars = after
     ends = [*sorted({cut for cut in cuts if cut > start}), len(TEXT)]
     events: list[Event] = [STARTED]
     for number, end in enumerate(ends):
         upto = len(TEXT) if end == len(TEXT) else max(chars, end - lags[number % len(lags)])
+        ids = tuple(range(start, end)) if has_ids else ()
         events += [
-            Tokens(choice=i, index=start, ids=tuple(range(start, end)), text=TEXT[chars:upto])
+            Tokens(choice=i, index=start if has_ids else 0, ids=ids, **letters(chars, upto))
             for i in range(choices)
         ]
         start, chars = end, upto
@@ -36,24 +43,52 @@ def stream(
     return [StreamEntry(f"{first_id + i}-0", event) for i, event in enumerate(events)]
 
 
+def letters(begin: int, end: int) -> dict[str, Any]:
+    """What an event says that has these of :data:`TEXT`."""
+    arguments = TEXT[max(begin, TEXT_ENDS + 1) : end]
+    first = {"id": "call", "name": "f"} if begin <= TEXT_ENDS < end else {}
+    call = CallPart(index=0, arguments=arguments, **first)
+    return {
+        "reasoning_content": TEXT[begin : min(end, THOUGHT_ENDS)] or None,
+        "text": TEXT[max(begin, THOUGHT_ENDS) : min(end, TEXT_ENDS)],
+        "tool_calls": (call,) if first or arguments else None,
+    }
+
+
+def letters_of(tokens: list[Tokens]) -> str:
+    calls = [part for event in tokens for part in event.tool_calls or ()]
+    thought = "".join(event.reasoning_content or "" for event in tokens)
+    text = "".join(event.text for event in tokens)
+    return thought + text + "".join("k" * (part.id == "call") + part.arguments for part in calls)
+
+
 CUTS = st.lists(st.integers(1, 15), max_size=6)
 LAGS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 
-@given(CUTS, LAGS, CUTS, LAGS, st.integers(0, 9), st.integers(1, 3))
+@given(CUTS, LAGS, CUTS, LAGS, st.integers(0, 9), st.integers(1, 3), st.booleans())
 def test_a_stream_that_was_cut_anew_gives_the_rest(
-    cuts: list[int], lags: list[int], new_cuts: list[int], new_lags: list[int], seen: int, n: int
+    cuts: list[int],
+    lags: list[int],
+    new_cuts: list[int],
+    new_lags: list[int],
+    seen: int,
+    n: int,
+    has_ids: bool,
 ) -> None:
     reader = Position()
-    found = [reader.rest(entry) for entry in stream(cuts, lags, 1, n)[: seen + 1]]
+    entries = stream(cuts, lags, 1, n, has_ids=has_ids)
+    found = [reader.rest(entry) for entry in entries[: seen + 1]]
     if reader.ended:
         return
     again = Position.parse(str(reader))
-    found += [again.rest(entry) for entry in stream(new_cuts, new_lags, 1_000, n)]
+    entries = stream(new_cuts, new_lags, 1_000, n, has_ids=has_ids)
+    found += [again.rest(entry) for entry in entries]
     for choice in range(n):
         tokens = [e for e in found if isinstance(e, Tokens) and e.choice == choice]
-        assert [i for event in tokens for i in event.ids] == list(range(len(TEXT)))
-        assert "".join(event.text for event in tokens) == TEXT
+        ids = [i for event in tokens for i in event.ids]
+        assert ids == (list(range(len(TEXT))) if has_ids else [])
+        assert letters_of(tokens) == TEXT
         assert all(e.index == e.ids[0] for e in tokens if e.ids)
     assert found[-1] == CancelledEvent()
     assert Position.parse(str(again)).ended
@@ -69,11 +104,11 @@ def test_a_run_that_goes_on_from_before_lost_writes_gives_the_rest(
     if reader.ended:
         return
     journal = [e for _, e in entries[: kept + 1] if isinstance(e, Tokens)]
-    after = sum(len(e.ids) for e in journal), sum(len(e.text) for e in journal)
+    after = sum(len(e.ids) for e in journal), len(letters_of(journal))
     found += [reader.rest(entry) for entry in stream(new_cuts, new_lags, 1_000, after=after)]
     tokens = [e for e in found if isinstance(e, Tokens)]
     assert [i for event in tokens for i in event.ids] == list(range(len(TEXT)))
-    assert "".join(event.text for event in tokens) == TEXT
+    assert letters_of(tokens) == TEXT
 
 
 def test_events_without_tokens_come_once() -> None:

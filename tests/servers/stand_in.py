@@ -10,6 +10,7 @@ words. Prompts that do something else:
 - ``huge``: an event of 100 MB; ``heap``: a hundred of 1 MB.
 - ``noise``: events that are no JSON; ``odd``: one of a byte that is none.
 - ``page``: a web page in place of events.
+- ``call``: a thought and calls without ids of their tokens, as :data:`CALL` has them.
 - ``mute``: tokens without a text; ``filter``: an answer that a filter ends.
 - ``status <n>``: an error with this status, whose message quotes the prompt.
 - ``error``: an error amid the answer.
@@ -38,6 +39,16 @@ from tests.services import LOCALHOST, free_port
 MODEL = "toy"
 CONTEXT = 4096
 FIRST_ID = 1000
+CALL = (
+    {"reasoning_content": "I look "},
+    {"reasoning_content": "it up."},
+    {"tool_calls": [{"index": 0, "function": {"name": "look", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"where": '}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"sea"}'}}]},
+    {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "look", "arguments": "{"}}]},
+    {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "look", "arguments": "}"}}]},
+)
+"""The first call has no id; the second is told its own again."""
 OWNERS = {"vLLM": "vllm", "SGLang": "sglang", "llama-server": "llamacpp"}
 
 
@@ -190,6 +201,8 @@ class StandIn:
         await response.prepare(request)
         if words[0] in ("hold", "late"):
             await asyncio.sleep(300 if words[0] == "hold" else 1)
+        if words[0] == "call":
+            most = min(most, len(CALL))
         step_s = number / 1e3 if words[0] == "slow" else self._step_s
         for at in range(begun, 10**9 if words[0] == "endless" else begun + most):
             made = at - begun
@@ -221,9 +234,12 @@ class StandIn:
                     await _send(response, self._event(request.path, at, "x" * 900_000))
             await response.write(self.said_between)
             said = "" if words[0] == "mute" else _word(at)
-            await _send(response, self._event(request.path, at, said))
+            event = self._event(request.path, at, said)
+            if words[0] == "call":
+                event = {"choices": [{"index": 0, "delta": CALL[at]}]}
+            await _send(response, event)
             await asyncio.sleep(step_s)
-        reason = "content_filter" if words[0] == "filter" else "length"
+        reason = {"filter": "content_filter", "call": "tool_calls"}.get(words[0], "length")
         for event in self._last(request.path, most, size, reason):
             await _send(response, event)
             if words[0] == "torn":

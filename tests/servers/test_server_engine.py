@@ -814,7 +814,7 @@ def test_an_error_quotes_no_ids_no_grammar_and_nothing_of_a_long_text(
 
 
 def test_when_an_answer_may_end_is_told_from_its_tokens() -> None:
-    choice = ChoiceSoFar(0, None)
+    choice = ChoiceSoFar(0, None, "job")
     ends = []
     for second in range(1, 6):
         choice.take(Piece(text="x"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -41,6 +43,7 @@ from tests.services import (
 )
 from tests.sizes import FULL_SIZE, sized
 from tests.telemetry.collector import running_collector
+from tests.told import merged
 from tests.waiting import wait_until
 
 KILLS = sized(3, 100)
@@ -414,6 +417,63 @@ def test_batches_webhooks_and_traces_run_as_with_an_engine_of_ours(
             "a": "w0 w1 w2 ",
             "b": "w0 w1 w2 ",
         }
+
+
+def said_in(stream: str) -> tuple[str, str]:
+    """The thought, and the arguments of the calls, of a streamed answer."""
+    thought = arguments = ""
+    for each in stream.splitlines():
+        if not each.startswith("data: {"):
+            continue
+        match json.loads(each.removeprefix("data: ")):
+            case {"choices": [{"delta": delta}]}:
+                thought += delta.get("reasoning_content", "")
+                calls = delta.get("tool_calls", ())
+                arguments += "".join(call["function"]["arguments"] for call in calls)
+            case {"type": "content_block_delta", "delta": delta}:
+                thought += delta.get("thinking", "")
+                arguments += delta.get("partial_json", "")
+            case {"type": "response.reasoning_text.delta", "delta": delta}:
+                thought += delta
+            case {"type": "response.function_call_arguments.delta", "delta": delta}:
+                arguments += delta
+    return thought, arguments
+
+
+def test_thoughts_and_calls_without_ids_reach_readers_also_once_the_stream_has_expired(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    function = {"name": "look"}
+    chat: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "call"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    tool = {**function, "input_schema": {"type": "object"}}
+    messages = chat | {"tools": [tool], "thinking": {"type": "enabled"}, "max_tokens": 16}
+    tool = {**function, "type": "function", "parameters": {"type": "object"}}
+    response = {"model": MODEL, "input": "call", "tools": [tool]}
+    bodies = {"chat/completions": chat, "messages": messages, "responses": response}
+    with (
+        running_server("SGLang", tmp_path) as server,
+        worker_of(server, own_server, tmp_path),
+        running_gateway(own_server.url, tmp_path) as gateway,
+    ):
+        job = own_client.submit(**chat)
+        told = [e.event for e in job.stream(timeout=60) if isinstance(e.event, Tokens)]
+        assert merged(told) == [Tokens.of(job.result(60).choices[0])]
+        for _ in range(2):
+            for path, body in bodies.items():
+                answer = httpx.post(
+                    f"{gateway.url}/v1/{path}",
+                    json=body | {"stream": True},
+                    headers={"Idempotency-Key": path},
+                    timeout=60,
+                )
+                assert said_in(answer.text) == ("I look it up.", '{"where": "sea"}{}'), path
+            for stream in list(own_client.redis.scan_iter("llorch:job:*:events")):
+                own_client.redis.delete(stream)
+        assert len(own_client.redis.keys("celery-task-meta-*")) == 4, "each was computed once"
 
 
 def test_a_server_is_one_of_several_models_and_always_there(

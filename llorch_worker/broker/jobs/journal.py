@@ -45,12 +45,6 @@ def read(client: Redis, job_id: str) -> JournalPage:
     return JournalPage(read_journal(events), last + 1)
 
 
-def _is_progress(event: Event) -> bool:
-    return isinstance(event, Vectors) or (
-        isinstance(event, Tokens) and bool(event.ids or event.text)
-    )
-
-
 def queue_append(
     pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, clears: bool = True
 ) -> None:
@@ -67,7 +61,7 @@ def queue_append(
             claim.job_id,
             claim.fence,
             first_entry,
-            int(clears and any(map(_is_progress, events))),
+            int(clears and any(isinstance(each, Tokens | Vectors) for each in events)),
             *(encode_event(event) for event in events),
         ],
     )

@@ -153,16 +153,7 @@ class StoryPrinter:
             return
         self._choices = len(result.choices)
         for choice in result.choices:
-            thought = choice.reasoning_content
-            self.show(
-                Tokens(
-                    choice=choice.index,
-                    index=0,
-                    ids=(),
-                    text=choice.text,
-                    reasoning_content=thought,
-                )
-            )
+            self.show(Tokens.of(choice))
         self.end()
 
     def end(self) -> None:
