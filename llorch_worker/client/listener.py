@@ -14,7 +14,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.jobs.results import decode_state
+from llorch_worker.broker.jobs.results import StoredState, decode_state
 from llorch_worker.broker.scripts import database
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.client.client import RESULT_POLL_S
@@ -25,6 +25,8 @@ from llorch_worker.contract import JobLost, JobResult, LlorchError
 
 MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command."""
+SMALL_CHARS = 2**15
+"""Of a result that is decoded on the event loop."""
 MOST_HEARD_AT_ONCE = 100
 """Messages that are read before other tasks run."""
 MOST_SILENT_POLLS = 4
@@ -264,7 +266,7 @@ class Listener:
         for feeds in _batches(quiet):
             documents = await self._redis.mget([keys.result(feed.job_id) for feed in feeds])
             for feed, document in zip(feeds, documents, strict=True):
-                if document is not None and _is_end(document):
+                if document is not None and await _is_end(document):
                     feed.look()
                     found += 1
         everyone: list[_Waiter | Feed] = list(quiet)
@@ -291,7 +293,7 @@ class Listener:
         # Hundreds may come at once, and each takes milliseconds to decode.
         await asyncio.sleep(0)
         try:
-            end = decode_state(document).end
+            end = (await _decoded(document)).end
         except Exception as error:  # noqa: BLE001 - an unreadable result must fail only its own job
             for waiter in self._results.pop(key, ()):
                 waiter.fail(error)
@@ -303,10 +305,16 @@ class Listener:
         return True
 
 
-def _is_end(document: str | bytes) -> bool:
+async def _decoded(document: str | bytes) -> StoredState:
+    if len(document) <= SMALL_CHARS:
+        return decode_state(document)
+    return await asyncio.to_thread(decode_state, document)
+
+
+async def _is_end(document: str | bytes) -> bool:
     """Also of what cannot be read: who looks at it raises that."""
     try:
-        return decode_state(document).end is not None
+        return (await _decoded(document)).end is not None
     except Exception:  # noqa: BLE001
         return True
 

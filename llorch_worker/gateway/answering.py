@@ -29,6 +29,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, TokenQuestion
+from llorch_worker.gateway.bodies import about_bytes
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -47,6 +48,7 @@ MOST_NAMED = 20
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 IdempotencyKey = Annotated[str | None, Header()]
+WithPromptIds = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def answers(document: type[Mapping[str, Any]]) -> dict[int | str, dict[str, Any]]:
@@ -118,15 +120,14 @@ class Answering:
         for request in self._requests:
             await self._waiting.submit(request, stream=self._body.stream, digest=digest)
         if not self._body.stream:
-            work = self._waiting.answer(self._request, self._document())
-            answer: Response = JSONResponse(await work)
+            answer: Response = await self._waiting.answer(self._request, self._whole())
         else:
             answer = await self._waiting.stream(self._request, self._stream(), self._failure)
         say_ignored(answer, self._body.ignored)
         say_generation_config(answer, self._jobs)
         return answer
 
-    async def _prompt_ids(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    async def _prompt_ids(self) -> WithPromptIds:
         """What adds the ids of the prompts to documents, if they are wanted."""
         if not self._body.wants_prompt_ids:
             return lambda document: document
@@ -151,10 +152,14 @@ class Answering:
         ids: Sequence[int] = (await self._gateway.ask(card, question))["tokens"]
         return ids
 
-    async def _document(self) -> Mapping[str, Any]:
+    async def _whole(self) -> Response:
         # First, while the jobs run: afterwards, the worker that has answered may be gone.
         with_prompt_ids = await self._prompt_ids()
-        return with_prompt_ids(self._body.answer(await self._results(), self._created))
+        results = await self._results()
+        return await self._gateway.bodies.run(
+            sum(map(about_bytes, results)),
+            lambda: JSONResponse(with_prompt_ids(self._body.answer(results, self._created))),
+        )
 
     async def _results(self) -> Sequence[GenerationResult]:
         async with self._clock.limiting():
@@ -174,10 +179,9 @@ class Answering:
                 async for job, event in events:
                     if not begun and isinstance(event, Finished):
                         _refuse_nothing([event])
-                    for document in await self._documents(job, event, chunks):
+                    for data in await self._encoded(job, event, chunks, with_prompt_ids):
                         begun = True
-                        document = with_prompt_ids(document)
-                        yield encoded(document, document.get("type"))
+                        yield data
             for document in chunks.end():
                 yield encoded(document, document.get("type"))
             if self._body.done:
@@ -193,19 +197,29 @@ class Answering:
         logger.warning("a stream of %s ends with %s", self._path, shown.code)
         return encoded(self._body.failure(shown), "error")
 
-    async def _documents(
-        self, job: int, event: Progress, chunks: Chunks
-    ) -> Iterable[Mapping[str, Any]]:
-        match event:
-            case Started():
-                chunks.started(job, event)
-                return ()
-            case Tokens():
-                return chunks.tokens(job, event)
+    async def _encoded(
+        self, job: int, event: Progress, chunks: Chunks, with_prompt_ids: WithPromptIds
+    ) -> Sequence[bytes]:
+        if isinstance(event, Started):
+            chunks.started(job, event)
+            return ()
         result = None
-        if chunks.needs_results:
+        if isinstance(event, Finished) and chunks.needs_results:
             result = await self._jobs[job].result(patience_s=PATIENCE_S)
-        return chunks.finished(job, event, result)
+
+        def made() -> list[bytes]:
+            documents = (
+                chunks.tokens(job, event)
+                if isinstance(event, Tokens)
+                else chunks.finished(job, event, result)
+            )
+            return [
+                encoded(document, document.get("type"))
+                for document in map(with_prompt_ids, documents)
+            ]
+
+        # A job that ended long ago comes in one event.
+        return await self._gateway.bodies.run(about_bytes(event), made)
 
 
 def _refuse_nothing(ends: Iterable[Event]) -> None:

@@ -1,9 +1,9 @@
-"""Bodies of requests become documents. Large ones do not stop the event loop."""
+"""Bodies become documents, and results bodies. Large ones do not stop the event loop."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -13,12 +13,26 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from llorch_worker.contract import Fault, InvalidRequest, describe, shown
+from llorch_worker.contract import (
+    Choice,
+    EmbeddingResult,
+    Fault,
+    GenerationResult,
+    InvalidRequest,
+    TokenLogprobs,
+    Tokens,
+    describe,
+    shown,
+)
 from llorch_worker.contract.values import UnreadableJson, read_json
 from llorch_worker.openai_api.shape import AnyDocument, read_as
 
 SMALL_BYTES = 2**15
 """A body that can hold the event loop up for a few milliseconds at most."""
+
+NUMBER_BYTES = 20
+SCORE_BYTES = 100
+"""A token and its log probability, about."""
 
 _CHARSET = re.compile(r'charset="?([^\s;"]+)', re.IGNORECASE)
 
@@ -38,6 +52,10 @@ class Bodies:
         """Returns what ``do`` does with a body of this size, or raises what it raises."""
         if size_bytes <= SMALL_BYTES:
             return do()
+        return await self.run_beside(do)
+
+    async def run_beside(self, do: Callable[[], Result]) -> Result:
+        """Like :meth:`run`, with what may be large."""
         return await to_thread.run_sync(do, limiter=self._one)
 
     async def run_for(self, request: Request, do: Callable[[], Result]) -> Result:
@@ -47,6 +65,27 @@ class Bodies:
     async def read(self, content: bytes, kind: type[AnyDocument]) -> AnyDocument:
         """Returns the document that ``content`` is. Raises ``InvalidRequest``."""
         return await self.run(len(content), lambda: read_as(kind, document_of(content)))
+
+
+def about_bytes(what: object) -> int:
+    """About how many bytes of JSON a result or an event of its tokens is; 0 if it is another."""
+    match what:
+        case EmbeddingResult():
+            return len(what.embeddings) * what.dimensions * NUMBER_BYTES
+        case GenerationResult():
+            return _about_bytes_of(what.prompt_logprobs) + sum(map(about_bytes, what.choices))
+        case Choice():
+            text = len(what.text) + len(what.reasoning_content or "")
+            return text + len(what.token_ids) * NUMBER_BYTES + _about_bytes_of(what.logprobs)
+        case Tokens():
+            return len(what.text) + _about_bytes_of(what.logprobs)
+    return 0
+
+
+def _about_bytes_of(scored: Sequence[TokenLogprobs | None] | None) -> int:
+    # All have as many alternatives; the first of a prompt is None.
+    last = scored[-1] if scored else None
+    return len(scored or ()) * SCORE_BYTES * (1 + len(last.top if last else ()))
 
 
 def document_of(content: bytes) -> dict[str, Any]:

@@ -134,7 +134,11 @@ class Gateway:
     def responses(self, caller: Caller) -> ResponseStore:
         """The responses that this caller may see."""
         return ResponseStore(
-            self.redis, self.settings.redis_url, caller, ttl_s=self.own.response_ttl_s
+            self.redis,
+            self.settings.redis_url,
+            caller,
+            self.bodies,
+            ttl_s=self.own.response_ttl_s,
         )
 
     async def close(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from celery.utils import uuid
 from fastapi import Request
+from fastapi import Response as PlainResponse
 
 from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import AsyncJob
@@ -21,6 +23,7 @@ from llorch_worker.contract import (
     request_digest,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
+from llorch_worker.gateway.bodies import SCORE_BYTES, about_bytes
 from llorch_worker.gateway.errors import HttpError, as_shown
 from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -48,10 +51,18 @@ from llorch_worker.openai_api.responses import (
 )
 from llorch_worker.openai_api.responses_compaction import Compacted, compacted
 from llorch_worker.openai_api.responses_events import Event, ResponseEvents
-from llorch_worker.openai_api.responses_items import Item, ItemReference, Read, job_of
+from llorch_worker.openai_api.responses_items import (
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    Read,
+    job_of,
+)
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
 SYSTEM = ("system", "developer")
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -61,6 +72,8 @@ class Creation:
     gateway: Gateway
     caller: Caller
     body: ResponseRequest
+    size_bytes: int
+    """Of the body."""
     recent: Mapping[str, Sequence[Item]] = field(default_factory=dict)
     """Conversations that need not be stored to go on, by the ids of their last responses."""
 
@@ -78,16 +91,18 @@ class Creation:
         """The one that was sent, or found."""
         return self._waiting.jobs
 
-    async def respond(self, request: Request) -> Response | EventSource:
+    async def respond(self, request: Request) -> PlainResponse:
         """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
         record, job = await self._begin(stream=bool(self.body.stream))
         if self.body.background:
             if self.body.stream:
-                events = response_events(record, job, job.stream(patience_s=PATIENCE_S))
+                entries = job.stream(patience_s=PATIENCE_S)
+                events = response_events(record, job, entries, self.gateway.bodies)
                 return EventSource(encoded(each, each["type"]) async for each in events)
-            return await response_now(record, job)
+            return await written(self.gateway, await response_now(record, job, self.gateway.bodies))
         if not self.body.stream:
-            return await self._waiting.answer(request, self._result(record, job))
+            response = await self._waiting.answer(request, self._result(record, job))
+            return await written(self.gateway, response)
         return await self._waiting.stream(
             request, self._stream(record, job), lambda error: _failed(record, error)
         )
@@ -103,8 +118,11 @@ class Creation:
     async def warmed(self) -> ResponseRecord:
         """A response that nothing is generated for. It is not stored."""
         conversation, generation = await self._understood()
-        created_at = int(time.time())
-        return new_record(self.body, conversation, generation, job_id=uuid(), created_at=created_at)
+        return await self._beside(
+            lambda: new_record(
+                self.body, conversation, generation, job_id=uuid(), created_at=int(time.time())
+            )
+        )
 
     async def count(self) -> InputTokens:
         """How long its prompt would be. Raises ``LlorchError``."""
@@ -121,7 +139,7 @@ class Creation:
         """The conversation, and the request for its next turn, with a model."""
         self.gateway.check(self.body)
         conversation = await self._conversation()
-        generation = self.body.to_generation(conversation)
+        generation = await self._beside(lambda: self.body.to_generation(conversation))
         if generation.model is None:
             card = await self.gateway.client.model_card()
             generation = generation.model_copy(update={"model": card.name})
@@ -136,7 +154,7 @@ class Creation:
         conversation, generation = await self._understood()
         if self.body.truncation == "auto":
             generation = await self._fitted(conversation, generation)
-        digest = request_digest([generation])
+        digest = await self._beside(lambda: request_digest([generation]))
         # Now, because the response shows it.
         generation = await self.gateway.with_generation_config(generation)
         self._clock = OwnClock([generation])
@@ -147,13 +165,13 @@ class Creation:
                 self.body, conversation, generation, job_id=job_id, created_at=created_at
             )
 
-        record = record_of(uuid())
+        record = await self._beside(lambda: record_of(uuid()))
         url = self.body.callback_url
         if url is not None:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
         try:
             if self.body.stored:
-                await self.store.put(record)
+                await self.store.put(record, self.size_bytes)
             job = await self._waiting.submit(
                 generation,
                 waits=not self.body.background,
@@ -169,9 +187,11 @@ class Creation:
             # An earlier request had the same idempotency key.
             await self._forget(record)
             earlier = await self.store.find(job.id)
-            record = earlier or record_of(job.id)
-            if earlier is None and self.body.stored:
-                await self.store.put(record)
+            if earlier is None:
+                earlier = await self._beside(lambda: record_of(job.id))
+                if self.body.stored:
+                    await self.store.put(earlier, self.size_bytes)
+            record = earlier
         elif url is not None:
             self.gateway.webhooks.watch(job)
         return record, job
@@ -182,20 +202,23 @@ class Creation:
         if self.body.stored:
             await self.store.delete(record)
 
+    async def _beside(self, do: Callable[[], Made]) -> Made:
+        return await self.gateway.bodies.run(self.size_bytes, do)
+
     async def _conversation(self) -> list[Read]:
         """What the request continues, then its own items."""
         earlier: list[Item] = []
         if self.body.previous_response_id is not None:
             earlier = await self._kept(self.body.previous_response_id)
-        return [
-            *earlier,
-            *[
-                await self._found(item, earlier, f"input.{number}.id")
-                if isinstance(item, ItemReference)
-                else item
-                for number, item in enumerate(self.body.input)
-            ],
-        ]
+        conversation: list[Read] = [*earlier]
+        for number, item in enumerate(self.body.input):
+            if isinstance(item, ItemReference):
+                field = f"input.{number}.id"
+                found = await self._found(item, earlier, field)
+                conversation.append(found)
+            else:
+                conversation.append(item)
+        return conversation
 
     async def _kept(self, response_id: str) -> list[Item]:
         """The conversation of a response, with its output."""
@@ -235,9 +258,10 @@ class Creation:
         head = next((i for i, role in enumerate(roles) if role not in SYSTEM), len(roles))
         begins = [head, *(i for i, role in enumerate(roles) if role == "user" and i > head)]
 
-        def cut(begin: int) -> GenerationRequest:
+        async def cut(begin: int) -> GenerationRequest:
             kept = [*conversation[:head], *conversation[begin:]]
-            return self.body.to_generation(kept).model_copy(update={"model": generation.model})
+            request = await self._beside(lambda: self.body.to_generation(kept))
+            return request.model_copy(update={"model": generation.model})
 
         # An answer needs room too, but not as much as it might be allowed.
         room = card.max_context // 4
@@ -246,20 +270,20 @@ class Creation:
         # The last turn stays in any case: the worker refuses it if it is too long alone.
         low, high, middle = 0, len(begins) - 1, 0
         while low < high:
-            request = cut(begins[middle])
+            request = await cut(begins[middle])
             if await self._length(card, request) + room <= card.max_context:
                 high = middle
             else:
                 low = middle + 1
             middle = (low + high) // 2
-        return cut(begins[low])
+        return await cut(begins[low])
 
     async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
         """Raises ``LlorchError`` if the job fails."""
         async with self._clock.limiting():
             end = await end_of(job)
         _check(end)
-        return response_of(record, end)
+        return await self.gateway.bodies.run(about_bytes(end), lambda: response_of(record, end))
 
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
         async with aclosing(self._events(record, job)) as events:
@@ -275,9 +299,22 @@ class Creation:
             first.append(await anext(entries))
         if isinstance(first[-1].event, TERMINAL_EVENTS):
             _check(await end_of(job))
-        async for event in response_events(record, job, entries, first):
+        async for event in response_events(record, job, entries, self.gateway.bodies, first):
             self._waiting.broken = event["type"] == "error"
             yield event
+
+
+async def written(gateway: Gateway, response: Response) -> PlainResponse:
+    """``response`` as an answer."""
+    size = sum(
+        len(part.text) + len(part.logprobs) * SCORE_BYTES * (1 + response.top_logprobs)
+        for item in response.output
+        if isinstance(item, MessageItem)
+        for part in item.content
+        if isinstance(part, OutputText)
+    )
+    body = await gateway.bodies.run(size, lambda: response.model_dump_json(by_alias=True).encode())
+    return PlainResponse(body, media_type="application/json")
 
 
 def _failed(record: ResponseRecord, error: Exception) -> bytes:

@@ -99,7 +99,7 @@ class ResponseSocket:
         caller = self._gateway.caller(self._socket.headers)
         bodies = self._gateway.bodies
         asked, body = await bodies.run(len(message), lambda: _read(message))
-        creation = Creation(self._gateway, caller, body, self._recent)
+        creation = Creation(self._gateway, caller, body, len(message), self._recent)
         if asked.get("generate") is False:
             record = await creation.warmed()
             events = ResponseEvents(record)
@@ -115,7 +115,8 @@ class ResponseSocket:
                     event = {**event, "status": 500, "error": detail}
                 await self._send(event)
                 if event["type"] in ("response.completed", "response.incomplete"):
-                    self._remember(record, _OUTPUT.validate_python(event["response"]["output"]))
+                    output = map(_spoken, event["response"]["output"])
+                    self._remember(record, _OUTPUT.validate_python([*output]))
 
     def _remember(self, record: ResponseRecord, output: Sequence[Item]) -> None:
         self._recent.clear()
@@ -142,6 +143,13 @@ def _read(message: str | bytes) -> tuple[dict[str, Any], ResponseRequest]:
     if request.background:
         raise _refusal("background", "not on a WebSocket", "True")
     return document, request
+
+
+def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An item of an answer without its log probabilities, which say nothing to the model."""
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
 def _refusal(field: str, rule: str, got: str) -> InvalidRequest:

@@ -81,9 +81,8 @@ class SentTokens:
         if begin < 0:
             # Its characters are not those of the tokens, whose bytes were no UTF-8.
             return self.rest()
-        end, at, found = begin + len(piece), 0, []
-        while self._waiting:
-            token = self._waiting[0]
+        end, at, found, whole_tokens = begin + len(piece), 0, [], 0
+        for token in self._waiting:
             length = len(_bytes(token))
             # The part of it that is sent by now.
             part = max(begin - at, 0) if self._begun is None else self._begun, min(end - at, length)
@@ -95,7 +94,8 @@ class SentTokens:
             if part[0] < part[1]:
                 found.append(_cut(token, *part))
             at += length
-            del self._waiting[0]
+            whole_tokens += 1
+        del self._waiting[:whole_tokens]
         return found
 
     def end(self) -> list[TokenLogprobs]:

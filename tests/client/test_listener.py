@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_other_tasks_run_between_the_results_that_come_together(
 
     run(redis_server.url, use)
     assert len(set(turn_of_decode)) == len(ids)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_result_is_decoded_beside_the_event_loop(
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    error = InternalError(f"{'x' * listener.SMALL_CHARS * is_long} the end of a")
+    threads: list[int] = []
+
+    def decode(document: str) -> StoredState:
+        threads.append(threading.get_ident())
+        return decode_state(document)
+
+    monkeypatch.setattr(listener, "decode_state", decode)
+    results.end("a", error)
+
+    async def use(client: AsyncClient) -> None:
+        await ended(client, "a")
+
+    run(redis_server.url, use)
+    assert [thread != threading.get_ident() for thread in threads] == [is_long]
 
 
 def test_results_that_exist_already_are_fetched_in_few_commands(

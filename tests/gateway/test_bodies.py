@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -15,8 +15,30 @@ import pytest
 from fastapi import Response
 from websockets.sync.client import connect
 
+from llorch_worker.client import StreamEntry
+from llorch_worker.contract import (
+    Choice,
+    Finished,
+    GenerationResult,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from llorch_worker.gateway.answering import Answering
+from llorch_worker.gateway.batches import run as batch_run
+from llorch_worker.gateway.batches.record import Counts
 from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies
-from llorch_worker.gateway.routes import tokens
+from llorch_worker.gateway.files.record import FileRecord
+from llorch_worker.gateway.job_document import JobDocument, JobUrls
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.responses import progress
+from llorch_worker.gateway.routes import files, jobs, tokens
+from llorch_worker.openai_api.responses import new_record
+from llorch_worker.openai_api.responses_events import ResponseEvents
+from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.tokens import TokenizeRequest
 from tests.gateways import GatewayProcess
 
@@ -152,3 +174,158 @@ def test_a_long_answer_of_ids_is_written_beside_the_event_loop(
         answer = asyncio.run(asked(b"x" * size))
         assert json.loads(answer.body)["count"] == size
         assert (threads.pop() != threading.get_ident()) == beside
+
+
+TIMINGS = Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0)
+USED = Usage(prompt=1, completion=1)
+FINISHED = Finished(finish_reason="stop", usage=USED, timings=TIMINGS)
+STARTED = Started(worker="w", model="m", prompt_tokens=1, queue_ms=0)
+GATEWAY: Any = SimpleNamespace(bodies=Bodies())
+Note = Callable[[], None]
+
+
+def scored(count: int) -> GenerationResult:
+    """A result of so many tokens with twenty alternatives each."""
+    top = tuple(TokenLogprob(id=i, text="a", logprob=-1.0) for i in range(20))
+    each = TokenLogprobs(id=1, text="a", logprob=-1.0, top=top)
+    choice = Choice(
+        index=0,
+        text="a" * count,
+        token_ids=(1,) * count,
+        finish_reason="stop",
+        logprobs=(each,) * count,
+    )
+    return GenerationResult(
+        id="j",
+        model="m",
+        choices=(choice,),
+        usage=USED,
+        seed=1,
+        timings=TIMINGS,
+        worker="w",
+    )
+
+
+def answering(note: Note) -> Answering:
+    def noted(*_: object) -> dict[str, Any]:
+        note()
+        return {}
+
+    body: Any = SimpleNamespace(
+        answer=noted, idempotency_key=None, stream=False, wants_prompt_ids=False
+    )
+    request: Any = SimpleNamespace(url=SimpleNamespace(path="/"))
+    return Answering(request, GATEWAY, Caller("", operator=True), body, [])
+
+
+async def an_answer(result: GenerationResult, note: Note, patch: pytest.MonkeyPatch) -> None:
+    made = answering(note)
+    patch.setattr(made, "_results", AsyncMock(return_value=[result]))
+    await made._whole()
+
+
+async def a_replayed_stream(
+    result: GenerationResult, note: Note, patch: pytest.MonkeyPatch
+) -> None:
+    chunks: Any = SimpleNamespace(tokens=lambda *_: note() or [], needs_results=False)
+    await answering(note)._encoded(0, Tokens.of(result.choices[0]), chunks, lambda each: each)
+
+
+async def a_job(result: GenerationResult, note: Note, patch: pytest.MonkeyPatch) -> None:
+    class Watched(JobDocument):
+        def model_dump_json(self, **options: Any) -> str:
+            note()
+            return super().model_dump_json(**options)
+
+    urls = JobUrls(job="j", events="e")
+    await jobs._answer(GATEWAY, Watched(id="j", status="succeeded", result=result, urls=urls))
+
+
+async def a_response(result: GenerationResult, note: Note, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress, "end_if_ended", AsyncMock(return_value=result))
+    patch.setattr(progress, "response_of", lambda *_: note())
+    unused: Any = None
+    await progress.response_now(unused, unused, GATEWAY.bodies)
+
+
+async def the_end_of_a_response(
+    result: GenerationResult, note: Note, patch: pytest.MonkeyPatch
+) -> None:
+    async def entries() -> AsyncIterator[StreamEntry]:
+        yield StreamEntry("1-0", FINISHED)
+
+    patch.setattr(ResponseEvents, "end", lambda *_: note() or [])
+    request = ResponseRequest(input="x", model="m")
+    record = new_record(
+        request, request.input, request.to_generation(request.input), job_id="j", created_at=0
+    )
+    job: Any = SimpleNamespace(result=AsyncMock(return_value=result))
+    assert [e async for e in progress.response_events(record, job, entries(), GATEWAY.bodies)]
+
+
+@pytest.mark.parametrize(
+    "make", [an_answer, a_replayed_stream, a_job, a_response, the_end_of_a_response]
+)
+@pytest.mark.parametrize(("count", "beside"), [(1, False), (20, True)])
+def test_what_a_long_result_becomes_is_made_beside_the_event_loop(
+    make: Callable[..., Any], count: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    asyncio.run(make(scored(count), lambda: threads.append(threading.get_ident()), monkeypatch))
+    assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+@pytest.mark.parametrize(("count", "beside"), [(1, False), (200, True)])
+def test_a_long_list_of_files_is_made_beside_the_event_loop(
+    count: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    made = files._shown
+
+    def shown(record: FileRecord) -> files.FileObject:
+        threads.add(threading.get_ident())
+        return made(record)
+
+    record = FileRecord(
+        id="file-1",
+        owner="",
+        created_at=1,
+        filename="f",
+        purpose="batch",
+        bytes=1,
+        path="p",
+    )
+    page = AsyncMock(return_value=([record] * count, False))
+    gateway: Any = SimpleNamespace(files=SimpleNamespace(page=page), bodies=Bodies())
+    monkeypatch.setattr(files, "_shown", shown)
+    answer = asyncio.run(files.list_files(gateway, Caller("", operator=True)))
+    assert len(json.loads(answer.body)["data"]) == count
+    assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+def test_the_lines_of_a_batch_are_written_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    class Line:
+        def document(self, job_id: str, end: object) -> dict[str, Any]:
+            threads.append(threading.get_ident())
+            return {"id": job_id, "error": end}
+
+    async def ends(*_: object) -> AsyncIterator[tuple[Line, None]]:
+        yield Line(), None
+
+    added = AsyncMock()
+    run: Any = SimpleNamespace(
+        _batch=SimpleNamespace(request_counts=Counts(), status="in_progress"),
+        _driver=SimpleNamespace(ends=ends, job_id=lambda _: "j"),
+        _parts=SimpleNamespace(add=added, write=AsyncMock()),
+        _lines=lambda _: None,
+        _save=AsyncMock(),
+        _finish=AsyncMock(),
+    )
+    asyncio.run(batch_run.BatchRun._answer(run, SimpleNamespace(lines=1)))  # type: ignore[arg-type]
+    added.assert_awaited_once_with((b'{"id":"j","error":null}\n', False))
+    assert threads
+    assert threading.get_ident() not in threads

@@ -14,6 +14,7 @@ import pytest
 
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Event, Restarted, Started, Tokens
+from llorch_worker.gateway.bodies import Bodies
 from llorch_worker.gateway.responses.progress import response_events
 from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.responses import new_record
@@ -104,7 +105,7 @@ def test_a_response_that_has_sent_text_ends_with_that_error_too(has_text: bool) 
     job: Any = None
 
     async def read() -> list[Mapping[str, Any]]:
-        return [event async for event in response_events(record, job, events)]
+        return [event async for event in response_events(record, job, events, Bodies())]
 
     found = asyncio.run(read())
     assert ("model_changed" in str(found[-1])) == has_text

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from llorch_worker.batches.lines import encoded, is_failure
 from llorch_worker.gateway.batches.record import BatchRecord, Counts, Part
 from llorch_worker.gateway.files.record import FileRecord, new_file_id
 from llorch_worker.gateway.files.store import BLOCK_BYTES, FileStore
@@ -19,6 +18,13 @@ PART_S = 60.0
 
 FileKind = Literal["output", "error"]
 KINDS: Final[tuple[FileKind, ...]] = ("output", "error")
+
+
+class Written(NamedTuple):
+    """An answer, as a line of a file."""
+
+    line: bytes
+    failed: bool
 
 
 class PartWriter:
@@ -50,12 +56,11 @@ class PartWriter:
         self._bytes = 0
         self._since_s = time.monotonic()
 
-    async def add(self, document: dict[str, Any]) -> None:
+    async def add(self, answer: Written) -> None:
         async with self._lock:
             if not self.counts.total:
                 self._since_s = time.monotonic()
-            failed = is_failure(document)
-            line = encoded(document)
+            line, failed = answer
             self._lines["error" if failed else "output"].append(line)
             self._bytes += len(line)
             self.counts.total += 1

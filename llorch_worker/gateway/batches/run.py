@@ -13,15 +13,18 @@ from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.batches.lines import (
     BatchCancelled,
     BatchExpired,
+    End,
     Line,
     OpenAILine,
     OpenAIRules,
+    encoded,
     fields_of,
+    is_failure,
 )
 from llorch_worker.batches.raw_lines import RawLine, Survey, raw_lines, read_blocks, survey
 from llorch_worker.client import AsyncClient, BrokerUnavailable
 from llorch_worker.contract.errors import MOST_FAULTS
-from llorch_worker.gateway.batches.parts import KINDS, PartWriter, joined, remove_parts
+from llorch_worker.gateway.batches.parts import KINDS, PartWriter, Written, joined, remove_parts
 from llorch_worker.gateway.batches.record import (
     BatchFault,
     BatchFaults,
@@ -155,7 +158,9 @@ class BatchRun:
         await self._save()
         async with aclosing(self._driver.ends(self._lines(found))) as ends:
             async for line, end in ends:
-                await self._parts.add(line.document(self._driver.job_id(line), end))
+                # A long answer would stop the event loop.
+                document = await asyncio.to_thread(_written, line, self._driver.job_id(line), end)
+                await self._parts.add(document)
         await self._parts.write()
         await self._finish()
 
@@ -242,6 +247,11 @@ class BatchRun:
             failed=max(counts.failed, self._shown.failed),
         )
         self._batch.request_counts = self._shown
+
+
+def _written(line: Line, job_id: str, end: End) -> Written:
+    document = line.document(job_id, end)
+    return Written(encoded(document), is_failure(document))
 
 
 def _read(lines: Iterable[RawLine], rules: OpenAIRules) -> list[Line]:

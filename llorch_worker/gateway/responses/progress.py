@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 
 from llorch_worker.client import AsyncJob, JobState, StreamEntry
 from llorch_worker.contract import LlorchError, ModelChanged, Restarted, Started, Tokens
+from llorch_worker.gateway.bodies import Bodies, about_bytes
 from llorch_worker.gateway.errors import as_shown
 from llorch_worker.gateway.job_events import CHANGED, PATIENCE_S
 from llorch_worker.gateway.responses.store import NotKept, ResponseStore
@@ -32,22 +34,24 @@ async def end_if_ended(job: AsyncJob) -> End | JobState:
     return await end_of(job) if status.ended else status.state
 
 
-async def response_now(record: ResponseRecord, job: AsyncJob) -> Response:
+async def response_now(record: ResponseRecord, job: AsyncJob, bodies: Bodies) -> Response:
     """Raises ``NotKept`` if what came of it is no longer there."""
     end = await end_if_ended(job)
     if isinstance(end, str):
         return response_of(record, None, running=end != "queued")
-    return response_of(record, end)
+    return await bodies.run(about_bytes(end), lambda: response_of(record, end))
 
 
 async def response_events(
     record: ResponseRecord,
     job: AsyncJob,
     entries: AsyncIterator[StreamEntry],
+    bodies: Bodies,
     read: Sequence[StreamEntry] = (),
 ) -> AsyncIterator[Event]:
     """The response's events. ``entries``: all of the job's, after those that were ``read``."""
     events, has_text = ResponseEvents(record), False
+    new: Iterable[Event]
     for event in events.begin():
         yield event
     try:
@@ -63,12 +67,17 @@ async def response_events(
                     has_text = True
                     new = events.tokens(entry.event)
                 case _:
-                    new = events.end(await end_of(job))
+                    end = await end_of(job)
+                    new = await bodies.run(about_bytes(end), partial(_last, events, end))
             for event in new:
                 yield event
     except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to say
         detail = body_of(as_shown(error)).error
         yield events.error(detail.code, detail.message)
+
+
+def _last(events: ResponseEvents, end: End) -> list[Event]:
+    return [*events.end(end)]
 
 
 async def _chained(
@@ -90,7 +99,7 @@ async def response_event(store: ResponseStore, job: AsyncJob) -> tuple[str, Resp
     if record is None:
         raise LookupError(job.id)
     try:
-        response = await response_now(record, job)
+        response = await response_now(record, job, store.bodies)
     except NotKept:
         raise LookupError(job.id) from None
     if response.status in _UNDER_WAY:

@@ -8,6 +8,7 @@ import redis.asyncio
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import broker_errors
+from llorch_worker.gateway.bodies import Bodies
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may
@@ -28,25 +29,37 @@ class ResponseStore:
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, url: str, caller: Caller, *, ttl_s: int
+        self,
+        client: redis.asyncio.Redis,
+        url: str,
+        caller: Caller,
+        bodies: Bodies,
+        *,
+        ttl_s: int,
     ) -> None:
+        self.bodies = bodies
         # redis-py's annotations cover all its clients at once.
         self._redis: Any = client
         self._url = url
         self._caller = caller
         self._ttl_s = ttl_s
 
-    async def put(self, record: ResponseRecord) -> None:
+    async def put(self, record: ResponseRecord, size_bytes: int) -> None:
+        """``size_bytes``: about those of its conversation."""
+        owned = record.model_copy(update={"owner": self._caller.name})
+        document = await self.bodies.run(size_bytes, lambda: owned.model_dump_json(by_alias=True))
         with broker_errors(self._url):
-            owned = record.model_copy(update={"owner": self._caller.name})
-            document = owned.model_dump_json(by_alias=True)
             await self._redis.set(keys.response(record.job_id), document, ex=self._ttl_s)
 
     async def find(self, job_id: str) -> ResponseRecord | None:
         with broker_errors(self._url):
             document = await self._redis.get(keys.response(job_id))
-        record = None if document is None else ResponseRecord.model_validate_json(document)
-        return record if record is not None and may(self._caller, record.owner) else None
+        if document is None:
+            return None
+        record = await self.bodies.run(
+            len(document), lambda: ResponseRecord.model_validate_json(document)
+        )
+        return record if may(self._caller, record.owner) else None
 
     async def get(self, response_id: str) -> ResponseRecord:
         """Raises ``NotKept``."""

@@ -22,7 +22,7 @@ from llorch_worker.contract import (
     describe,
     encode_event,
 )
-from llorch_worker.gateway.bodies import Router
+from llorch_worker.gateway.bodies import Router, about_bytes
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import EventSource, on_one_line
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
@@ -39,15 +39,14 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
-@router.post("/v1/jobs", status_code=202, response_model_exclude_none=True)
+@router.post("/v1/jobs", status_code=202, response_model=JobDocument)
 async def submit_job(
     body: JobRequest,
-    response: Response,
     gateway: TheGateway,
     caller: TheCaller,
     stream: Annotated[bool, Query(description="Its events are read at once.")] = False,
     idempotency_key: IdempotencyKey = None,
-) -> JobDocument:
+) -> Response:
     """Enqueue a job, which goes on whoever hangs up.
 
     Its id is the header Location too. A second request with the same idempotency key, given as
@@ -74,8 +73,9 @@ async def submit_job(
         else:
             await gateway.webhooks.forget(job_id)
     document = await _document(gateway, job.id)
-    response.headers["Location"] = document.urls.job
-    return document
+    answer = await _answer(gateway, document, 202)
+    answer.headers["Location"] = document.urls.job
+    return answer
 
 
 async def known_job(job_id: str, gateway: TheGateway, caller: TheCaller) -> AsyncJob:
@@ -90,18 +90,18 @@ async def known_job(job_id: str, gateway: TheGateway, caller: TheCaller) -> Asyn
 TheJob = Annotated[AsyncJob, Depends(known_job)]
 
 
-@router.get("/v1/jobs/{job_id}", response_model_exclude_none=True)
-async def get_job(job: TheJob, gateway: TheGateway) -> JobDocument:
+@router.get("/v1/jobs/{job_id}", response_model=JobDocument)
+async def get_job(job: TheJob, gateway: TheGateway) -> Response:
     """The status of a job and, once it has ended, its result or its error."""
-    return await _document(gateway, job.id)
+    return await _answer(gateway, await _document(gateway, job.id))
 
 
 @router.delete(
     "/v1/jobs/{job_id}",
-    response_model_exclude_none=True,
+    response_model=JobDocument,
     responses={202: {"model": JobDocument, "description": "It runs, and ends within a step."}},
 )
-async def cancel_job(job: TheJob, response: Response, gateway: TheGateway) -> JobDocument:
+async def cancel_job(job: TheJob, gateway: TheGateway) -> Response:
     """Cancel a job. One that waits has ended then: 200. One that runs ends soon: 202. One that has
     succeeded or failed cannot be cancelled any more: 409. A second cancel answers as the first."""
     document = await _document(gateway, job.id)
@@ -110,9 +110,7 @@ async def cancel_job(job: TheJob, response: Response, gateway: TheGateway) -> Jo
         document = await _document(gateway, job.id)
     if document.status in ("succeeded", "failed"):
         raise HttpError(409, "ALREADY_ENDED", f"the job has {document.status} already")
-    if document.status != "cancelled":
-        response.status_code = 202
-    return document
+    return await _answer(gateway, document, 200 if document.status == "cancelled" else 202)
 
 
 @router.get(
@@ -179,6 +177,13 @@ async def _document(gateway: Gateway, job_id: str) -> JobDocument:
         return await job_document(gateway.client, job_id)
     except LookupError:
         raise _no_such_job() from None
+
+
+async def _answer(gateway: Gateway, document: JobDocument, status: int = 200) -> Response:
+    written = await gateway.bodies.run(
+        about_bytes(document.result), lambda: document.model_dump_json(exclude_none=True).encode()
+    )
+    return Response(written, status, media_type="application/json")
 
 
 def _no_such_job() -> HttpError:

@@ -17,7 +17,7 @@ from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
-from llorch_worker.gateway.responding import Creation
+from llorch_worker.gateway.responding import Creation, written
 from llorch_worker.gateway.response_socket import ResponseSocket
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
 from llorch_worker.gateway.responses.store import ResponseStore
@@ -67,15 +67,14 @@ async def create(
     request: Request,
     gateway: TheGateway,
     caller: TheCaller,
-    head: PlainResponse,
     idempotency_key: IdempotencyKey = None,
-) -> Response | EventSource:
+) -> PlainResponse:
     """The next turn of a conversation. With background, come back for it."""
-    creation = Creation(gateway, caller, body.keyed(idempotency_key))
+    size_bytes = len(await request.body())
+    creation = Creation(gateway, caller, body.keyed(idempotency_key), size_bytes)
     answer = await creation.respond(request)
-    said_in = answer if isinstance(answer, EventSource) else head
-    say_ignored(said_in, body.ignored)
-    say_generation_config(said_in, creation.jobs)
+    say_ignored(answer, body.ignored)
+    say_generation_config(answer, creation.jobs)
     return answer
 
 
@@ -88,11 +87,15 @@ async def connect(socket: WebSocket) -> None:
 
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(
-    body: ResponseRequest, gateway: TheGateway, caller: TheCaller, head: PlainResponse
+    body: ResponseRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    head: PlainResponse,
 ) -> InputTokens:
     """The length of the prompt that a response to this would get."""
     say_ignored(head, body.ignored)
-    return await Creation(gateway, caller, body).count()
+    return await Creation(gateway, caller, body, len(await request.body())).count()
 
 
 @router.post("/v1/responses/compact")
@@ -106,7 +109,8 @@ async def compact(
     """Items to send in place of a conversation: the user's messages, and the model's summary of
     all of it."""
     say_ignored(head, body.ignored)
-    return await Creation(gateway, caller, summarising(body)).compact(request)
+    size_bytes = len(await request.body())
+    return await Creation(gateway, caller, summarising(body), size_bytes).compact(request)
 
 
 @router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)
@@ -116,24 +120,24 @@ async def retrieve(
     store: TheStore,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
-) -> Response | EventSource:
+) -> PlainResponse:
     """What has come of it by now; with stream, its events from the first on, or from the one after
     the number ``starting_after``."""
     record = await store.get(response_id)
     job = gateway.client.job(record.job_id, known=True)
-    now = await response_now(record, job)
+    now = await response_now(record, job, gateway.bodies)
     if not now.ended:
         # Its conversation may be wanted for as long after its end.
         await store.keep(record)
     if not stream:
-        return now
+        return await written(gateway, now)
     entries = job.stream(patience_s=PATIENCE_S)
     first = [await anext(entries)] if now.ended else []
     if starting_after is not None and first and isinstance(first[0].event, Finished):
         # It was made from the result, in which texts are not in the pieces that were numbered.
         message = "its events are no longer kept; retrieve it without stream"
         raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
-    events = response_events(record, job, entries, first)
+    events = response_events(record, job, entries, gateway.bodies, first)
     after = -1 if starting_after is None else starting_after
     return EventSource(
         encoded(event, event["type"]) async for event in events if event["sequence_number"] > after
@@ -152,21 +156,21 @@ async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> Dele
     return DeletedResponse(id=response_id)
 
 
-@router.post("/v1/responses/{response_id}/cancel")
-async def cancel(response_id: str, gateway: TheGateway, store: TheStore) -> Response:
+@router.post("/v1/responses/{response_id}/cancel", response_model=Response)
+async def cancel(response_id: str, gateway: TheGateway, store: TheStore) -> PlainResponse:
     """Cancels a response in the background; one that has ended stays as it is."""
     record = await store.get(response_id)
     if not record.response.background:
         message = "only a response in the background can be cancelled; hang up on others"
         raise HttpError(400, "INVALID_REQUEST", message, param="response_id")
     job = gateway.client.job(record.job_id, known=True)
-    now = await response_now(record, job)
-    if now.ended:
-        return now
-    await job.cancel()
-    with suppress(TimeoutError):
-        await end_of(job, CANCEL_WAIT_S)
-    return await response_now(record, job)
+    now = await response_now(record, job, gateway.bodies)
+    if not now.ended:
+        await job.cancel()
+        with suppress(TimeoutError):
+            await end_of(job, CANCEL_WAIT_S)
+        now = await response_now(record, job, gateway.bodies)
+    return await written(gateway, now)
 
 
 @router.get("/v1/responses/{response_id}/input_items")

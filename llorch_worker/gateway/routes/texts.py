@@ -8,9 +8,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import EmbeddingResult, TextsResult
+from llorch_worker.contract import TextsResult
 from llorch_worker.gateway.answering import IdempotencyKey, say_ignored
-from llorch_worker.gateway.bodies import Router
+from llorch_worker.gateway.bodies import Router, about_bytes
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock
@@ -27,7 +27,6 @@ from llorch_worker.openai_api.texts import (
 )
 
 router = Router(tags=["texts"], responses=ERRORS)
-NUMBER_BYTES = 20
 
 
 @router.post("/v1/embeddings", response_model=Embeddings)
@@ -74,11 +73,8 @@ async def _answer(request: Request, gateway: Gateway, caller: Caller, body: Text
     job = await waiting.submit(requests[0])
     result = await waiting.answer(request, _result(job, clock))
     created = int(time.time())
-    numbers = 0
-    if isinstance(result, EmbeddingResult):
-        numbers = len(result.embeddings) * result.dimensions
     written = await gateway.bodies.run(
-        numbers * NUMBER_BYTES,
+        about_bytes(result),
         lambda: body.answer([result], created).model_dump_json(exclude_none=True).encode(),
     )
     whole = Response(written, media_type="application/json")

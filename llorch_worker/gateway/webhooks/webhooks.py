@@ -269,7 +269,9 @@ class Webhooks:
             look_s = min(max(LOOK_S, age_ms / 4e3), LONGEST_LOOK_S)
             await self._outbox.postpone(webhook.id, look_s)
             return None
-        return await self._outbox.complete(webhook, _body(webhook.id, *event))
+        # A long result would stop the event loop.
+        body = await asyncio.to_thread(_body, webhook.id, *event)
+        return await self._outbox.complete(webhook, body)
 
     async def _failed(self, webhook: Webhook, error: NotDelivered) -> None:
         reason, attempts = str(error), webhook.attempts + 1
