@@ -16,7 +16,9 @@ from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
+    Fault,
     GenerationRequest,
+    InvalidRequest,
     LlorchError,
     Restarted,
     Started,
@@ -78,6 +80,8 @@ class Creation:
     """Conversations that need not be stored to go on, by the ids of their last responses."""
 
     def __post_init__(self) -> None:
+        self._earlier_bytes = 0
+        """Of the items that other responses have, as JSON."""
         self.store = self.gateway.responses(self.caller)
         self._waiting = Waiting(
             self.gateway,
@@ -171,7 +175,7 @@ class Creation:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
         try:
             if self.body.stored:
-                await self.store.put(record, self.size_bytes)
+                await self.store.put(record, self._whole_bytes)
             job = await self._waiting.submit(
                 generation,
                 waits=not self.body.background,
@@ -190,7 +194,7 @@ class Creation:
             if earlier is None:
                 earlier = await self._beside(lambda: record_of(job.id))
                 if self.body.stored:
-                    await self.store.put(earlier, self.size_bytes)
+                    await self.store.put(earlier, self._whole_bytes)
             record = earlier
         elif url is not None:
             self.gateway.webhooks.watch(job)
@@ -202,23 +206,50 @@ class Creation:
         if self.body.stored:
             await self.store.delete(record)
 
+    @property
+    def _whole_bytes(self) -> int:
+        return self.size_bytes + self._earlier_bytes
+
     async def _beside(self, do: Callable[[], Made]) -> Made:
-        return await self.gateway.bodies.run(self.size_bytes, do)
+        return await self.gateway.bodies.run(self._whole_bytes, do)
 
     async def _conversation(self) -> list[Read]:
         """What the request continues, then its own items."""
         earlier: list[Item] = []
         if self.body.previous_response_id is not None:
             earlier = await self._kept(self.body.previous_response_id)
+            await self._count(earlier, "previous_response_id")
         conversation: list[Read] = [*earlier]
         for number, item in enumerate(self.body.input):
             if isinstance(item, ItemReference):
                 field = f"input.{number}.id"
                 found = await self._found(item, earlier, field)
+                await self._count([found], field)
                 conversation.append(found)
             else:
                 conversation.append(item)
         return conversation
+
+    async def _count(self, items: Sequence[Item], field: str) -> None:
+        """Counts what other responses have. Raises ``InvalidRequest`` if no body could hold all:
+        each response keeps its whole conversation, and so that would have no bound."""
+        most = self.gateway.own.max_body_bytes
+
+        def counted() -> int:
+            size = self._earlier_bytes
+            for item in items:
+                size += len(item.model_dump_json())
+                if size > most:
+                    break
+            return size
+
+        self._earlier_bytes = await self.gateway.bodies.run_beside(counted)
+        if self._earlier_bytes > most:
+            rule = (
+                f"what a request continues must be at most {most} bytes, as a body; "
+                "send what matters of it"
+            )
+            raise InvalidRequest.from_faults([Fault(field=field, rule=rule, got="more")])
 
     async def _kept(self, response_id: str) -> list[Item]:
         """The conversation of a response, with its output."""
@@ -233,6 +264,9 @@ class Creation:
             raise _refused("PREVIOUS_RESPONSE_NOT_READY", "it is still being made", status=409)
         if isinstance(end, LlorchError) or failure_of(end):
             raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
+        # Log probabilities are many, and say nothing to the model.
+        spoken = [choice.model_copy(update={"logprobs": None}) for choice in end.choices]
+        end = end.model_copy(update={"choices": tuple(spoken)})
         return [*record.conversation, *output_of(record, end)]
 
     async def _found(self, reference: ItemReference, earlier: Sequence[Item], field: str) -> Item:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import openresponses_types
 import pytest
 from openai import OpenAI
+from websockets.sync.client import connect as connect_socket
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
@@ -24,6 +26,8 @@ from tests.gateway.talking import (
 )
 from tests.gateways import running_gateway
 from tests.services import RedisServer, WorkerProcess, wait_until
+
+SOCKET_ENDS = ("response.completed", "error")
 
 
 def test_a_conversation_goes_on_as_if_it_were_sent_whole(api: OpenAI) -> None:
@@ -86,6 +90,40 @@ def test_the_oldest_turns_make_room_if_the_request_says_so(api: OpenAI) -> None:
     assert len(whole) == len(long)
     alone = {"role": "user", "content": "Lily went to the park. " * 200}
     refused(lambda: api.responses.create(**{**ASK, "input": [alone]}, truncation="auto"))
+
+
+def test_a_conversation_goes_on_only_while_a_body_could_hold_it(
+    talker: WorkerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """A thought becomes no turn, so that neither their number nor the context bounds it."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 15_000}]}
+    turn = {**ASK, "input": [thought, {"role": "user", "content": "Hi"}], "max_output_tokens": 1}
+    rule = "at most 20000 bytes"
+    with (
+        running_gateway(redis_server.url, tmp_path, max_body_bytes=20_000) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+    ):
+        first = http.post(PATH, json=turn).json()["id"]
+        second = http.post(PATH, json=turn | {"previous_response_id": first}).json()["id"]
+        third = http.post(PATH, json=turn | {"previous_response_id": second})
+        assert third.status_code == 400
+        assert third.json()["error"]["param"] == "previous_response_id"
+        assert rule in third.text
+        reference = {"type": "item_reference", "id": f"rs_{first.removeprefix('resp_')}_0"}
+        twice = http.post(PATH, json=turn | {"input": [reference, reference]})
+        assert twice.json()["error"]["param"] == "input.1.id"
+        assert rule in twice.text
+        with connect_socket(f"{gateway.url.replace('http', 'ws')}{PATH}") as line:
+            message = {"type": "response.create", "generate": False, **turn}
+            ends = []
+            for _ in range(3):
+                line.send(json.dumps(message))
+                while (event := json.loads(line.recv(60)))["type"] not in SOCKET_ENDS:
+                    pass
+                ends.append(event["type"])
+                message["previous_response_id"] = event.get("response", {}).get("id")
+            assert ends == ["response.completed", "response.completed", "error"]
+            assert rule in event["error"]["message"]
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
