@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from llorch_worker.contract.plain_objects import mark_plain
 from llorch_worker.contract.tools import ToolCall
@@ -31,6 +31,12 @@ class TokenLogprobs(TokenLogprob):
     """A generated token's log probability and those of the most likely alternatives."""
 
     top: tuple[TokenLogprob, ...] = ()
+
+    @model_validator(mode="after")
+    def _lets_others_run(self) -> Self:
+        """Does nothing, in Python: while pydantic reads a long result without it, Python's lock is
+        held, and no other thread runs."""
+        return self
 
 
 class Usage(_Part):

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import Header, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from llorch_worker.broker.jobs.results import terminal_event
 from llorch_worker.client import AsyncJob
@@ -29,7 +29,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, TokenQuestion
-from llorch_worker.gateway.bodies import about_bytes
+from llorch_worker.gateway.bodies import LongJson, about_bytes
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -158,7 +158,7 @@ class Answering:
         results = await self._results()
         return await self._gateway.bodies.run(
             sum(map(about_bytes, results)),
-            lambda: JSONResponse(with_prompt_ids(self._body.answer(results, self._created))),
+            lambda: LongJson(with_prompt_ids(self._body.answer(results, self._created))),
         )
 
     async def _results(self) -> Sequence[GenerationResult]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -86,6 +88,35 @@ def _about_bytes_of(scored: Sequence[TokenLogprobs | None] | None) -> int:
     # All have as many alternatives; the first of a prompt is None.
     last = scored[-1] if scored else None
     return len(scored or ()) * SCORE_BYTES * (1 + len(last.top if last else ()))
+
+
+class LongJson(JSONResponse):
+    """JSON that is encoded piece by piece: meanwhile Python's other threads get their turns."""
+
+    def render(self, content: Any) -> bytes:
+        return "".join(_pieces(content, _LEVELS)).encode()
+
+
+_LEVELS = 5
+"""From an answer down to a token with its log probabilities."""
+_dumps = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _pieces(value: Any, levels: int) -> Iterator[str]:
+    if not levels or not value or not isinstance(value, dict | list):
+        yield _dumps(value)
+    elif isinstance(value, dict):
+        for number, (name, each) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{_dumps(name)}:"
+            yield from _pieces(each, levels - 1)
+        yield "}"
+    elif not isinstance(value[-1], dict | list):
+        yield _dumps(value)
+    else:
+        for number, each in enumerate(value):
+            yield "," if number else "["
+            yield from _pieces(each, levels - 1)
+        yield "]"
 
 
 def document_of(content: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 from fastapi import Response
+from fastapi.responses import JSONResponse
 from websockets.sync.client import connect
 
 from llorch_worker.client import StreamEntry
@@ -30,7 +31,7 @@ from llorch_worker.contract import (
 from llorch_worker.gateway.answering import Answering
 from llorch_worker.gateway.batches import run as batch_run
 from llorch_worker.gateway.batches.record import Counts
-from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies
+from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies, LongJson
 from llorch_worker.gateway.files.record import FileRecord
 from llorch_worker.gateway.job_document import JobDocument, JobUrls
 from llorch_worker.gateway.keys import Caller
@@ -273,6 +274,14 @@ def test_what_a_long_result_becomes_is_made_beside_the_event_loop(
     threads: list[int] = []
     asyncio.run(make(scored(count), lambda: threads.append(threading.get_ident()), monkeypatch))
     assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_an_answer_in_pieces_is_the_same_json(count: int) -> None:
+    content = [{"token": "ä😀", "top": [{"a": -0.5}], "bytes": [1, 2], "none": None}]
+    logprobs = {"content": content * count, "refusal": None, "empty": {}}
+    document = {"id": "a", "choices": [{"index": 0, "logprobs": logprobs}], "ids": [1] * count}
+    assert LongJson(document).body == JSONResponse(document).body
 
 
 @pytest.mark.parametrize(("count", "beside"), [(1, False), (200, True)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from llorch_worker.contract import (
     GenerationResult,
     InternalError,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 from llorch_worker.settings import Settings
@@ -112,3 +114,30 @@ def test_a_revoked_job_is_cancelled() -> None:
     end = decode_state(meta("REVOKED", {"exc_type": "TaskRevokedError"})).end
     assert isinstance(end, Cancelled)
     assert isinstance(terminal_event(end), CancelledEvent)
+
+
+def test_python_runs_between_the_tokens_of_a_long_result() -> None:
+    """Only there does the thread that decodes one let the event loop's run."""
+    each = TokenLogprobs(id=1, text="a", logprob=-1.0)
+    choice = Choice(
+        index=0,
+        text="",
+        token_ids=(1,) * 100,
+        finish_reason="stop",
+        logprobs=(each,) * 100,
+    )
+    result = RESULT.model_copy(update={"choices": (choice,)})
+    document = meta("SUCCESS", result.__json__())
+    calls = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(note)
+    try:
+        end = decode_state(document).end
+    finally:
+        sys.setprofile(None)
+    assert end == result
+    assert calls >= 100
