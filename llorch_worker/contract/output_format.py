@@ -15,7 +15,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_PATTERN_CHARS = 65_536
 MAX_TEXTS = 1_024
 MAX_TEXT_CHARS = 4_096
-MAX_NAME_CHARS = 64
+MAX_NAME_CHARS = 128
+"""As Anthropic has it. Clients of several services join names to such lengths."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
 

@@ -127,6 +127,12 @@ def test_a_template_is_asked_for_thoughts_where_the_client_is(
     assert wire(**fields)["chat_template_kwargs"] == kwargs
 
 
+def test_agents_may_offer_many_tools_with_long_names() -> None:
+    names = ["n" * 100, *(f"tool-{number}" for number in range(199))]
+    (request,) = read(tools=[TOOL | {"name": name} for name in names]).to_requests()
+    assert [tool.function.name for tool in request.tools] == names
+
+
 def test_unknown_fields_are_named_and_ignored() -> None:
     extra = {"context_management": {}, "betas": ["x"], "diagnostics": None}
     body = read(**extra, metadata={"user_id": "u"}, service_tier="standard_only")
