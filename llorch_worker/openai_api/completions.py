@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -42,6 +43,11 @@ def _prompts(value: Any) -> list[Prompt]:
             "prompt", "must be at most {limit} prompts", {"limit": MAX_PROMPTS}
         )
     return list(prompts)
+
+
+def _key_of(key: str, number: int) -> str:
+    """Of a prompt behind the first. It is as long for any key, and no client sends it by chance."""
+    return hashlib.sha256(f"{key}#{number}".encode(errors="surrogatepass")).hexdigest()
 
 
 def _are_ids(value: Any) -> bool:
@@ -143,7 +149,7 @@ class CompletionRequest(OpenAIBody):
             names["prompt_logprobs"] = "logprobs"
         # The first has the key itself: a body with another number of prompts is another one.
         if number and isinstance(self.idempotency_key, str):
-            fields["idempotency_key"] = f"{self.idempotency_key}#{number}"
+            fields["idempotency_key"] = _key_of(self.idempotency_key, number)
         return generation_request(fields, names)
 
     def _parse_special(self) -> bool | None:
