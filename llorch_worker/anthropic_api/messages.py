@@ -11,12 +11,19 @@ from pydantic import ConfigDict, Field, SkipValidation
 from llorch_worker.anthropic_api.answer import Message, MessageEvents, message
 from llorch_worker.anthropic_api.blocks import Loose, Texts, Turn, elsewhere, turns_of
 from llorch_worker.anthropic_api.errors import error_document
-from llorch_worker.contract import GenerationRequest, GenerationResult, InvalidRequest, LlorchError
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    LlorchError,
+)
 from llorch_worker.contract.token_questions import TokenizeChat
 from llorch_worker.openai_api.body import Body
 from llorch_worker.openai_api.chat_answer import chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.errors import body_of, status_of
+from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_MESSAGES
 from llorch_worker.openai_api.sampling import StreamOptions
 from llorch_worker.openai_api.shape import (
     MOST_OFFERED,
@@ -86,6 +93,7 @@ class CountTokensRequest(Body):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}]}]}
     )
+    elsewhere = OF_OTHERS_THAN_MESSAGES
     done = b""
 
     messages: Annotated[list[Turn], Field(max_length=MOST_TURNS)]
@@ -96,6 +104,8 @@ class CountTokensRequest(Body):
     thinking: Thinking | None = None
     """Without it the template is asked for no thoughts, and none are shown."""
     output_config: OutputConfig | None = None
+    chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
+    """Variables for the chat template, which go before those of thinking and effort."""
 
     n: Unsupported = None
     mcp_servers: Unsupported = None
@@ -117,13 +127,18 @@ class CountTokensRequest(Body):
     def to_requests(self) -> list[GenerationRequest]:
         placed = list(turns_of(self.system or (), self.messages))
         places, turns = [place for place, _ in placed], [turn for _, turn in placed]
+        faults = [*self.refusals(), *self._faults()]
         try:
-            return [generation_request(self._fields(turns), _NAMES)]
+            names = {**_NAMES, "stop": "stop"} if self.stop else _NAMES
+            request = generation_request(self._fields(turns), names)
         except InvalidRequest as error:
-            raise type(error).from_faults(
+            faults += [
                 fault.model_copy(update={"field": _renamed(fault.field, places)})
                 for fault in error.faults
-            ) from None
+            ]
+        if faults:
+            raise InvalidRequest.from_faults(faults)
+        return [request]
 
     def question(self) -> TokenizeChat:
         """Raises ``InvalidRequest``."""
@@ -145,6 +160,12 @@ class CountTokensRequest(Body):
     def failure(self, error: LlorchError) -> Mapping[str, Any]:
         return error_document(status_of(error), body_of(error).error)
 
+    def _faults(self) -> list[Fault]:
+        if not (self.stop and self.stop_sequences):
+            return []
+        rule = "at most one of them may be given"
+        return [Fault(field="stop | stop_sequences", rule=rule, got="both")]
+
     def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         output = self.output_config or OutputConfig()
         thinks = {"enable_thinking": self.thinking is not None and self.thinking.type != "disabled"}
@@ -153,11 +174,12 @@ class CountTokensRequest(Body):
         prefilled = last.get("role") == "assistant" and "tool_calls" not in last
         fields = self.passed_on() | {
             "messages": turns,
-            "stop": self.stop_sequences,
             "tools": [tool.to_contract() for tool in self.tools or () if tool.is_function],
-            "chat_template_kwargs": with_effort(thinks, effort),
+            "chat_template_kwargs": with_effort(_over(thinks, self.chat_template_kwargs), effort),
             "continue_final_message": prefilled or None,
         }
+        if not self.stop:
+            fields["stop"] = self.stop_sequences
         if output.format is not None:
             schema = {"schema": output.format.schema_}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -183,6 +205,11 @@ class MessagesRequest(CountTokensRequest):
 
     def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return super()._fields(turns) | {"max_tokens": self.max_tokens}
+
+
+def _over(variables: dict[str, Any], given: Any) -> Any:
+    """``variables`` with those that the client has ``given``; what is no object stays."""
+    return {**variables, **given} if isinstance(given, dict) else given or variables
 
 
 def _renamed(field: str, places: Sequence[str]) -> str:

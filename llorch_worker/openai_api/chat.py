@@ -21,6 +21,7 @@ from llorch_worker.openai_api.body import OpenAIBody
 from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
 from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.chat_message import ChatMessage, turns_of
+from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_CHATS
 from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, with_effort
 
@@ -37,6 +38,7 @@ class ChatRequest(OpenAIBody):
             ]
         }
     )
+    elsewhere = OF_OTHERS_THAN_CHATS
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: SkipValidation[int | None] = None

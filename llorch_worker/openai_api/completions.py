@@ -23,6 +23,7 @@ from llorch_worker.openai_api.completion_answer import (
     Prompt,
     completion,
 )
+from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_COMPLETIONS
 from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import generation_request
 
@@ -60,6 +61,7 @@ class CompletionRequest(OpenAIBody):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 32}]}
     )
+    elsewhere = OF_OTHERS_THAN_COMPLETIONS
 
     prompt: Annotated[
         SkipValidation[list[Prompt]],

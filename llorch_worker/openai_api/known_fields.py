@@ -91,6 +91,67 @@ KNOWN_FIELDS: dict[str, Known] = {
 }
 """Those that are not harmless are refused. docs/HTTP.md names the usual ones and links here."""
 
+_PLAIN = {"type": "text"}
+_OF_SCORES = {
+    "best_of": Known(no_ops=(1,)),
+    "echo": Known(no_ops=(False,)),
+    "prompt_logprobs": Known(),
+    "return_token_ids": Known(no_ops=(False,)),
+}
+"""What only answers of completions and chats have room for."""
+OF_OTHERS_THAN_COMPLETIONS: dict[str, Known] = {
+    "input": Known(instead="prompt"),
+    "instructions": Known(no_ops=("",), instead="prompt"),
+    "max_completion_tokens": Known(instead="max_tokens"),
+    "max_output_tokens": Known(instead="max_tokens"),
+    "messages": Known(instead="prompt, or messages to /v1/chat/completions"),
+    "stop_sequences": Known(no_ops=([],), instead="stop"),
+    "system": Known(no_ops=("", []), instead="prompt"),
+    "tools": Known(no_ops=([],), instead="them to /v1/chat/completions"),
+    "top_logprobs": Known(no_ops=(0,), instead="logprobs"),
+}
+OF_OTHERS_THAN_CHATS: dict[str, Known] = {
+    "input": Known(instead="messages"),
+    "instructions": Known(no_ops=("",), instead="a system message"),
+    "max_output_tokens": Known(instead="max_completion_tokens"),
+    "output_config": Known(no_ops=({},), instead="response_format or reasoning_effort"),
+    "previous_response_id": Known(instead="messages"),
+    "prompt": Known(instead="messages"),
+    "prompt_token_ids": Known(instead="messages"),
+    "stop_sequences": Known(no_ops=([],), instead="stop"),
+    "system": Known(no_ops=("", []), instead="a system message"),
+    "text": Known(no_ops=({}, {"format": _PLAIN}), instead="response_format"),
+}
+OF_OTHERS_THAN_RESPONSES: dict[str, Known] = {
+    **_OF_SCORES,
+    "logprobs": Known(no_ops=(False,), instead="top_logprobs"),
+    "max_completion_tokens": Known(instead="max_output_tokens"),
+    "max_tokens": Known(instead="max_output_tokens"),
+    "messages": Known(instead="input"),
+    "output_config": Known(no_ops=({},), instead="text.format or reasoning.effort"),
+    "prompt_token_ids": Known(instead="input"),
+    "reasoning_effort": Known(instead="reasoning.effort"),
+    "response_format": Known(no_ops=(_PLAIN,), instead="text.format"),
+    "stop_sequences": Known(no_ops=([],), instead="stop"),
+    "system": Known(no_ops=("", []), instead="instructions"),
+}
+OF_OTHERS_THAN_MESSAGES: dict[str, Known] = {
+    **_OF_SCORES,
+    "input": Known(instead="messages"),
+    "instructions": Known(no_ops=("",), instead="system"),
+    "logprobs": Known(no_ops=(False,)),
+    "max_completion_tokens": Known(instead="max_tokens"),
+    "max_output_tokens": Known(instead="max_tokens"),
+    "parallel_tool_calls": Known(no_ops=(True,), instead="tool_choice.disable_parallel_tool_use"),
+    "previous_response_id": Known(instead="messages"),
+    "prompt": Known(instead="messages"),
+    "prompt_token_ids": Known(instead="messages"),
+    "reasoning_effort": Known(instead="output_config.effort"),
+    "response_format": Known(no_ops=(_PLAIN,), instead="output_config.format"),
+    "text": Known(no_ops=({}, {"format": _PLAIN}), instead="output_config.format"),
+    "top_logprobs": Known(no_ops=(0,)),
+}
+
 UNKNOWN = Known()
 """Any other field. It is ignored unless the settings refuse it."""
 

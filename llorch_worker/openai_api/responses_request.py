@@ -17,6 +17,7 @@ from pydantic import (
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.chat_message import with_call_ids
+from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_RESPONSES
 from llorch_worker.openai_api.responses_items import (
     ElsewhereItem,
     InputItem,
@@ -163,6 +164,7 @@ class ResponseRequest(Sampling):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"input": "Tell me a story.", "max_output_tokens": 32}]}
     )
+    elsewhere = OF_OTHERS_THAN_RESPONSES
 
     input: Annotated[
         list[InputItem],
@@ -192,6 +194,8 @@ class ResponseRequest(Sampling):
     """How many alternatives of each token; also asks for log probabilities, like include."""
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
+    chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
+    """Variables for the chat template, which go before reasoning.effort."""
     metadata: Metadata | None = None
     """Returned with the response, like the fields below."""
     user: Label | None = None
@@ -249,7 +253,7 @@ class ResponseRequest(Sampling):
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "chat_template_kwargs": with_effort(
-                None, None if self.reasoning is None else self.reasoning.effort
+                self.chat_template_kwargs, None if self.reasoning is None else self.reasoning.effort
             ),
         }
         try:

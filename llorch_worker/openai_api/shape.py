@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,7 @@ from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, des
 from llorch_worker.contract.rules import rule_of
 from llorch_worker.contract.values import broken_rules, few_values
 from llorch_worker.misspelt import did_you_mean, meant
-from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN
+from llorch_worker.openai_api.known_fields import KNOWN_FIELDS, UNKNOWN, Known
 from llorch_worker.openai_api.spelling import Spelt
 
 AnyDocument = TypeVar("AnyDocument", bound=BaseModel)
@@ -111,9 +111,12 @@ MOST_OFFERED = 1_000
 
 class WholeBody(Spelt, Shape):
     """What is not only a part of a document. A field that is not declared changes nothing, unless
-    :data:`KNOWN_FIELDS` says that it would, or it is a known one but for a slip."""
+    :data:`KNOWN_FIELDS` or ``elsewhere`` says that it would, or it is a known one but for a
+    slip."""
 
     model_config = ConfigDict(extra="allow")
+    elsewhere: ClassVar[Mapping[str, Known]] = {}
+    """Fields that other bodies have, and what to send here in place of them."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -121,7 +124,7 @@ class WholeBody(Spelt, Shape):
     ) -> JsonSchemaValue:
         schema = handler(core)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
-        for name, known in KNOWN_FIELDS.items():
+        for name, known in {**KNOWN_FIELDS, **cls.elsewhere}.items():
             instead = f"; send {known.instead}" if known.instead else ""
             refused = {"description": f"Refused{instead}.", "deprecated": True}
             harmless = {"description": "Accepted, and changes nothing."}
@@ -148,14 +151,18 @@ class WholeBody(Spelt, Shape):
 
     def refusals(self) -> list[Fault]:
         """Those that would change the answer."""
-        return [fault for fault in self._undone() if fault.field in KNOWN_FIELDS]
+        known = KNOWN_FIELDS.keys() | self.elsewhere.keys()
+        return [fault for fault in self._undone() if fault.field in known]
 
     def _undone(self) -> list[Fault]:
         return [
             Fault(field=shown(name), rule=known.rule, got=describe(value))
             for name, value in (self.model_extra or {}).items()
-            if not (known := KNOWN_FIELDS.get(name, UNKNOWN)).changes_nothing(value)
+            if not (known := self._known(name)).changes_nothing(value)
         ]
+
+    def _known(self, name: str) -> Known:
+        return self.elsewhere.get(name) or KNOWN_FIELDS.get(name, UNKNOWN)
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:

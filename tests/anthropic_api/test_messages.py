@@ -127,10 +127,26 @@ def test_a_template_is_asked_for_thoughts_where_the_client_is(
     assert wire(**fields)["chat_template_kwargs"] == kwargs
 
 
+def test_stop_is_another_name_of_stop_sequences() -> None:
+    assert wire(stop=["x"])["stop"] == ["x"]
+    assert wire(stop="x", stop_sequences=[])["stop"] == ["x"]
+    for fields in ({"stop": [""]}, {"stop": ["x"], "stop_sequences": ["y"]}):
+        with pytest.raises(InvalidRequest) as refused:
+            read(**fields).to_requests()
+        assert "stop" in refused.value.faults[0].field.split(".")[0]
+        assert ("stop_sequences" in refused.value.faults[0].field) == (len(fields) == 2)
+
+
 def test_agents_may_offer_many_tools_with_long_names() -> None:
     names = ["n" * 100, *(f"tool-{number}" for number in range(199))]
     (request,) = read(tools=[TOOL | {"name": name} for name in names]).to_requests()
     assert [tool.function.name for tool in request.tools] == names
+
+
+def test_no_form_of_the_text_is_dropped_beside_another() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(grammar='start: "a"', json_schema={"type": "object"}).to_requests()
+    assert [fault.field for fault in refused.value.faults] == ["grammar | json_schema"]
 
 
 def test_unknown_fields_are_named_and_ignored() -> None:

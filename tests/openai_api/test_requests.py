@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from llorch_worker.anthropic_api.messages import MessagesRequest
 from llorch_worker.contract import GenerationRequest, InvalidRequest
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
@@ -478,6 +479,61 @@ def test_a_chat_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) 
 )
 def test_a_completion_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) -> None:
     assert refused in faults(CompletionRequest, {"prompt": "Once", **fields})
+
+
+SMALLEST: dict[type[WholeBody], dict[str, Any]] = {
+    ChatRequest: {"messages": [USER]},
+    CompletionRequest: {"prompt": "Once"},
+    MessagesRequest: {"messages": [USER], "max_tokens": 8},
+    ResponseRequest: {"input": "Once"},
+}
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_a_field_of_another_body_is_refused_by_the_name_that_it_has_here(
+    kind: type[WholeBody],
+) -> None:
+    def rules(**fields: Any) -> dict[str, str]:
+        found = kind.model_validate(SMALLEST[kind] | fields).refusals()
+        return {fault.field: fault.rule for fault in found}
+
+    for name, known in kind.elsewhere.items():
+        assert name not in kind.model_fields
+        assert known.instead in rules(**{name: "x"})[name]
+        for value in known.no_ops:
+            assert rules(**{name: value}) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "instead"),
+    [
+        (ResponseRequest, "max_tokens", 5, "max_output_tokens"),
+        (ResponseRequest, "response_format", {"type": "json_object"}, "text.format"),
+        (ResponseRequest, "reasoning_effort", "low", "reasoning.effort"),
+        (MessagesRequest, "response_format", {"type": "json_object"}, "output_config.format"),
+        (MessagesRequest, "reasoning_effort", "low", "output_config.effort"),
+        (ChatRequest, "max_output_tokens", 5, "max_completion_tokens"),
+        (ChatRequest, "stop_sequences", ["x"], "stop"),
+        (CompletionRequest, "max_completion_tokens", 5, "max_tokens"),
+    ],
+)
+def test_what_would_change_an_answer_elsewhere_is_not_dropped(
+    kind: type[WholeBody], name: str, value: object, instead: str
+) -> None:
+    (fault,) = kind.model_validate(SMALLEST[kind] | {name: value}).refusals()
+    assert (fault.field, fault.rule) == (name, f"unsupported; send {instead}")
+
+
+def test_every_chat_takes_variables_of_the_template() -> None:
+    given = {"chat_template_kwargs": {"enable_thinking": False}}
+    response = ResponseRequest.model_validate(
+        {"input": "x", "reasoning": {"effort": "low"}, **given}
+    )
+    variables = response.to_generation(response.input).chat_template_kwargs
+    assert variables == {"enable_thinking": False, "reasoning_effort": "low"}
+    message = {**SMALLEST[MessagesRequest], "thinking": {"type": "enabled"}, **given}
+    (request,) = MessagesRequest.model_validate(message).to_requests()
+    assert request.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_the_faults_of_one_request_are_reported_together() -> None:
