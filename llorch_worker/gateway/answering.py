@@ -47,7 +47,7 @@ GENERATION_CONFIG = "x-llorch-generation-config"
 MOST_NAMED = 20
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
-IdempotencyKey = Annotated[str | None, Header()]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 WithPromptIds = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 

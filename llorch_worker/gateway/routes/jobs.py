@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     describe,
     encode_event,
 )
+from llorch_worker.gateway.answering import IdempotencyKey
 from llorch_worker.gateway.bodies import Router, about_bytes
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import EventSource, on_one_line
@@ -35,8 +36,6 @@ router = Router(tags=["jobs"], responses=ERRORS, dependencies=[Depends(known_cal
 PATIENCE_S = 60.0
 """How long Redis may be away before open streams end. Their readers come back by themselves."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
-
-IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
 @router.post("/v1/jobs", status_code=202, response_model=JobDocument)
