@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -30,6 +30,7 @@ Reply = str | bytes
 
 _PARTS = re.compile("^-- Parts: (.+)$", re.MULTILINE)
 """Each file of ``lua/parts`` after those that it uses itself."""
+_WORD = re.compile(r"\w+")
 _WRITES_AT_MAXMEMORY = re.compile("^-- Writes at maxmemory.$", re.MULTILINE)
 _ALLOW_WRITES = f"redis.call('PERSIST', '{keys.LEASES}')"
 """Redis refuses a script at ``maxmemory`` only if its first write may grow memory. This one cannot.
@@ -39,6 +40,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "CLASS": keys.SCORES_A_CLASS,
     "TEXTS": keys.SCORES_OF_TEXTS,
     "TEXTS_SUFFIX": queues.TEXTS_SUFFIX,
+    "TASK": f'"{TASK_NAME}"',
     "TEXT_TASKS": " ".join(["", *TEXT_TASKS, ""]),
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
@@ -93,15 +95,19 @@ def source(name: str, db: int = 0, *, anyway: bool = False) -> str:
     parts = [f"parts/{part}" for names in _PARTS.findall(script) for part in names.split(", ")]
     if anyway and _WRITES_AT_MAXMEMORY.search(script):
         script = f"{_ALLOW_WRITES}\n{script}"
-    return "\n".join([*_names(db), *map(_text, ("prelude", *parts)), script])
+    body = "\n".join([*map(_text, ("prelude", *parts)), script])
+    return "\n".join([*_names(db, {*_WORD.findall(body)}), body])
 
 
 def _text(file: str, room: str = "broker") -> str:
     return (files("llorch_worker") / room / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
-def _names(db: int) -> Iterator[str]:
+def _names(db: int, used: Set[str]) -> Iterator[str]:
+    """Those that a script uses: Lua has room for 200 in all."""
     for name, value in _NAMES.items():
+        if name not in used:
+            continue
         if isinstance(value, str):
             yield f"local {name} = '{value}'"
         elif isinstance(value, int):

@@ -11,7 +11,9 @@ wake-up to a second key (``keys.full_wake``) together with the first. Such a wor
 the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
 A worker whose model generates and reads texts claims each kind by itself. For texts it waits at
-keys of their own, which get a wake-up beside the others: a claim of one kind looks at no other.
+keys of their own. The model's card says whether its jobs that read texts send their wake-ups there,
+or where others do: a claim of one kind looks at no other. What lies in the inbox wakes as what
+generates does, and whoever finds a text there wakes for it.
 
 Who pushes a job sends a wake-up in the same script, or a worker does it for him: see
 :mod:`.inbox_watch`. One that comes between a worker's look and its BLPOP stays in the list, which

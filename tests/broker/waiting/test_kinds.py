@@ -16,13 +16,14 @@ from llorch_worker.broker.queues import place_of, route
 from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.enqueue import enqueue
 from llorch_worker.client import Client
-from llorch_worker.contract import EmbedRequest, GenerationRequest
+from llorch_worker.contract import TASK_NAME, TEXT_TASKS, EmbedRequest, GenerationRequest
 from tests.broker.steps import TERMS, announce, card, note_seen, push
 from tests.messages import QUEUE
-from tests.store import record_of
+from tests.store import announce_model, record_of
 
 WRITES, READS = keys.wake(QUEUE), keys.wake(QUEUE + queues.TEXTS_SUFFIX)
 HIGH = f"{QUEUE}{queues.HIGH_SUFFIX}"
+TEXT = EmbedRequest(input="x")
 
 Send = Callable[..., list[str]]
 
@@ -74,13 +75,33 @@ def test_each_kind_is_claimed_by_itself(store: redis.Redis, send: Send) -> None:
     assert [(each.job_id, each.reads) for each in others] == [("w7", False), ("r3", True)]
 
 
-def test_a_job_wakes_those_who_may_claim_it(producer: Client) -> None:
-    for kind, woken in ((GenerationRequest(prompt="x"), {WRITES}), (EmbedRequest(input="x"), None)):
-        enqueue(producer.redis, producer._app, kind, model=card(), job_id=str(woken))
-        assert {*producer.redis.keys(keys.wake("*"))} == (woken or {WRITES, READS})
-        assert not claim(producer.redis, "texts", limit=0)
-        producer.redis.delete(WRITES, READS)
-    assert ids(claim(producer.redis, "texts")) == ["None"]
+@pytest.mark.parametrize(
+    ("tasks", "woken"),
+    [
+        # Its workers claim each kind by itself.
+        ((TASK_NAME, *TEXT_TASKS), {READS}),
+        # All that they claim reads texts.
+        (TEXT_TASKS, {WRITES}),
+        # A worker that reads texts, too, may have been announced before this one.
+        ((TASK_NAME,), {WRITES, READS}),
+        (None, {WRITES, READS}),
+    ],
+)
+def test_a_text_wakes_those_alone_who_may_claim_it(
+    producer: Client, tasks: tuple[str, ...] | None, woken: set[str]
+) -> None:
+    store, found = producer.redis, card()
+    if tasks is not None:
+        found = found.model_copy(update={"tasks": tasks})
+        announce_model(store, "toy", found.model_dump_json())
+    for asked, keys_of_it in ((GenerationRequest(prompt="x"), {WRITES}), (TEXT, woken)):
+        enqueue(store, producer._app, asked, model=found, job_id=asked.task)
+        assert {*store.keys(keys.wake("*"))} == keys_of_it
+        store.delete(WRITES, READS)
+    for job in claim(store, "any"):
+        claims.hand_back(store, job)
+    assert {*store.keys(keys.wake("*"))} == woken | {WRITES}
+    assert ids(claim(store, "texts")) == ["llorch.embed"]
 
 
 @pytest.mark.parametrize(("kind", "letters"), [("generation", "wwr"), ("texts", "rrw")])
@@ -97,15 +118,21 @@ def test_who_finds_jobs_of_the_other_kind_in_the_inbox_wakes_others_for_them(
     assert ids(claim(store, "any")) == [f"{letters[-1]}2"]
 
 
-def test_the_watcher_wakes_both_for_what_waits(store: redis.Redis, send: Send) -> None:
-    send("w")
+def test_the_watcher_wakes_for_each_kind_that_waits(store: redis.Redis, send: Send) -> None:
+    both = card().model_copy(update={"tasks": (TASK_NAME, *TEXT_TASKS)})
+    announce_model(store, "toy", both.model_dump_json())
+    texts = keys.wake(HIGH + queues.TEXTS_SUFFIX)
     inbox_watch.look(store, "toy", wakes_anyway=True)
-    assert {*store.keys(keys.wake("*"))} == {WRITES}
-    send("r", priority="high", begin=1)
+    assert not store.keys(keys.wake("*"))
+    send("r", priority="high")
     inbox_watch.look(store, "toy", wakes_anyway=True)
-    high, texts = keys.wake(HIGH), keys.wake(HIGH + queues.TEXTS_SUFFIX)
-    full = {f"{key}{keys.FULL_SUFFIX}" for key in (high, texts)}
-    assert {*store.keys(keys.wake("*"))} == {WRITES, high, texts, *full}
+    assert {*store.keys(keys.wake("*"))} == {texts, f"{texts}{keys.FULL_SUFFIX}"}
+    send("w", begin=1)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert {*store.keys(keys.wake("*"))} == {WRITES, texts, f"{texts}{keys.FULL_SUFFIX}"}
+    send("rw", begin=2)
+    inbox_watch.look(store, "toy", wakes_anyway=True)
+    assert {*store.keys(keys.wake("*"))} == {WRITES, READS, texts, f"{texts}{keys.FULL_SUFFIX}"}
 
 
 def test_who_has_no_room_for_texts_claims_high_ones(store: redis.Redis, send: Send) -> None:

@@ -139,6 +139,12 @@ end
 -- Wake workers for whatever waits: also for what came with the inbox.
 local function wake_for_all(model)
   for _, class in ipairs((classes_that_wait(model))) do
-    wake_class(model, class, redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0)
+    local reads = redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'texts')) > 0
+    if not reads or redis.call('ZCOUNT', waiting_key(model), bounds_of(class, 'generation')) > 0 then
+      wake_class(model, class, false)
+    end
+    if reads then
+      wake_class(model, class, true)
+    end
   end
 end

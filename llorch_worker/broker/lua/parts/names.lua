@@ -16,3 +16,13 @@ local HIGH, NORMAL, LOW = 0, 1, 2
 local function class_of(list)
   return list:sub(-#HIGH_SUFFIX) == HIGH_SUFFIX and HIGH or list:sub(-#LOW_SUFFIX) == LOW_SUFFIX and LOW or NORMAL
 end
+
+-- The card of a model as JSON, or ''. Read once.
+local cards = {}
+local function card_of(model)
+  if not cards[model] then
+    local card = redis.pcall('HGET', MODELS, model)
+    cards[model] = type(card) == 'string' and card or ''
+  end
+  return cards[model]
+end

@@ -56,15 +56,9 @@ local function tokens_of(message_bytes)
 end
 
 -- A tenant's share of a model's workers, as the model's card says it, or 1.
-local weights_of = {}
 local function weight_of(model, tenant)
-  if tenant == '' then
-    return 1
-  elseif not weights_of[model] then
-    local card = redis.pcall('HGET', MODELS, model)
-    weights_of[model] = type(card) == 'string' and card:match('"tenant_weights":"([^"]*)"') or ''
-  end
-  for name, weight in weights_of[model]:gmatch('([%w._-]+)=(%d+)') do
+  local weights = tenant ~= '' and card_of(model):match('"tenant_weights":"([^"]*)"') or ''
+  for name, weight in weights:gmatch('([%w._-]+)=(%d+)') do
     if name == tenant then
       return tonumber(weight)
     end

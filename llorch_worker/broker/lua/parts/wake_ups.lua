@@ -1,9 +1,9 @@
 -- Waking workers: see wake_ups.py.
 
-local WAKE_UP_S = 60 -- how long a wake-up for one worker stays: it may never return
+local WAKE_UP_S = 60 -- how long a wake-up stays that perhaps nobody takes: one for one worker, who may never return
 
 -- The wake key for the jobs of a class: high jobs have one of their own. Those who claim nothing but texts wait at keys
--- of their own, which get a wake-up together with the others.
+-- of their own.
 local function wake_key_of_class(model, class, kind)
   local suffix = (class == HIGH and HIGH_SUFFIX or '') .. (kind == 'texts' and TEXTS_SUFFIX or '')
   return wake_key(QUEUE_PREFIX .. model .. suffix)
@@ -23,14 +23,27 @@ local function wake_once(key)
   return only
 end
 
+-- At whose keys those wait who may claim a job of the model: that `reads` texts, or that generates. If the model does
+-- both, as its card says, its workers claim each kind by itself. One that generates may have others that read texts,
+-- too, whose card is older.
+local function kinds_woken(model, reads)
+  local tasks = reads and card_of(model):match('"tasks":%[([^%]]*)') or ''
+  local generates = tasks:find(TASK, 1, true)
+  if not reads or tasks ~= '' and not generates then
+    return {'any'}
+  end
+  return tasks:find(',', 1, true) and {'texts'} or {'any', 'texts'}
+end
+
 -- Wake the worker that has waited longest. If none waits, the wake-up stays for the next; one is enough,
 -- because whoever takes it looks at everything and wakes another if jobs are left. `reads`: for a job that reads texts.
 local function wake_class(model, class, reads)
-  for _, kind in ipairs({'any', reads and 'texts' or nil}) do
+  local kinds = kinds_woken(model, reads)
+  for _, kind in ipairs(kinds) do
     for _, key in ipairs({wake_key_of_class(model, class, kind), class == HIGH and full_wake_key(model, kind) or nil}) do
       wake_once(key)
-      if kind == 'texts' then
-        redis.call('EXPIRE', key, WAKE_UP_S) -- most workers wait for all at one key
+      if kind == 'texts' and #kinds > 1 then
+        redis.call('EXPIRE', key, WAKE_UP_S) -- perhaps nobody waits there
       end
     end
   end
