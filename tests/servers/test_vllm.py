@@ -150,7 +150,7 @@ def test_a_stock_producers_canvas_runs_at_vllm_and_a_cancel_reaches_it(
 
 
 def test_log_probabilities_are_refused_by_name_and_ids_are_told(engine: ServerEngine) -> None:
-    with pytest.raises(InvalidRequest, match="logprobs is not done by vLLM"):
+    with pytest.raises(InvalidRequest, match="logprobs: is not done by vLLM"):
         engine.submit(asked(logprobs=2))
     assert len(engine.submit(asked(ignore_eos=True)).result().choices[0].token_ids) == 8
 
