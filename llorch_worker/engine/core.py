@@ -316,7 +316,7 @@ class EngineCore:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]
         for generation in sorted(due, key=_deadline_s):
             if generation.done:
-                continue  # with the step ahead, which the one before it had delivered
+                continue  # it ended in the step ahead, which an earlier deadline delivered
             for sequence in generation.sequences:
                 self.scheduler.finish(sequence)
                 if sequence.finish_reason is None:

@@ -21,6 +21,8 @@ from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.intake.constraints.relaxed import Checks
 
 _TEXTS_KEPT: Final = 2**14
+_WHOLE: Final = ("stop", "tool_calls")
+"""How choices end that are not cut off."""
 
 PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
 
@@ -66,7 +68,8 @@ class Generation(ComputedGeneration):
 
     @property
     def is_checked(self) -> bool:
-        return self._checks is not None
+        done = self._result.choices if self._result is not None else ()
+        return self._checks is not None and any(each.finish_reason in _WHOLE for each in done)
 
     def _request_cancel(self) -> None:
         self._cancel(self)
@@ -172,8 +175,8 @@ class Generation(ComputedGeneration):
 
 
 def _checked(choices: tuple[Choice, ...], checks: Checks) -> tuple[Choice, ...]:
-    """The choices with what they do not meet. One that was cut off is not checked."""
-    whole = [each for each in choices if each.finish_reason in ("stop", "tool_calls")]
+    """The choices with what they do not meet."""
+    whole = [each for each in choices if each.finish_reason in _WHOLE]
     unmet = checks.unmet([(each.text, each.tool_calls or ()) for each in whole])
     found = {each.index: rules for each, rules in zip(whole, unmet, strict=True)}
     return tuple(

@@ -24,8 +24,8 @@ class SharedCore:
     """Gives each step to generation or to texts. The engine's thread alone calls it.
 
     A step of texts has at most as many tokens as any other, and no decode waits for two of them.
-    Texts of a class above all that is generated get every second step, as the prefill of such a
-    generation delays decodes by one step each. Others share: steps generate for as long as the last
+    Texts of a class above all that is generated get every second step: they delay a decode by one
+    step, as a prefill of their class would. Others share: steps generate for as long as the last
     step of texts took, and :data:`LEAST_STEPS` times or for so many times as long, before the next
     one. Those of the class low wait until nothing of a higher class is generated, or as long as
     their class may have to.

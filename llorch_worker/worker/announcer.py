@@ -101,7 +101,9 @@ class Announcer(Repeater):
             cards = registry.takers(self._redis, card.model)
         except RedisError:
             return  # `llorch status` will say so
-        others = [each for each in cards if each.fingerprint != card.fingerprint]
+        # One without weights has no fingerprint yet.
+        served = [each for each in cards if each.fingerprint or not each.away]
+        others = [each for each in served if each.fingerprint != card.fingerprint]
         if others:
             logger.warning(
                 "%s serves another model as %s than this worker (%s, here %s), and %d workers in "

@@ -91,14 +91,15 @@ class Claimer(Repeater):
         worker: str,
         *,
         sequences: Callable[[], int],
-        startable: Callable[[], Startable],
+        startable: Callable[[str], Startable],
         place: Callable[[], str],
         serves: Callable[[], dict[str, Any]],
         on_arrival: Callable[[], object],
         kind: Callable[[], Kind | None] = lambda: "any",
     ) -> None:
         """``model``: whose jobs it claims now, and ``kind``: which of them, if any; call
-        :meth:`look_again` after a change. ``sequences``: the most of these to hold. ``place``: this
+        :meth:`look_again` after a change. ``sequences``: the most of these to hold.
+        ``startable``: how many of a model may start now. ``place``: this
         worker's name in the registry, if jobs may be placed with it, see ``affinity.py``;
         ``serves``: fields of :class:`.ClaimRequest` that say what jobs may need of it;
         ``on_arrival`` is called on this thread."""
@@ -114,7 +115,8 @@ class Claimer(Repeater):
         self._redis = connect(url, retries=0, decode=False)
         self._model, self._terms, self._worker = model, terms, worker
         self._kind = kind
-        self._sequences, self._startable = sequences, startable
+        self._sequences = sequences
+        self.startable = startable
         self._place, self._serves = place, serves
         self._on_arrival = on_arrival
         self._wake_ups = WakeUps(self._redis)
@@ -221,7 +223,7 @@ class Claimer(Repeater):
             # A high job preempts no other high one.
             high = sum(queues.is_high(claim.list_key) for claim in held)
             most = min(free + MOST_URGENT_JOBS, limit - high)
-        may_start = self._startable() if consumed else Startable(0)
+        may_start = self.startable(model) if consumed else Startable(0)
         if may_start.again_s is not None:
             self._look_at(may_start.again_s)
         # Not if this worker takes no jobs that wait for any worker.

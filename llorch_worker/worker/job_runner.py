@@ -169,8 +169,10 @@ class JobRunner:
         same = journal.fingerprint == self._engine.facts.fingerprint
         if same and self._engine.facts.replays:
             return page
-        if job.stopped or claim.cancelled or not self._takes(claim):
+        if job.stopped or claim.cancelled:
             return page  # it does not run here
+        if not self._takes(claim):
+            raise HandedBack
         try:
             request = _request_of(delivery)
         except LlorchError:

@@ -332,19 +332,19 @@ class ResidentEngine:
         with self._changed:
             if self.absence is not None and self.absence.planned:
                 # It was about to end. What comes next is decided.
-                self.deaths[self._model, death.label] += 1
+                self.deaths[engine.facts.model_name, death.label] += 1
                 return
             pause_s = self._restarts.pause_s(lived_s)
             self._reason, of_server = "death", death.label == "server"
             what = death.reason if of_server else f"the engine died: {death.reason}"
             self._be_away(what, 0.0 if of_server else pause_s, of_server=of_server)
-            self.deaths[self._model, death.label] += 1
+            self.deaths[engine.facts.model_name, death.label] += 1
             self._note_reason(death.reason)
             self._changed.notify_all()
         logger.critical(
             "%s; jobs that go on: %d, of these suspects: %d",
             what,
-            len(HELD_CLAIMS.running(self._model)),
+            len(HELD_CLAIMS.running(engine.facts.model_name)),
             len(blamed),
         )
 

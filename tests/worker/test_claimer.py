@@ -52,7 +52,7 @@ def start(server: RedisServer, store: redis.Redis) -> Iterator[Start]:
             url, lambda: "toy", replace(TERMS, lease_ms=60_000), "w@h",
             **{
                 "sequences": lambda: MOST_JOBS_A_CLAIM,
-                "startable": lambda: Startable(MOST_JOBS_A_CLAIM),
+                "startable": lambda _: Startable(MOST_JOBS_A_CLAIM),
                 "place": lambda: "",
                 "serves": dict,
                 "on_arrival": lambda: None,
@@ -161,7 +161,7 @@ def test_nothing_is_claimed_before_the_loop_has_taken_what_came(
 def test_a_worker_waits_until_more_may_start(store: redis.Redis, start: Start) -> None:
     left = [Startable(1), Startable(0, 0.2)]
     push(store, "a", "b")
-    claimer = start(startable=lambda: left[0])
+    claimer = start(startable=lambda _: left[0])
     wait_until(lambda: len(claimer.arrived) == 1)
     del left[0]
     assert taken(claimer, 1) == ["a"]

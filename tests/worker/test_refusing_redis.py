@@ -224,8 +224,9 @@ def test_a_worker_warns_at_its_start_of_a_redis_that_deletes_jobs(
 def test_a_message_that_cannot_be_refused_now_is_refused_later(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:
-    made = {"model_name": "toy", "lease_s": 2, "sweep_s": 0.5}
-    with running_worker(own_server.url, tmp_path, **made) as worker:
+    # Each refusal that fails is an attempt.
+    made = {"model_name": "toy", "lease_s": 2, "sweep_s": 0.5, "max_attempts": 1000}
+    with running_worker(own_server.url, tmp_path, **made, max_deaths=1000) as worker:
         own_client.redis.set(keys.DEAD, "no list")
         own_client.redis.lpush(QUEUE, json.dumps(envelope(17)))
         wait_until(lambda: "cannot refuse a job now: ResponseError" in worker.text())

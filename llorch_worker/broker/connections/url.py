@@ -31,7 +31,7 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 DEFAULT_MASTER = "mymaster"
 VARIABLE = "LLORCH_REDIS_URL"
 SHORTEST_REPLY_TIMEOUT_S = 2.0
-"""Commands that block wait a second less: see :func:`.longest_wait_s`."""
+"""Questions about tokens block a second less: see :func:`.longest_wait_s`."""
 
 
 def _number(value: str) -> int:

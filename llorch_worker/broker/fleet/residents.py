@@ -26,7 +26,7 @@ MOST_FAILURES = 3
 """A model that did not load so often in a row, of which the last time was minutes after the first,
 is expected to do so no more. One failure may be that of a file which is being replaced."""
 MOST_ALONE = 16
-"""Of so many workers of one model the cards are read. A model with more needs no other worker."""
+"""How many cards of a model's workers are read. A model with more of its own needs no other."""
 _LEFT = "left "
 
 
@@ -101,15 +101,15 @@ def read(client: Redis, models: Iterable[str] = ()) -> Notes:
     forgotten = [name for name in notes if ages_s.get(name, FORGOTTEN_AFTER_S) >= FORGOTTEN_AFTER_S]
     if forgotten:
         client.hdel(keys.RESIDENTS, *forgotten)
-    living = [note for name, note in notes.items() if note and ages_s[name] < GONE_AFTER_S]
+    living = {n: note for n, note in notes.items() if note and ages_s[n] < GONE_AFTER_S}
     left_s = {
         name.removeprefix(_LEFT): max(0.0, (now_ms - int(at_ms)) / 1e3)
         for name, at_ms in found.items()
         if name.startswith(_LEFT)
     }
-    hostnames = {hostname_of(name) for name in notes}
-    living += [_note_of(card) for card in _alone(client, models, hostnames)]
-    return Notes(tuple(sorted(living, key=lambda note: note.worker)), left_s, now_ms, decisions)
+    alone = _alone(client, models, {*map(hostname_of, living)})
+    of_workers = sorted([*living.values(), *map(_note_of, alone)], key=lambda note: note.worker)
+    return Notes(tuple(of_workers), left_s, now_ms, decisions)
 
 
 def _alone(client: Redis, models: Iterable[str], noted: Set[str]) -> list[WorkerCard]:

@@ -35,8 +35,8 @@ def cancel(
     heard_by: str | None = None,
     only_waiting: bool = False,
 ) -> CancelOutcome:
-    """Cancels a job, or one that waits alone. The script decides in one step whether a worker's
-    claim came first.
+    """Cancels a job; with ``only_waiting`` only one that no worker has. The script decides in one
+    step whether a worker's claim came first.
 
     ``heard_by``: the model of a worker that heard of it from somebody who knows the job. So an id
     without a trace in Redis is that of a stock producer's job in an inbox. It ends too, and what

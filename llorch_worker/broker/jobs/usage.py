@@ -82,7 +82,7 @@ def written(
 
 def days_of(since: date | None, until: date | None) -> tuple[date, date]:
     """The first and the last day that are asked for; by default :data:`SHOWN_DAYS` up to today.
-    None before the epoch, from which the days of the counts are numbered."""
+    Neither is before the epoch, from which the counts number their days."""
     last = max(until or today(), _EPOCH)
     first = since or last - timedelta(SHOWN_DAYS - 1)
     return max(first, _EPOCH), last

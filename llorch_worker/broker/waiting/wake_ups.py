@@ -11,8 +11,8 @@ wake-up to a second key (``keys.full_wake``) together with the first. Such a wor
 the first is still there: otherwise a worker with room has taken it, and claims the job itself.
 
 A worker whose model generates and reads texts claims each kind by itself. For texts it waits at
-keys of their own. The model's card says whether its jobs that read texts send their wake-ups there,
-or where others do: a claim of one kind looks at no other. What lies in the inbox wakes as what
+keys of their own. The model's card decides whether a job that reads texts sends its wake-up there
+or to the common keys: a claim of one kind looks at no other. What lies in the inbox wakes as what
 generates does, and whoever finds a text there wakes for it.
 
 Who pushes a job sends a wake-up in the same script, or a worker does it for him: see

@@ -102,7 +102,7 @@ class Server:
         # A grammar may take seconds: only requests with others wait for it.
         self._compiling = ThreadPoolExecutor(INTAKE_THREADS, "llorch-compiling")
         self._answering = ThreadPoolExecutor(_ANSWERING_THREADS, "llorch-answering")
-        # No other result waits for one that is checked.
+        # Results that are checked keep only each other waiting.
         self._checking = ThreadPoolExecutor(_CHECKING_THREADS, "llorch-checking")
 
     def run(self) -> NoReturn:

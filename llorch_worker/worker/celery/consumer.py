@@ -106,7 +106,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             self._terms,
             self.hostname,
             sequences=lambda: MOST_JOBS_A_CLAIM if (own := seat()) is None else own.sequences,
-            startable=lambda: self._startable(model(), reads=reads_texts()),
+            startable=lambda asked: self._startable(asked, reads=reads_texts()),
             place=place,
             serves=lambda: {} if (own := seat()) is None else own.serves(),
             on_arrival=self._call_take,
@@ -173,8 +173,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             while arrived:
                 # Since their claim the worker may have left its queues, or got a rate limit. Celery
                 # would keep what is beyond that, and forget it with its connection.
-                first = arrived[0]
-                if claimer.queues and self._startable(first.model, reads=first.reads).most:
+                if claimer.queues and claimer.startable(arrived[0].model).most:
                     self._take(claimer)
                 else:
                     # Latest first: each goes to the head, so the earliest ends up in front.

@@ -62,8 +62,9 @@ def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
 
 
 def _of_what_waits_too(command: Callable[..., Reply]) -> Callable[..., Reply]:
-    """``command``, which leaves a job that has begun to the worker that has it, also for one that
-    was handed back and that nobody has. Workers that start later would not hear of it."""
+    """``command``, which also ends a job that was handed back. Its state is STARTED, which Celery
+    leaves to the worker that has it, and none has. Workers that start later would not hear of it.
+    """
 
     def run(state: Any, *, task_id: Any, **options: Any) -> Reply:
         reply = command(state, task_id=task_id, **options)

@@ -54,8 +54,9 @@ class FollowUps(Repeater):
         headers, body = task or ({}, None)
         # The result may have expired while no worker was there.
         if ended.document:
-            embed = body[2] if isinstance(body, list) and len(body) == 3 else {}
-            request = Context({**headers, **(embed or {}), "id": ended.job_id, "delivery_info": {}})
+            embed = body[2] if isinstance(body, list) and len(body) == 3 else None
+            beside = embed if isinstance(embed, dict) else {}
+            request = Context({**headers, **beside, "id": ended.job_id, "delivery_info": {}})
             try:
                 meta = self._app.backend.decode(ended.document)
                 self._end(ended.job_id, request, meta, events)

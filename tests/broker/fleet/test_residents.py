@@ -91,3 +91,15 @@ def test_a_worker_of_one_model_keeps_it_while_it_has_an_engine_or_loads_one(
     assert residents.read(store, ["a"]).may_serve("a")
     registry.withdraw(store, "a", "s2")
     assert not residents.read(store, ["a"]).may_serve("a")
+
+
+def test_the_note_of_one_that_has_died_hides_no_worker_that_has_one_model_under_its_name(
+    store: redis.Redis,
+) -> None:
+    silent_ms = round(1e3 * (residents.GONE_AFTER_S + 1))
+    residents.renew(
+        store, Note(worker="w1", resident="b"), residents.read(store).now_ms - silent_ms
+    )
+    registry.announce(store, card("w1", "a"))
+    (seen,) = residents.read(store, ["a", "b"]).of_workers
+    assert (seen.worker, seen.resident, seen.pinned) == ("w1", "a", True)

@@ -506,9 +506,7 @@ def test_signals_of_a_service_manager_are_the_keepers_to_obey(engine: EngineProc
 
 KEEPER = """
 import sys, time
-from llorch_worker.engine.process.engine_process import INTAKE_THREADS, EngineProcess
-from llorch_worker.engine.process.messages import Step, ToKeeper
-from llorch_worker.engine.told import TokensTold
+from llorch_worker.engine.process.engine_process import EngineProcess
 from llorch_worker.contract import GenerationRequest
 engine = EngineProcess.load(sys.argv[1], device="cpu", progress=lambda *_: print(flush=True))
 engine.submit(GenerationRequest(prompt="Once", max_tokens=400, ignore_eos=True))

@@ -18,17 +18,24 @@ pytestmark = pytest.mark.usefixtures("toy_worker")
 GET_S = 60
 
 
+NO_TASKS: dict[str, tuple[str, object]] = {
+    "torn": (TASK_NAME, b"{"),
+    "of no task": ("llorch.generat", GOOD_BODY),
+    "beside it a list": (TASK_NAME, [[], {}, [1]]),
+    "beside it a text": (TASK_NAME, [[], {}, "x"]),
+}
+
+
 def test_a_message_that_becomes_no_task_fails_in_one_event(client: Client, stock: Celery) -> None:
     with Monitor(stock, "task.#") as monitor:
-        for job_id, task in (("torn", TASK_NAME), ("of no task", "llorch.generat")):
-            body: object = b"{" if task == TASK_NAME else GOOD_BODY
+        for job_id, (task, body) in NO_TASKS.items():
             message = envelope(body, headers={"id": job_id, "task": task})
             client.redis.lpush(QUEUE, json.dumps(message))
-        for job_id in ("torn", "of no task"):
+        for job_id in NO_TASKS:
             wait_until(lambda job_id=job_id: monitor.saw("task-failed", job_id))
         wait_until(lambda: not follow_ups_in(client.redis))
         failed = [e["uuid"] for e in monitor.events if e["type"] == "task-failed"]
-        assert sorted(failed) == ["of no task", "torn"]
+        assert sorted(failed) == sorted(NO_TASKS)
 
 
 @pytest.mark.parametrize("routing_key", ["#", "task.#"])

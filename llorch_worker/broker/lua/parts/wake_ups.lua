@@ -23,9 +23,9 @@ local function wake_once(key)
   return only
 end
 
--- At whose keys those wait who may claim a job of the model: that `reads` texts, or that generates. If the model does
--- both, as its card says, its workers claim each kind by itself. One that generates may have others that read texts,
--- too, whose card is older.
+-- At whose keys those wait who may claim a job of the model: one that `reads` texts, or that generates. If the model does
+-- both, as its card says, its workers claim each kind by itself. If it only generates, the older card of another worker
+-- may have said that it reads texts, too: then both are woken.
 local function kinds_woken(model, reads)
   local tasks = reads and card_of(model):match('"tasks":%[([^%]]*)') or ''
   local generates = tasks:find(TASK, 1, true)
