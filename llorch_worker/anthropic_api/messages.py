@@ -93,7 +93,7 @@ class CountTokensRequest(Body):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}]}]}
     )
-    elsewhere = OF_OTHERS_THAN_MESSAGES
+    of_others = OF_OTHERS_THAN_MESSAGES
     done = b""
 
     messages: Annotated[list[Turn], Field(max_length=MOST_TURNS)]

@@ -38,7 +38,7 @@ class ChatRequest(OpenAIBody):
             ]
         }
     )
-    elsewhere = OF_OTHERS_THAN_CHATS
+    of_others = OF_OTHERS_THAN_CHATS
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: SkipValidation[int | None] = None

@@ -61,7 +61,7 @@ class CompletionRequest(OpenAIBody):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 32}]}
     )
-    elsewhere = OF_OTHERS_THAN_COMPLETIONS
+    of_others = OF_OTHERS_THAN_COMPLETIONS
 
     prompt: Annotated[
         SkipValidation[list[Prompt]],

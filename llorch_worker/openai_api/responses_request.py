@@ -164,7 +164,7 @@ class ResponseRequest(Sampling):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"input": "Tell me a story.", "max_output_tokens": 32}]}
     )
-    elsewhere = OF_OTHERS_THAN_RESPONSES
+    of_others = OF_OTHERS_THAN_RESPONSES
 
     input: Annotated[
         list[InputItem],

@@ -111,11 +111,11 @@ MOST_OFFERED = 1_000
 
 class WholeBody(Spelt, Shape):
     """What is not only a part of a document. A field that is not declared changes nothing, unless
-    :data:`KNOWN_FIELDS` or ``elsewhere`` says that it would, or it is a known one but for a
+    :data:`KNOWN_FIELDS` or ``of_others`` says that it would, or it is a known one but for a
     slip."""
 
     model_config = ConfigDict(extra="allow")
-    elsewhere: ClassVar[Mapping[str, Known]] = {}
+    of_others: ClassVar[Mapping[str, Known]] = {}
     """Fields that other bodies have, and what to send here in place of them."""
 
     @classmethod
@@ -124,7 +124,7 @@ class WholeBody(Spelt, Shape):
     ) -> JsonSchemaValue:
         schema = handler(core)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
-        for name, known in {**KNOWN_FIELDS, **cls.elsewhere}.items():
+        for name, known in {**KNOWN_FIELDS, **cls.of_others}.items():
             instead = f"; send {known.instead}" if known.instead else ""
             refused = {"description": f"Refused{instead}.", "deprecated": True}
             harmless = {"description": "Accepted, and changes nothing."}
@@ -151,7 +151,7 @@ class WholeBody(Spelt, Shape):
 
     def refusals(self) -> list[Fault]:
         """Those that would change the answer."""
-        known = KNOWN_FIELDS.keys() | self.elsewhere.keys()
+        known = KNOWN_FIELDS.keys() | self.of_others.keys()
         return [fault for fault in self._undone() if fault.field in known]
 
     def _undone(self) -> list[Fault]:
@@ -162,7 +162,7 @@ class WholeBody(Spelt, Shape):
         ]
 
     def _known(self, name: str) -> Known:
-        return self.elsewhere.get(name) or KNOWN_FIELDS.get(name, UNKNOWN)
+        return self.of_others.get(name) or KNOWN_FIELDS.get(name, UNKNOWN)
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:

@@ -497,7 +497,7 @@ def test_a_field_of_another_body_is_refused_by_the_name_that_it_has_here(
         found = kind.model_validate(SMALLEST[kind] | fields).refusals()
         return {fault.field: fault.rule for fault in found}
 
-    for name, known in kind.elsewhere.items():
+    for name, known in kind.of_others.items():
         assert name not in kind.model_fields
         assert known.instead in rules(**{name: "x"})[name]
         for value in known.no_ops:
