@@ -100,11 +100,15 @@ _OF_SCORES = {
 }
 """What only answers of completions and chats have room for."""
 OF_OTHERS_THAN_COMPLETIONS: dict[str, Known] = {
+    **dict.fromkeys(("enable_thinking", "think", "thinking"), Known()),
+    "function_call": Known(no_ops=("auto", "none")),
+    "functions": Known(no_ops=([],), instead="tools to /v1/chat/completions"),
     "input": Known(instead="prompt"),
     "instructions": Known(no_ops=("",), instead="prompt"),
     "max_completion_tokens": Known(instead="max_tokens"),
     "max_output_tokens": Known(instead="max_tokens"),
     "messages": Known(instead="prompt, or messages to /v1/chat/completions"),
+    "reasoning": Known(no_ops=({},)),
     "stop_sequences": Known(no_ops=([],), instead="stop"),
     "system": Known(no_ops=("", []), instead="prompt"),
     "tools": Known(no_ops=([],), instead="them to /v1/chat/completions"),
@@ -124,31 +128,40 @@ OF_OTHERS_THAN_CHATS: dict[str, Known] = {
 }
 OF_OTHERS_THAN_RESPONSES: dict[str, Known] = {
     **_OF_SCORES,
+    "format": Known(no_ops=("",), instead="text.format"),
     "logprobs": Known(no_ops=(False,), instead="top_logprobs"),
     "max_completion_tokens": Known(instead="max_output_tokens"),
     "max_tokens": Known(instead="max_output_tokens"),
     "messages": Known(instead="input"),
+    "n_predict": Known(no_ops=(-1,), instead="max_output_tokens"),
+    "n_probs": Known(no_ops=(0,), instead="top_logprobs"),
     "output_config": Known(no_ops=({},), instead="text.format or reasoning.effort"),
     "prompt_token_ids": Known(instead="input"),
     "reasoning_effort": Known(instead="reasoning.effort"),
     "response_format": Known(no_ops=(_PLAIN,), instead="text.format"),
     "stop_sequences": Known(no_ops=([],), instead="stop"),
     "system": Known(no_ops=("", []), instead="instructions"),
+    "think": Known(instead="reasoning.effort"),
+    "thinking": Known(instead="reasoning.effort"),
 }
 OF_OTHERS_THAN_MESSAGES: dict[str, Known] = {
     **_OF_SCORES,
+    "format": Known(no_ops=("",), instead="output_config.format"),
     "input": Known(instead="messages"),
     "instructions": Known(no_ops=("",), instead="system"),
     "logprobs": Known(no_ops=(False,)),
     "max_completion_tokens": Known(instead="max_tokens"),
     "max_output_tokens": Known(instead="max_tokens"),
+    "n_probs": Known(no_ops=(0,)),
     "parallel_tool_calls": Known(no_ops=(True,), instead="tool_choice.disable_parallel_tool_use"),
     "previous_response_id": Known(instead="messages"),
     "prompt": Known(instead="messages"),
     "prompt_token_ids": Known(instead="messages"),
+    "reasoning": Known(no_ops=({},), instead="output_config.effort"),
     "reasoning_effort": Known(instead="output_config.effort"),
     "response_format": Known(no_ops=(_PLAIN,), instead="output_config.format"),
     "text": Known(no_ops=({}, {"format": _PLAIN}), instead="output_config.format"),
+    "think": Known(instead="thinking"),
     "top_logprobs": Known(no_ops=(0,)),
 }
 

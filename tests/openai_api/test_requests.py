@@ -504,6 +504,16 @@ def test_a_field_of_another_body_is_refused_by_the_name_that_it_has_here(
             assert rules(**{name: value}) == {}
 
 
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_what_a_refusal_says_to_send_is_a_field_that_is_taken(kind: type[WholeBody]) -> None:
+    for name, known in {**KNOWN_FIELDS, **kind.of_others}.items():
+        if name in kind.model_fields or not re.fullmatch(r"[\w.]+( or [\w.]+)*", known.instead):
+            continue
+        for instead in known.instead.split(" or "):
+            field = kind.model_fields[instead.partition(".")[0]]
+            assert field.annotation is not type(None), f"{name}: {instead} is refused"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value", "instead"),
     [
