@@ -50,14 +50,24 @@ class Seen:
     """Of thought, text and calls, in this order."""
     _chars_before: dict[int, int] = field(default_factory=lambda: {0: 0})
     """The characters before each token at which an event began or ended."""
+    _bare: int = 0
+    """The characters behind the last token of this run, which came without an id."""
+
+    def begin(self) -> None:
+        """A run begins, which knows of no characters behind the last token."""
+        self._bare = 0
 
     def rest(self, event: Tokens) -> Tokens | None:
         """The part of ``event`` that the reader has not seen, and has then."""
-        start = self._chars_before.get(event.index, self.chars)
+        before = self._chars_before.get(event.index)
+        start = self.chars if before is None else before + self._bare
         known = min(max(0, self.tokens - event.index), len(event.ids))
         end, end_chars = event.index + len(event.ids), start + _chars_of(event)
+        if event.ids:
+            self._chars_before[end], self._bare = end_chars, 0
+        else:
+            self._bare += end_chars - start
         event = _without(event, known, max(0, self.chars - start))
-        self._chars_before[end] = end_chars
         self.tokens, self.chars = max(end, self.tokens), max(end_chars, self.chars)
         return event if event.has_any else None
 
@@ -148,6 +158,10 @@ class Position:
             event = self.choices.setdefault(event.choice, Seen(event.index)).rest(event)
         elif isinstance(event, TERMINAL_EVENTS):
             self.ended = True
+        elif isinstance(event, Started):
+            for each in self.choices.values():
+                each.begin()
+            event = event if after else None
         elif not after:
             event = None
         elif isinstance(event, Restarted):
