@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llorch_worker.model_files.bounds import (
@@ -44,6 +44,9 @@ _GROWTH = {
 """By how much a step may lengthen a text in UTF-8, as Unicode's tables have it."""
 _NFKC_BYTES = 33
 """Of what NFKC makes of three bytes: the longest in the maps that sentencepiece trains with."""
+_BLOCK_NODES = 256
+_HAS_LEAF = 0x100
+"""Of darts-clone's tries: the nodes are in whole blocks; the flag of a node with a leaf."""
 
 
 def check_definition(definition: Mapping[str, Any]) -> int:
@@ -90,21 +93,38 @@ def check_tokens(tokens: Iterable[str]) -> None:
 def check_charsmap(charsmap: bytes) -> float:
     """By how much a text may grow by a map of sentencepiece: a trie's bytes, and what it maps to.
 
-    Raises ValueError if that is out of bounds, or if the trie leads out of the map, where the
-    libraries would fail with the first text.
+    Raises ValueError if that is out of bounds, or if the trie leads to where nothing begins, where
+    the libraries would fail with some text.
     """
     trie_bytes = int.from_bytes(charsmap[:4], "little")
     trie, written = charsmap[4 : 4 + trie_bytes], charsmap[4 + trie_bytes :]
     nodes = struct.unpack(f"<{len(trie) // 4}I", trie[: len(trie) // 4 * 4])
-    for at, node in enumerate(nodes):
-        # As darts-clone has it: a leaf says where its text is, another node where its children are.
-        is_leaf = node >> 31
-        to = node & 0x7FFFFFFF if is_leaf else at ^ (node >> 10) << ((node >> 6) & 8)
-        if to >= len(written if is_leaf else nodes):
-            raise ValueError("the map of characters in its normalizer is damaged")
+    whole = trie_bytes == 4 * len(nodes)
+    # Without a map nothing is changed.
+    if charsmap and not (whole and _is_sound(nodes, written)):
+        raise ValueError("the map of characters in its normalizer is damaged")
     longest = max(map(len, written.split(b"\0")), default=0)
     check("the length of what its normalizer writes", longest, INSERTED_BYTES)
     return _GROWTH["NFKC"] if longest <= _NFKC_BYTES else float(longest)
+
+
+def _is_sound(nodes: Sequence[int], written: bytes) -> bool:
+    """Whether a trie of darts-clone leads nowhere but to nodes and to beginnings of characters."""
+    # A byte of a text leads to any node of a block.
+    if not nodes or len(nodes) % _BLOCK_NODES:
+        return False
+    for at, node in enumerate(nodes):
+        # A leaf says where its text is, another node where its children are. One of these may be a
+        # leaf, which it says as well.
+        if node >> 31:
+            to = node & 0x7FFFFFFF
+            if to >= len(written) or written[to] & 0xC0 == 0x80:
+                return False
+        else:
+            to = at ^ (node >> 10) << ((node >> 6) & 8)
+            if to >= len(nodes) or (node & _HAS_LEAF and not nodes[to] >> 31):
+                return False
+    return True
 
 
 def _steps(component: Any, key: str, field: str) -> Iterator[Mapping[str, Any]]:

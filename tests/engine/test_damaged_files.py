@@ -208,7 +208,9 @@ PREPEND = {"type": "Prepend", "prepend": "x" * 257}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 MAP = {
     "type": "Precompiled",
-    "precompiled_charsmap": base64.b64encode(bytes(4) + b"a" * 300 + b"\0").decode(),
+    "precompiled_charsmap": base64.b64encode(
+        b"\0\4\0\0" + bytes(1024) + b"a" * 300 + b"\0"
+    ).decode(),
 }
 
 

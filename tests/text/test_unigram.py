@@ -128,6 +128,36 @@ def pointing_outside() -> list[int]:
     return [*charsmap()[:4], *b"\xff\xff\xff\x7f", *charsmap()[8:]]
 
 
+def with_trie(*nodes: int, written: bytes = b"") -> list[int]:
+    """A map whose trie has these nodes."""
+    trie = b"".join(node.to_bytes(4, "little") for node in nodes)
+    return [*len(trie).to_bytes(4, "little"), *trie, *written]
+
+
+LEAF = 1 << 31
+DAMAGED_MAPS: dict[str, Callable[[], list[int]]] = {
+    "without a trie": lambda: [0, 0, 0, 0],
+    "of a part of a block": lambda: with_trie(*[0] * 128),
+    "of a part of a node": lambda: [2, 4, *with_trie(*[0] * 256)[2:], 0, 0],
+    # Node 97 says that its first child, node 0, is a leaf.
+    "with a leaf that is none": lambda: with_trie(*[0] * 97, 0x100 | 97 << 10, *[0] * 158),
+    "to the middle of a character": lambda: with_trie(*[0] * 255, LEAF | 1, written="é\0".encode()),
+}
+"""The libraries would panic at a text."""
+
+
+@pytest.mark.parametrize("kind", DAMAGED_MAPS)
+def test_a_map_of_characters_that_leads_to_where_nothing_begins_is_refused(
+    load: Load, kind: str
+) -> None:
+    with pytest.raises(ModelLoadFailed, match="map of characters in its normalizer is damaged"):
+        load(unigram()[1] | {CHARSMAP: DAMAGED_MAPS[kind]()})
+
+
+def test_a_map_of_characters_that_writes_nothing_is_taken(load: Load) -> None:
+    assert load(unigram()[1] | {CHARSMAP: with_trie(*[0] * 256)}).encode("a b")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
