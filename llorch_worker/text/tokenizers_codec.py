@@ -59,9 +59,9 @@ class TokenizersCodec:
         # Two, because the switch is state of the object and many threads encode.
         self._literal = _beside(self._parsing)
         self._literal.encode_special_tokens = True
-        self._words = (
-            self._parsing.pre_tokenizer if isinstance(parts["model"]["vocab"], list) else None
-        )
+        self._is_unigram = isinstance(parts["model"]["vocab"], list)
+        splitter = self._parsing.pre_tokenizer
+        self._splitters = [] if splitter is None else [splitter]
         self._end_words_in_control()
         self._composes = (
             [part["type"] for part in _parts(parts.get("normalizer"), "normalizers")] == ["NFC"]
@@ -142,13 +142,13 @@ class TokenizersCodec:
         return self
 
     def _end_words_in_control(self) -> None:
-        """Has a text's words end behind the first character of a control token's spelling, if the
-        model is a unigram one. That would find the token, as it finds any piece."""
+        """For a unigram model: splits words behind the first character of a control token's
+        spelling. Otherwise the model would find the token in a text like any other piece."""
         spellings = [token.content for token in self._added.values() if token.special]
         heads = [f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in spellings if len(s) > 1]
-        if self._words is not None and heads:
+        if self._is_unigram and heads:
             ends = pre_tokenizers.Split(Regex("|".join(heads)), "merged_with_previous")
-            self._literal.pre_tokenizer = pre_tokenizers.Sequence([self._words, ends])
+            self._literal.pre_tokenizer = pre_tokenizers.Sequence([*self._splitters, ends])
 
     def encode(
         self, text: str, parse_special: bool = False, stand_ins: StandIns = NO_STAND_INS

@@ -95,6 +95,15 @@ def test_a_folders_control_tokens_stay_text(tmp_path: Path, source: Any) -> None
     assert folder.decode(ids) == "a <s> b</s><pad>"
 
 
+def test_control_tokens_stay_text_where_nothing_else_splits_it(tmp_path: Path, source: Any) -> None:
+    unigram()[0].save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pre_tokenizer": None}))
+    folder = load_tokenizer(source(tmp_path, "hugging_face", {}))
+    assert not {0, 1, 2} & {*folder.encode("a</s>b", add_special_tokens=False)}
+    assert 2 in folder.encode("a</s>b", add_special_tokens=False, parse_special=True)
+
+
 @pytest.mark.parametrize("kind", [PieceKind.UNUSED, PieceKind.BYTE])
 def test_what_fills_the_list_of_tokens_is_in_no_text(
     load: Load, library: XLMRobertaTokenizer, kind: PieceKind
