@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from typing_extensions import TypedDict
 
 from llorch_worker.contract import TokenLogprob, TokenLogprobs
+from llorch_worker.openai_api.shape import Label
 from llorch_worker.text.thoughts import ALL_TAGS
 
 
 class ChatAlternative(TypedDict):
-    token: str
+    token: Label
     logprob: float
     bytes: list[int]
 

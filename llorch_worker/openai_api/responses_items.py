@@ -16,6 +16,9 @@ from pydantic import (
     Field,
     SkipValidation,
     Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -36,9 +39,9 @@ def sealed(text: str) -> str:
     return _SEAL + urlsafe_b64encode(text.encode()).decode()
 
 
-def unsealed(content: Any) -> str | None:
+def unsealed(content: str | None) -> str | None:
     """The text that was sealed; None if another service encrypted it."""
-    if not isinstance(content, str) or not content.startswith(_SEAL):
+    if content is None or not content.startswith(_SEAL):
         return None
     try:
         return urlsafe_b64decode(content.removeprefix(_SEAL)).decode()
@@ -122,12 +125,19 @@ class MessageItem(_Read):
 
 class ReasoningText(_Read):
     type: Literal["reasoning_text"] = "reasoning_text"
-    text: str
+    text: Label
 
 
 class SummaryText(_Read):
     type: Literal["summary_text"] = "summary_text"
-    text: str
+    text: Label
+
+
+def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
 
 
 class ReasoningItem(_Read):
@@ -138,7 +148,7 @@ class ReasoningItem(_Read):
     summary: list[SummaryText] = Field(default_factory=list)
     """Empty in answers, which have the whole thought. Read where nothing else can be."""
     content: list[ReasoningText] | None = None
-    encrypted_content: SkipValidation[Any] = None
+    encrypted_content: Annotated[Label | None, WrapValidator(_or_none)] = None
     """The thought again, for clients that do not send ``content`` back, if include asks for it.
     Those of other services say nothing here."""
     status: ItemStatus | None = "completed"

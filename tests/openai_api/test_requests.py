@@ -21,6 +21,8 @@ from llorch_worker.openai_api.shape import WholeBody, faults_of, read_as
 USER = {"role": "user", "content": "Hi"}
 HALF = "\ud800"
 """JSON can escape half of a character, which UTF-8 cannot encode."""
+HALF_A_TOKEN = {"token": HALF, "logprob": 0.0, "bytes": [], "top_logprobs": []}
+HALF_SCORED = {"type": "output_text", "text": "Hi", "logprobs": [HALF_A_TOKEN]}
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 
 
@@ -568,11 +570,21 @@ def test_a_refused_name_of_an_older_field_comes_with_the_new_one() -> None:
         {"metadata": {HALF: "x"}},
         {"metadata": {"x": HALF}},
         {"input": [{"id": HALF, "role": "user", "content": "Hi"}]},
+        {"input": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": HALF}]}]},
+        {"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": HALF}]}]},
+        {"input": [{"role": "assistant", "content": [HALF_SCORED]}]},
     ],
 )
 def test_half_a_character_is_refused_where_it_would_be_stored(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="must be text that UTF-8 can encode"):
         ResponseRequest.model_validate({"input": "Hi", **fields})
+
+
+@pytest.mark.parametrize("content", [HALF, {"a": HALF}, 5])
+def test_what_another_service_encrypted_is_passed_over_if_it_is_no_text(content: object) -> None:
+    thought = {"type": "reasoning", "encrypted_content": content}
+    (item,) = ResponseRequest.model_validate({"input": [thought]}).input
+    assert '"encrypted_content":null' in item.model_dump_json()
 
 
 @pytest.mark.parametrize(
