@@ -157,7 +157,7 @@ class Answering:
         with_prompt_ids = await self._prompt_ids()
         results = await self._results()
         return await self._gateway.bodies.run(
-            sum(map(about_bytes, results)),
+            sum(about_bytes(each, ids=self._body.wants_prompt_ids) for each in results),
             lambda: LongJson(with_prompt_ids(self._body.answer(results, self._created))),
         )
 

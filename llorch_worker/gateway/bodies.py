@@ -54,10 +54,6 @@ class Bodies:
         """Returns what ``do`` does with a body of this size, or raises what it raises."""
         if size_bytes <= SMALL_BYTES:
             return do()
-        return await self.run_beside(do)
-
-    async def run_beside(self, do: Callable[[], Result]) -> Result:
-        """Like :meth:`run`, with what may be large."""
         return await to_thread.run_sync(do, limiter=self._one)
 
     async def run_for(self, request: Request, do: Callable[[], Result]) -> Result:
@@ -69,16 +65,19 @@ class Bodies:
         return await self.run(len(content), lambda: read_as(kind, document_of(content)))
 
 
-def about_bytes(what: object) -> int:
-    """About how many bytes of JSON a result or an event of its tokens is; 0 if it is another."""
+def about_bytes(what: object, *, ids: bool = False) -> int:
+    """A rough size, in bytes of JSON, of a result, a choice or an event ``tokens``; 0 for anything
+    else. ``ids``: whether the JSON has the ids of the tokens."""
     match what:
         case EmbeddingResult():
             return len(what.embeddings) * what.dimensions * NUMBER_BYTES
         case GenerationResult():
-            return _about_bytes_of(what.prompt_logprobs) + sum(map(about_bytes, what.choices))
+            choices = sum(about_bytes(choice, ids=ids) for choice in what.choices)
+            return _about_bytes_of(what.prompt_logprobs) + choices
         case Choice():
             text = len(what.text) + len(what.reasoning_content or "")
-            return text + len(what.token_ids) * NUMBER_BYTES + _about_bytes_of(what.logprobs)
+            numbers = len(what.token_ids) * NUMBER_BYTES if ids else 0
+            return text + numbers + _about_bytes_of(what.logprobs)
         case Tokens():
             return len(what.text) + _about_bytes_of(what.logprobs)
     return 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from celery.utils import uuid
 from fastapi import Request
@@ -67,6 +67,14 @@ SYSTEM = ("system", "developer")
 Made = TypeVar("Made")
 
 
+class Kept(NamedTuple):
+    """A conversation that may go on."""
+
+    items: Sequence[Item]
+    size_bytes: int
+    """About how many bytes of JSON it is."""
+
+
 @dataclass
 class Creation:
     """One request. A job in the background goes on without its client."""
@@ -76,7 +84,7 @@ class Creation:
     body: ResponseRequest
     size_bytes: int
     """Of the body."""
-    recent: Mapping[str, Sequence[Item]] = field(default_factory=dict)
+    recent: Mapping[str, Kept] = field(default_factory=dict)
     """Conversations that need not be stored to go on, by the ids of their last responses."""
 
     def __post_init__(self) -> None:
@@ -175,7 +183,7 @@ class Creation:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
         try:
             if self.body.stored:
-                await self.store.put(record, self._whole_bytes)
+                await self.store.put(record, self.whole_bytes)
             job = await self._waiting.submit(
                 generation,
                 waits=not self.body.background,
@@ -194,7 +202,7 @@ class Creation:
             if earlier is None:
                 earlier = await self._beside(lambda: record_of(job.id))
                 if self.body.stored:
-                    await self.store.put(earlier, self._whole_bytes)
+                    await self.store.put(earlier, self.whole_bytes)
             record = earlier
         elif url is not None:
             self.gateway.webhooks.watch(job)
@@ -207,56 +215,52 @@ class Creation:
             await self.store.delete(record)
 
     @property
-    def _whole_bytes(self) -> int:
+    def whole_bytes(self) -> int:
+        """About how many bytes of JSON its conversation is, without an answer."""
         return self.size_bytes + self._earlier_bytes
 
     async def _beside(self, do: Callable[[], Made]) -> Made:
-        return await self.gateway.bodies.run(self._whole_bytes, do)
+        return await self.gateway.bodies.run(self.whole_bytes, do)
 
     async def _conversation(self) -> list[Read]:
         """What the request continues, then its own items."""
-        earlier: list[Item] = []
+        earlier = Kept((), 0)
         if self.body.previous_response_id is not None:
             earlier = await self._kept(self.body.previous_response_id)
-            await self._count(earlier, "previous_response_id")
-        conversation: list[Read] = [*earlier]
-        for number, item in enumerate(self.body.input):
-            if isinstance(item, ItemReference):
-                field = f"input.{number}.id"
-                found = await self._found(item, earlier, field)
-                await self._count([found], field)
-                conversation.append(found)
-            else:
-                conversation.append(item)
-        return conversation
+            continued = [("previous_response_id", item) for item in earlier.items]
+            await self._count(continued, earlier.size_bytes)
+        found = await self._found(earlier)
+        own = (found.get(number, item) for number, item in enumerate(self.body.input))
+        return [*earlier.items, *(item for item in own if not isinstance(item, ItemReference))]
 
-    async def _count(self, items: Sequence[Item], field: str) -> None:
-        """Counts what other responses have. Raises ``InvalidRequest`` if no body could hold all:
-        each response keeps its whole conversation, and so that would have no bound."""
+    async def _count(self, continued: Sequence[tuple[str, Item]], size_bytes: int) -> None:
+        """Counts what other responses have, each with the field that continues it. Raises
+        ``InvalidRequest`` if no body could hold all: each response keeps its whole conversation,
+        and so that would have no bound. ``size_bytes``: about how much it is."""
         most = self.gateway.own.max_body_bytes
 
-        def counted() -> int:
-            size = self._earlier_bytes
-            for item in items:
-                size += len(item.model_dump_json())
-                if size > most:
-                    break
-            return size
+        def too_much() -> str | None:
+            for field, item in continued:
+                self._earlier_bytes += len(item.model_dump_json().encode())
+                if self._earlier_bytes > most:
+                    return field
+            return None
 
-        self._earlier_bytes = await self.gateway.bodies.run_beside(counted)
-        if self._earlier_bytes > most:
+        field = await self.gateway.bodies.run(size_bytes, too_much)
+        if field is not None:
             rule = (
-                f"what a request continues must be at most {most} bytes, as a body; "
-                "send what matters of it"
+                f"the conversation that this continues must be at most {most} bytes of JSON; "
+                "send a shorter one as input"
             )
-            raise InvalidRequest.from_faults([Fault(field=field, rule=rule, got="more")])
+            got = f"over {most} bytes"
+            raise InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
 
-    async def _kept(self, response_id: str) -> list[Item]:
+    async def _kept(self, response_id: str) -> Kept:
         """The conversation of a response, with its output."""
         if response_id in self.recent:
-            return list(self.recent[response_id])
+            return self.recent[response_id]
         try:
-            record = await self.store.get(response_id)
+            record, size_bytes = await self.store.get_sized(response_id)
             end = await end_if_ended(self.gateway.client.job(record.job_id, known=True))
         except NotKept as error:
             raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
@@ -267,20 +271,34 @@ class Creation:
         # Log probabilities are many, and say nothing to the model.
         spoken = [choice.model_copy(update={"logprobs": None}) for choice in end.choices]
         end = end.model_copy(update={"choices": tuple(spoken)})
-        return [*record.conversation, *output_of(record, end)]
+        items = [*record.conversation, *output_of(record, end)]
+        return Kept(items, size_bytes + about_bytes(end))
 
-    async def _found(self, reference: ItemReference, earlier: Sequence[Item], field: str) -> Item:
-        items = earlier
-        if all(item.id != reference.id for item in items):
+    async def _found(self, earlier: Kept) -> dict[int, Item]:
+        """The items that ``input`` refers to, by the numbers of the references there."""
+        near = {item.id for item in earlier.items}
+        wanted: dict[str | None, list[tuple[int, str]]] = {}
+        for number, item in enumerate(self.body.input):
+            if isinstance(item, ItemReference):
+                response_id = None if item.id in near else f"{PREFIX}{job_of(item.id)}"
+                wanted.setdefault(response_id, []).append((number, item.id))
+        found: dict[int, Item] = {}
+        # Each response is read once, however many of its items are wanted.
+        for response_id, references in wanted.items():
             try:
-                items = await self._kept(f"{PREFIX}{job_of(reference.id)}")
+                kept = earlier if response_id is None else await self._kept(response_id)
             except HttpError:
-                items = []
-        for item in items:
-            if item.id == reference.id:
-                return item
-        message = "no such item; those of responses with store: false are not kept"
-        raise HttpError(404, "NOT_FOUND", message, param=field)
+                kept = Kept((), 0)
+            # The first of an id counts.
+            items = {item.id: item for item in reversed(kept.items)}
+            for number, id_ in references:
+                if id_ not in items:
+                    message = "no such item; those of responses with store: false are not kept"
+                    raise HttpError(404, "NOT_FOUND", message, param=f"input.{number}.id")
+                found[number] = items[id_]
+            continued = [(f"input.{number}.id", found[number]) for number, _ in references]
+            await self._count(continued, kept.size_bytes * len(references))
+        return found
 
     async def _fitted(
         self, conversation: Sequence[Read], generation: GenerationRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.bodies import document_of
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.responding import Creation
+from llorch_worker.gateway.responding import Creation, Kept
 from llorch_worker.openai_api.responses import ResponseRecord
 from llorch_worker.openai_api.responses_events import ResponseEvents
 from llorch_worker.openai_api.responses_items import Item
@@ -45,7 +45,7 @@ class ResponseSocket:
         self._gateway = gateway
         self._metrics = metrics
         self._asked: asyncio.Queue[str | bytes] = asyncio.Queue(_MOST_WAITING)
-        self._recent: dict[str, Sequence[Item]] = {}
+        self._recent: dict[str, Kept] = {}
 
     async def serve(self) -> None:
         """Until the client hangs up, which cancels what it waits for."""
@@ -105,7 +105,7 @@ class ResponseSocket:
             events = ResponseEvents(record)
             for event in (*events.begin(), events.nothing()):
                 await self._send(event)
-            self._remember(record, [])
+            self._remember(record, Kept([], creation.whole_bytes))
             return
         async with aclosing(creation.events()) as made:
             async for record, event in made:
@@ -113,14 +113,16 @@ class ResponseSocket:
                     # HTTP's has another shape.
                     detail = {name: event[name] for name in ("code", "message", "param")}
                     event = {**event, "status": 500, "error": detail}
-                await self._send(event)
+                sent = await self._send(event)
                 if event["type"] in ("response.completed", "response.incomplete"):
                     output = map(_spoken, event["response"]["output"])
-                    self._remember(record, _OUTPUT.validate_python([*output]))
+                    size_bytes = creation.whole_bytes + sent
+                    self._remember(record, Kept(_OUTPUT.validate_python([*output]), size_bytes))
 
-    def _remember(self, record: ResponseRecord, output: Sequence[Item]) -> None:
+    def _remember(self, record: ResponseRecord, output: Kept) -> None:
         self._recent.clear()
-        self._recent[record.response.id] = [*record.conversation, *output]
+        items = [*record.conversation, *output.items]
+        self._recent[record.response.id] = Kept(items, output.size_bytes)
 
     async def _fail(self, error: Exception) -> int:
         """Says it. Returns its status."""
@@ -129,8 +131,11 @@ class ResponseSocket:
         await self._send({"type": "error", "status": status, **body.model_dump(mode="json")})
         return status
 
-    async def _send(self, event: Mapping[str, Any]) -> None:
-        await self._socket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+    async def _send(self, event: Mapping[str, Any]) -> int:
+        """Returns its characters."""
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        await self._socket.send_text(text)
+        return len(text)
 
 
 def _read(message: str | bytes) -> tuple[dict[str, Any], ResponseRequest]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, call
 
 import httpx
 import pytest
@@ -21,6 +21,7 @@ from llorch_worker.contract import (
     Choice,
     Finished,
     GenerationResult,
+    InvalidRequest,
     Started,
     Timings,
     TokenLogprob,
@@ -31,10 +32,11 @@ from llorch_worker.contract import (
 from llorch_worker.gateway.answering import Answering
 from llorch_worker.gateway.batches import run as batch_run
 from llorch_worker.gateway.batches.record import Counts
-from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies, LongJson
+from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies, LongJson, about_bytes
 from llorch_worker.gateway.files.record import FileRecord
 from llorch_worker.gateway.job_document import JobDocument, JobUrls
 from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.responding import Creation, Kept
 from llorch_worker.gateway.responses import progress
 from llorch_worker.gateway.routes import files, jobs, tokens
 from llorch_worker.openai_api.responses import new_record
@@ -274,6 +276,52 @@ def test_what_a_long_result_becomes_is_made_beside_the_event_loop(
     threads: list[int] = []
     asyncio.run(make(scored(count), lambda: threads.append(threading.get_ident()), monkeypatch))
     assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+def test_the_ids_of_tokens_count_where_an_answer_has_them() -> None:
+    result = scored(20).choices[0].model_copy(update={"logprobs": None})
+    assert about_bytes(result) == 20 < about_bytes(result, ids=True)
+
+
+def continuing(references: list[str], items: list[Any], size: int, most: int) -> Creation:
+    """A request of references, each to an item of a response of so many bytes."""
+    own = SimpleNamespace(max_body_bytes=most)
+    gateway: Any = SimpleNamespace(own=own, bodies=Bodies(), responses=lambda _: None)
+    body = ResponseRequest.model_validate({"input": [{"id": each} for each in references]})
+    creation = Creation(gateway, Caller("", operator=True), body, 10)
+    creation._kept = AsyncMock(return_value=Kept(items, size))  # type: ignore[method-assign]
+    return creation
+
+
+def test_a_response_is_read_once_for_all_references_to_its_items() -> None:
+    items = [SimpleNamespace(id=f"msg_{i}", model_dump_json=str) for i in ("a_0", "a_1", "b_0")]
+    references = ["msg_a_1", "msg_b_0", "msg_a_0", "msg_a_1"]
+    creation = continuing(references, items, 10, 10)
+    found: Any = asyncio.run(creation._conversation())
+    assert [item.id for item in found] == references
+    assert creation._kept.await_args_list == [call("resp_a"), call("resp_b")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("size", "beside"), [(10, False), (SMALL_BYTES + 1, True)])
+def test_a_long_conversation_is_counted_beside_the_event_loop(size: int, beside: bool) -> None:
+    threads: list[int] = []
+
+    def noted() -> str:
+        threads.append(threading.get_ident())
+        return ""
+
+    item = SimpleNamespace(id="msg_a_0", model_dump_json=noted)
+    asyncio.run(continuing(["msg_a_0"], [item], size, 10)._conversation())
+    assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+def test_a_conversation_is_counted_in_bytes() -> None:
+    item = SimpleNamespace(id="msg_a_0", model_dump_json=lambda: "\u00e9" * 10)
+    asyncio.run(continuing(["msg_a_0"], [item], 10, 20)._conversation())
+    with pytest.raises(InvalidRequest) as caught:
+        asyncio.run(continuing(["msg_a_0"], [item], 10, 19)._conversation())
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.got) == ("input.0.id", "over 19 bytes")
 
 
 @pytest.mark.parametrize("count", [0, 1, 300])

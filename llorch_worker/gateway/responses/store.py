@@ -52,6 +52,22 @@ class ResponseStore:
             await self._redis.set(keys.response(record.job_id), document, ex=self._ttl_s)
 
     async def find(self, job_id: str) -> ResponseRecord | None:
+        found = await self._read(job_id)
+        return found and found[0]
+
+    async def get(self, response_id: str) -> ResponseRecord:
+        """Raises ``NotKept``."""
+        record, _ = await self.get_sized(response_id)
+        return record
+
+    async def get_sized(self, response_id: str) -> tuple[ResponseRecord, int]:
+        """With its bytes of JSON. Raises ``NotKept``."""
+        found = await self._read(response_id.removeprefix(PREFIX))
+        if found is None or found[0].response.id != response_id:
+            raise NotKept
+        return found
+
+    async def _read(self, job_id: str) -> tuple[ResponseRecord, int] | None:
         with broker_errors(self._url):
             document = await self._redis.get(keys.response(job_id))
         if document is None:
@@ -59,14 +75,7 @@ class ResponseStore:
         record = await self.bodies.run(
             len(document), lambda: ResponseRecord.model_validate_json(document)
         )
-        return record if may(self._caller, record.owner) else None
-
-    async def get(self, response_id: str) -> ResponseRecord:
-        """Raises ``NotKept``."""
-        record = await self.find(response_id.removeprefix(PREFIX))
-        if record is None or record.response.id != response_id:
-            raise NotKept
-        return record
+        return (record, len(document)) if may(self._caller, record.owner) else None
 
     async def keep(self, record: ResponseRecord) -> None:
         """Keeps it for another whole time."""

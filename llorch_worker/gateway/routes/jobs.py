@@ -180,7 +180,8 @@ async def _document(gateway: Gateway, job_id: str) -> JobDocument:
 
 async def _answer(gateway: Gateway, document: JobDocument, status: int = 200) -> Response:
     written = await gateway.bodies.run(
-        about_bytes(document.result), lambda: document.model_dump_json(exclude_none=True).encode()
+        about_bytes(document.result, ids=True),
+        lambda: document.model_dump_json(exclude_none=True).encode(),
     )
     return Response(written, status, media_type="application/json")
 
