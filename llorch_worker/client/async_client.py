@@ -13,7 +13,7 @@ from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
 from llorch_worker.broker.jobs.results import StoredState
 from llorch_worker.client.client import Client, Job
 from llorch_worker.client.feed import Feed
-from llorch_worker.client.listener import Listener
+from llorch_worker.client.listener import Listener, decoded
 from llorch_worker.client.lost import Trace
 from llorch_worker.client.patience import Patience
 from llorch_worker.client.status import JobStatus
@@ -269,4 +269,5 @@ class AsyncJob(Generic[Result]):
 
     async def _state(self, trace: Trace) -> StoredState:
         async with self._client.redis.pipeline(transaction=False) as pipe:
-            return trace.state(await trace.ask(pipe).execute())
+            reply = await trace.ask(pipe).execute()
+        return await decoded(trace.document(reply))

@@ -26,7 +26,9 @@ from llorch_worker.contract import JobLost, JobResult, LlorchError
 MOST_AT_ONCE = 500
 """Keys per command, because Redis serves no one else during a command."""
 SMALL_CHARS = 2**15
-"""Of a result that is decoded on the event loop."""
+"""The longest result that is decoded on the event loop; longer ones are decoded in a thread."""
+MOST_DECODED = 16
+"""Longer ones that wait to be decoded. They take memory, so that with more nothing is read."""
 MOST_HEARD_AT_ONCE = 100
 """Messages that are read before other tasks run."""
 MOST_SILENT_POLLS = 4
@@ -84,6 +86,9 @@ class Listener:
         """The channels that the task has not seen yet."""
         self._away_since_s: float | None = None
         """Since when Redis does not answer."""
+        self._decoding: dict[str, asyncio.Task[None]] = {}
+        """By the keys of long results."""
+        self._one = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._sleep: asyncio.Timeout | None = None
         self._closed = False
@@ -111,8 +116,7 @@ class Listener:
         """Ends every wait with a ``RuntimeError``."""
         self._closed = True
         self._fail_all(RuntimeError("the client was closed"))
-        if self._task is not None:
-            await cancelled(self._task)
+        await cancelled(*([] if self._task is None else [self._task]), *self._decoding.values())
 
     @contextmanager
     def _waiting(
@@ -253,7 +257,8 @@ class Listener:
     async def _look(self, wanted: Iterable[str]) -> int:
         """Reads those of these results that have a waiter, and returns how many were found."""
         found = 0
-        for some in _batches(key for key in wanted if key in self._results):
+        waiting = self._results.keys() - self._decoding.keys()
+        for some in _batches(key for key in wanted if key in waiting):
             for key, document in zip(some, await self._redis.mget(some), strict=True):
                 found += document is not None and await self._settle(key, document)
         return found
@@ -266,7 +271,7 @@ class Listener:
         for feeds in _batches(quiet):
             documents = await self._redis.mget([keys.result(feed.job_id) for feed in feeds])
             for feed, document in zip(feeds, documents, strict=True):
-                if document is not None and await _is_end(document):
+                if document is not None and _is_end(document):
                     feed.look()
                     found += 1
         everyone: list[_Waiter | Feed] = list(quiet)
@@ -289,11 +294,29 @@ class Listener:
             await pubsub.subscribe(*some)
 
     async def _settle(self, key: str, document: str | bytes) -> bool:
-        """If this is the job's end, wakes its waiters; returns whether it is."""
-        # Hundreds may come at once, and each takes milliseconds to decode.
-        await asyncio.sleep(0)
+        """If this is the job's end, wakes its waiters; returns whether it is. A long one is, and
+        they are woken when it is decoded: until then others hear of their own."""
+        if len(document) <= SMALL_CHARS:
+            # Hundreds may come at once, and each takes milliseconds to decode.
+            await asyncio.sleep(0)
+            return await self._tell(key, document)
+        if len(self._decoding) >= MOST_DECODED:
+            await asyncio.wait(self._decoding.values(), return_when=asyncio.FIRST_COMPLETED)
+        self._decoding[key] = asyncio.create_task(self._tell_long(key, document))
+        return True
+
+    async def _tell_long(self, key: str, document: str | bytes) -> None:
         try:
-            end = (await _decoded(document)).end
+            # The event loop would wait for each of several threads.
+            async with self._one:
+                await self._tell(key, document)
+        finally:
+            del self._decoding[key]
+
+    async def _tell(self, key: str, document: str | bytes) -> bool:
+        """Wakes the waiters of a job that ends so; returns whether it does."""
+        try:
+            end = (await decoded(document)).end
         except Exception as error:  # noqa: BLE001 - an unreadable result must fail only its own job
             for waiter in self._results.pop(key, ()):
                 waiter.fail(error)
@@ -305,16 +328,17 @@ class Listener:
         return True
 
 
-async def _decoded(document: str | bytes) -> StoredState:
-    if len(document) <= SMALL_CHARS:
+async def decoded(document: str | bytes | None) -> StoredState:
+    """Like :func:`decode_state`, beside the event loop if it takes long."""
+    if document is None or len(document) <= SMALL_CHARS:
         return decode_state(document)
     return await asyncio.to_thread(decode_state, document)
 
 
-async def _is_end(document: str | bytes) -> bool:
-    """Also of what cannot be read: who looks at it raises that."""
+def _is_end(document: str | bytes) -> bool:
+    """Also of what cannot be read: who looks at it raises that. A long one is."""
     try:
-        return (await _decoded(document)).end is not None
+        return len(document) > SMALL_CHARS or decode_state(document).end is not None
     except Exception:  # noqa: BLE001
         return True
 

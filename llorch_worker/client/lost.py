@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.jobs.results import StoredState, decode_state
@@ -38,11 +38,15 @@ class Trace:
 
     def state(self, reply: Sequence[Any]) -> StoredState:
         """The job's stored state, from the reply to :meth:`ask`. Raises like :meth:`note`."""
+        return decode_state(self.document(reply))
+
+    def document(self, reply: Sequence[Any]) -> str | bytes | None:
+        """The state as it is stored, from the reply to :meth:`ask`. Raises like :meth:`note`."""
         document, (mark, sent) = reply
         # The result of a job that has ended may have been deleted, and comes no more.
         waits_or_runs = mark != "ended" and (mark or sent) is not None
         self.note(document is not None or waits_or_runs)
-        return decode_state(document)
+        return cast("str | bytes | None", document)
 
     def note(self, found: bool) -> None:
         """Notes a reply of Redis. Raises ``JobLost`` if there was no trace for a lease."""

@@ -134,6 +134,69 @@ def test_a_long_result_is_decoded_beside_the_event_loop(
     assert [thread != threading.get_ident() for thread in threads] == [is_long]
 
 
+def test_others_hear_of_their_ends_while_a_long_result_is_decoded(
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def decode(document: str) -> StoredState:
+        if len(document) > listener.SMALL_CHARS:
+            begun.set()
+            may_end.wait(GET_S)
+        return decode_state(document)
+
+    monkeypatch.setattr(listener, "decode_state", decode)
+    results.end("a", InternalError(f"{'x' * listener.SMALL_CHARS} the end of a"))
+
+    async def use(client: AsyncClient) -> None:
+        long = asyncio.create_task(ended(client, "a"))
+        await asyncio.to_thread(begun.wait, GET_S)
+        results.end("b")
+        try:
+            await ended(client, "b")
+            assert not long.done()
+        finally:
+            may_end.set()
+        await long
+
+    run(redis_server.url, use)
+
+
+def test_any_number_of_long_results_are_decoded(
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MOST_DECODED", 2)
+    ids = [f"job-{number}" for number in range(7)]
+    for each in ids:
+        results.end(each, InternalError(f"{'x' * listener.SMALL_CHARS} the end of {each}"))
+
+    async def use(client: AsyncClient) -> None:
+        await asyncio.gather(*(ended(client, each) for each in ids))
+
+    run(redis_server.url, use)
+
+
+def test_a_long_result_of_which_no_event_is_left_is_decoded_beside_the_event_loop(
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def decode(document: str) -> StoredState:
+        threads.append(threading.get_ident())
+        return decode_state(document)
+
+    monkeypatch.setattr(listener, "decode_state", decode)
+    results.end("a", InternalError("x" * listener.SMALL_CHARS))
+
+    async def use(client: AsyncClient) -> None:
+        (entry,) = [each async for each in client.job("a").stream(timeout=GET_S)]
+        assert isinstance(entry.event, Failed)
+
+    run(redis_server.url, use)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 def test_results_that_exist_already_are_fetched_in_few_commands(
     redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
