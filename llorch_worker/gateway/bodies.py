@@ -79,7 +79,8 @@ def about_bytes(what: object, *, ids: bool = False) -> int:
             numbers = len(what.token_ids) * NUMBER_BYTES if ids else 0
             return text + numbers + _about_bytes_of(what.logprobs)
         case Tokens():
-            return len(what.text) + _about_bytes_of(what.logprobs)
+            text = len(what.text) + len(what.reasoning_content or "")
+            return text + _about_bytes_of(what.logprobs)
     return 0
 
 
@@ -90,27 +91,32 @@ def _about_bytes_of(scored: Sequence[TokenLogprobs | None] | None) -> int:
 
 
 class LongJson(JSONResponse):
-    """JSON that is encoded piece by piece: meanwhile Python's other threads get their turns."""
+    """An answer as JSON, encoded like :func:`in_pieces`."""
 
     def render(self, content: Any) -> bytes:
-        return "".join(_pieces(content, _LEVELS)).encode()
+        return in_pieces(content, _LEVELS).encode()
 
 
 _LEVELS = 5
 """From an answer down to a token with its log probabilities."""
-_dumps = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def in_pieces(value: Any, levels: int) -> str:
+    """JSON that is encoded piece by piece: meanwhile Python's other threads get their turns."""
+    return "".join(_pieces(value, levels))
 
 
 def _pieces(value: Any, levels: int) -> Iterator[str]:
     if not levels or not value or not isinstance(value, dict | list):
-        yield _dumps(value)
+        yield compact(value)
     elif isinstance(value, dict):
         for number, (name, each) in enumerate(value.items()):
-            yield f"{',' if number else '{'}{_dumps(name)}:"
+            yield f"{',' if number else '{'}{compact(name)}:"
             yield from _pieces(each, levels - 1)
         yield "}"
     elif not isinstance(value[-1], dict | list):
-        yield _dumps(value)
+        yield compact(value)
     else:
         for number, each in enumerate(value):
             yield "," if number else "["

@@ -149,9 +149,13 @@ def on_one_line(text: str) -> str:
 
 def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
     """One event, with its type if it has one."""
-    text = on_one_line(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+    return framed(json.dumps(document, ensure_ascii=False, separators=(",", ":")), event)
+
+
+def framed(text: str, event: str | None) -> bytes:
+    """Like :func:`encoded`, of a document's JSON."""
     head = "" if event is None else f"event: {event}\n"
-    return f"{head}data: {text}\n\n".encode()
+    return f"{head}data: {on_one_line(text)}\n\n".encode()
 
 
 async def _all(

@@ -31,6 +31,7 @@ from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock
 from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.responses.event_json import sse
 from llorch_worker.gateway.responses.progress import (
     end_if_ended,
     end_of,
@@ -110,7 +111,7 @@ class Creation:
             if self.body.stream:
                 entries = job.stream(patience_s=PATIENCE_S)
                 events = response_events(record, job, entries, self.gateway.bodies)
-                return EventSource(encoded(each, each["type"]) async for each in events)
+                return EventSource(await sse(each, self.gateway.bodies) async for each in events)
             return await written(self.gateway, await response_now(record, job, self.gateway.bodies))
         if not self.body.stream:
             response = await self._waiting.answer(request, self._result(record, job))
@@ -340,7 +341,7 @@ class Creation:
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
         async with aclosing(self._events(record, job)) as events:
             async for event in events:
-                yield encoded(event, event["type"])
+                yield await sse(event, self.gateway.bodies)
 
     async def _events(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[Event]:
         """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -19,6 +18,7 @@ from llorch_worker.gateway.bodies import document_of
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.responding import Creation, Kept
+from llorch_worker.gateway.responses.event_json import written_event
 from llorch_worker.openai_api.responses import ResponseRecord
 from llorch_worker.openai_api.responses_events import ResponseEvents
 from llorch_worker.openai_api.responses_items import Item
@@ -133,7 +133,7 @@ class ResponseSocket:
 
     async def _send(self, event: Mapping[str, Any]) -> int:
         """Returns its characters."""
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        text = await written_event({**event}, self._gateway.bodies, str)
         await self._socket.send_text(text)
         return len(text)
 

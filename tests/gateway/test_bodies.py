@@ -38,6 +38,7 @@ from llorch_worker.gateway.job_document import JobDocument, JobUrls
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.responding import Creation, Kept
 from llorch_worker.gateway.responses import progress
+from llorch_worker.gateway.responses.event_json import written_event
 from llorch_worker.gateway.routes import files, jobs, tokens
 from llorch_worker.openai_api.responses import new_record
 from llorch_worker.openai_api.responses_events import ResponseEvents
@@ -276,6 +277,32 @@ def test_what_a_long_result_becomes_is_made_beside_the_event_loop(
     threads: list[int] = []
     asyncio.run(make(scored(count), lambda: threads.append(threading.get_ident()), monkeypatch))
     assert [thread != threading.get_ident() for thread in threads] == [beside]
+
+
+@pytest.mark.parametrize(("count", "beside"), [(1, False), (20, True)])
+def test_each_long_event_of_a_response_is_written_beside_the_event_loop(
+    count: int, beside: bool
+) -> None:
+    request = ResponseRequest(input="x", model="m", top_logprobs=20)
+    generation = request.to_generation(request.input)
+    record = new_record(request, request.input, generation, job_id="j", created_at=0)
+    threads: list[int] = []
+
+    def noted(text: str) -> str:
+        threads.append(threading.get_ident())
+        return text
+
+    async def written() -> set[str]:
+        found = set()
+        events = ResponseEvents(record)
+        for event in (*events.begin(), *events.end(scored(count))):
+            assert json.loads(await written_event(event, GATEWAY.bodies, noted)) == event
+            if threads.pop() != threading.get_ident():
+                found.add(event["type"].removeprefix("response."))
+        return found
+
+    long = {"output_text.delta", "output_text.done", "content_part.done", "output_item.done"}
+    assert asyncio.run(written()) == ({*long, "completed"} if beside else set())
 
 
 def test_the_ids_of_tokens_count_where_an_answer_has_them() -> None:

@@ -14,11 +14,12 @@ from llorch_worker.gateway.answering import IdempotencyKey, say_generation_confi
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import EventSource, encoded
+from llorch_worker.gateway.event_source import EventSource
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation, written
 from llorch_worker.gateway.response_socket import ResponseSocket
+from llorch_worker.gateway.responses.event_json import sse
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
 from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.openai_api.responses import InputTokens, Response
@@ -140,7 +141,9 @@ async def retrieve(
     events = response_events(record, job, entries, gateway.bodies, first)
     after = -1 if starting_after is None else starting_after
     return EventSource(
-        encoded(event, event["type"]) async for event in events if event["sequence_number"] > after
+        await sse(event, gateway.bodies)
+        async for event in events
+        if event["sequence_number"] > after
     )
 
 
@@ -173,16 +176,16 @@ async def cancel(response_id: str, gateway: TheGateway, store: TheStore) -> Plai
     return await written(gateway, now)
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
 async def input_items(
     response_id: str,
     store: TheStore,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "desc",
-) -> ItemList:
+) -> PlainResponse:
     """The turns that it answers, those of earlier responses too."""
-    record = await store.get(response_id)
+    record, size_bytes = await store.get_sized(response_id)
     items = record.conversation if order == "asc" else record.conversation[::-1]
     ids = [item.id for item in items]
     if after is not None and after not in ids:
@@ -191,9 +194,11 @@ async def input_items(
         raise InvalidRequest.from_faults([fault])
     begin = 0 if after is None else ids.index(after) + 1
     page = items[begin : begin + limit]
-    return ItemList(
+    answer = ItemList(
         data=page,
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
         has_more=begin + limit < len(items),
     )
+    body = await store.bodies.run(size_bytes, lambda: answer.model_dump_json(by_alias=True))
+    return PlainResponse(body, media_type="application/json")
