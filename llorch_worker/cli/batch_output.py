@@ -18,7 +18,8 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 SUFFIX = ".batch"
 """Of the file beside the output, which exists until the output is complete."""
 _STATE: Final = re.compile(
-    rb'\{"run": "(?P<run>[0-9a-f-]{36})", "input": "(?P<input>[0-9a-f]{64})"\}'
+    rb'\{"run": "(?P<run>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", '
+    rb'"input": "(?P<input>[0-9a-f]{64})"\}'
 )
 _MOST_STATE_BYTES: Final = 2**10
 
@@ -69,8 +70,9 @@ def written_to(path: Path, digest: str) -> Iterator[BatchOutput]:
 def _run_id(state: BinaryIO, path: Path, digest: str) -> uuid.UUID:
     state.seek(0)
     written = state.read(_MOST_STATE_BYTES)
-    if not written:
-        # New, or killed before it was written.
+    if not written.strip(b"\0") and len(written) < _MOST_STATE_BYTES:
+        # New, or killed before it was written. A machine that crashes may leave NUL bytes.
+        state.truncate(0)
         run_id = uuid.uuid4()
         state.write(json.dumps({"run": str(run_id), "input": digest}).encode())
         state.flush()
@@ -78,8 +80,8 @@ def _run_id(state: BinaryIO, path: Path, digest: str) -> uuid.UUID:
         return run_id
     if (known := _STATE.fullmatch(written)) is None:
         raise usage_error(
-            f"{path} exists, and is not what a run keeps beside its output: move it, or choose "
-            "another output"
+            f"{path} exists and is not the state file of a batch run: move it, or choose another "
+            "output"
         )
     if known["input"].decode() != digest:
         raise usage_error(

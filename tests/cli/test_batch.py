@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.broker.connections.connection import connect
+from llorch_worker.cli.batch_output import written_to
 from tests.cli.command import Ran, Started, run
 from tests.latch import Latch
 from tests.services import (
@@ -148,6 +149,8 @@ def test_an_output_is_never_overwritten_nor_mixed_with_another(tmp_path: Path) -
         "#!/bin/sh\nsrun llorch worker\n",
         '{"run": "nightly", "input": "data"}',
         '{"run": "' + "x" * 2000,
+        json.dumps({"run": "-" * 36, "input": "0" * 64}),
+        "\0" * 2000 + "x",
     ],
 )
 def test_a_file_that_only_has_the_name_of_a_runs_state_is_left_alone(
@@ -159,8 +162,19 @@ def test_a_file_that_only_has_the_name_of_a_runs_state_is_left_alone(
         ran = batch(read, tmp_path / "job")
         assert (ran.code, other.read_text()) == (2, content)
         if read == path:
-            assert f"{other} exists, and is not what a run keeps" in ran.err
+            assert f"{other} exists and is not the state file" in ran.err
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("length", [0, 130])
+def test_a_state_that_a_crash_of_the_machine_left_empty_is_begun(
+    tmp_path: Path, length: int
+) -> None:
+    state = tmp_path / "job.batch"
+    state.write_bytes(bytes(length))
+    with pytest.raises(InterruptedError), written_to(tmp_path / "job", "0" * 64) as output:
+        raise InterruptedError
+    assert json.loads(state.read_bytes())["run"] == str(output.run_id)
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path: Path, latch: Latch) -> None:
