@@ -90,7 +90,10 @@ def survey(file: BinaryIO) -> Survey:
                 # Surrogates may come from escapes.
                 data = custom_id.encode(errors="surrogatepass")
                 short = hashlib.blake2b(data, digest_size=_ID_BYTES).digest()
-                (repeated.add(line.number) if short in seen else seen.add(short))
+                if short in seen:
+                    repeated.add(line.number)
+                else:
+                    seen.add(short)
     return Survey(count, frozenset(repeated), frozenset(broken), digest.hexdigest())
 
 

@@ -34,8 +34,8 @@ class TokenLogprobs(TokenLogprob):
 
     @model_validator(mode="after")
     def _lets_others_run(self) -> Self:
-        """Does nothing, in Python: while pydantic reads a long result without it, Python's lock is
-        held, and no other thread runs."""
+        """Does nothing. It is Python code, so while pydantic parses a long result the interpreter
+        can switch threads here; otherwise the GIL is held throughout."""
         return self
 
 

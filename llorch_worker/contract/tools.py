@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from llorch_worker.contract.output_format import JsonSchema, Name, as_tuple
 
 MAX_TOOLS = 1_000
-"""Agents offer those of all their servers. Their bytes bound them before."""
+"""Agents offer the tools of all their servers. MAX_TOOLS_BYTES also holds."""
 MAX_DESCRIPTION_CHARS = 65_536
 MAX_CALLED_NAME_CHARS = 256
 MAX_TOOLS_BYTES = 1_048_576

@@ -144,5 +144,6 @@ def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
         cached_tokens=result.usage.cached,
         queue_ms=result.timings.queue_ms,
     )
-    # One without anything had no event, and may be refused because of its deadline.
+    # A choice without output had no event. One here would hide that the deadline passed before the
+    # first token (504).
     yield from (each for each in map(Tokens.of, result.choices) if each.has_any)

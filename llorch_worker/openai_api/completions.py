@@ -47,7 +47,8 @@ def _prompts(value: Any) -> list[Prompt]:
 
 
 def _key_of(key: str, number: int) -> str:
-    """Of a prompt behind the first. It is as long for any key, and no client sends it by chance."""
+    """The key of a further prompt: a hash, so its length is fixed and no client's own key equals
+    it."""
     return hashlib.sha256(f"{key}#{number}".encode(errors="surrogatepass")).hexdigest()
 
 

@@ -135,7 +135,7 @@ def _unigram_definition(
 ) -> str:
     """The vocabulary as the content of a tokenizer.json, as transformers' XLMRobertaTokenizer makes
     it: whatever tokenizer.ggml.remove_extra_whitespaces says, it splits a text at white space. The
-    converter may write there what is about decoding.
+    converter may store ``clean_up_tokenization_spaces`` under that key, which concerns decoding.
     """
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -157,7 +157,8 @@ def _unigram_definition(
     for token, score, kind in zip(tokens, _scores(metadata, tokens, kinds), kinds, strict=True):
         if kind in (PieceKind.UNUSED, PieceKind.BYTE):
             token = f" {token}"  # no word holds a space
-        # The model's own files score no others, and unknown characters below the least of all.
+        # transformers scores other pieces 0. The library scores an unknown character relative to
+        # the lowest score, so -10,000 here would change ids.
         scored = kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED)
         pieces.append((token, score if scored else 0.0))
     try:
