@@ -42,6 +42,7 @@ from llorch_worker.openai_api.spelling import Spelt
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
+_WRITABLE = "must be text that UTF-8 can encode, and nest at most 250 levels deep"
 _INCLUDED = (LOGPROBS, ENCRYPTED)
 """What of ``include`` is ever there."""
 
@@ -301,7 +302,22 @@ class ResponseRequest(Sampling):
         if self.callback_url is not None and not self.background:
             got = describe(self.callback_url)
             faults.append(Fault(field="callback_url", rule="needs background: true", got=got))
+        # The contract checks only tools that may be called, but answers have all.
+        tools = enumerate(self.tools or ()) if isinstance(self.tool_choice, AllowedTools) else ()
+        faults += [
+            Fault(field=f"tools.{number}", rule=_WRITABLE, got="half a character, or more levels")
+            for number, tool in tools
+            if isinstance(tool, FunctionTool) and not _is_writable(tool)
+        ]
         return faults
+
+
+def _is_writable(tool: FunctionTool) -> bool:
+    try:
+        tool.model_dump_json(warnings=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _flat(field: str, places: Sequence[str]) -> str:

@@ -580,6 +580,16 @@ def test_half_a_character_is_refused_where_it_would_be_stored(fields: dict[str, 
         ResponseRequest.model_validate({"input": "Hi", **fields})
 
 
+@pytest.mark.parametrize("wrong", [{"name": HALF}, {"parameters": {"title": HALF}}])
+def test_half_a_character_is_refused_in_tools_that_may_not_be_called(wrong: dict[str, Any]) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": []}
+    tools = [{"type": "function", "name": "f"}, {"type": "function", "name": "g", **wrong}]
+    body = ResponseRequest.model_validate({"input": "x", "tools": tools, "tool_choice": choice})
+    with pytest.raises(InvalidRequest) as caught:
+        body.to_generation(body.input)
+    assert [fault.field for fault in caught.value.faults] == ["tools.1"]
+
+
 @pytest.mark.parametrize("content", [HALF, {"a": HALF}, 5])
 def test_what_another_service_encrypted_is_passed_over_if_it_is_no_text(content: object) -> None:
     thought = {"type": "reasoning", "encrypted_content": content}
