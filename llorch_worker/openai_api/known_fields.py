@@ -13,7 +13,7 @@ class Known(NamedTuple):
     no_ops: tuple[Any, ...] = ()
     """The values that change nothing, where others would."""
     instead: str = ""
-    """What to send in place of it."""
+    """What to send in place of it. A field that a body lacks is not said."""
 
     @property
     def rule(self) -> str:
@@ -100,15 +100,12 @@ _OF_SCORES = {
 }
 """What only answers of completions and chats have room for."""
 OF_OTHERS_THAN_COMPLETIONS: dict[str, Known] = {
-    **dict.fromkeys(("enable_thinking", "think", "thinking"), Known()),
-    "function_call": Known(no_ops=("auto", "none")),
     "functions": Known(no_ops=([],), instead="tools to /v1/chat/completions"),
     "input": Known(instead="prompt"),
     "instructions": Known(no_ops=("",), instead="prompt"),
     "max_completion_tokens": Known(instead="max_tokens"),
     "max_output_tokens": Known(instead="max_tokens"),
     "messages": Known(instead="prompt, or messages to /v1/chat/completions"),
-    "reasoning": Known(no_ops=({},)),
     "stop_sequences": Known(no_ops=([],), instead="stop"),
     "system": Known(no_ops=("", []), instead="prompt"),
     "tools": Known(no_ops=([],), instead="them to /v1/chat/completions"),
@@ -152,7 +149,6 @@ OF_OTHERS_THAN_MESSAGES: dict[str, Known] = {
     "logprobs": Known(no_ops=(False,)),
     "max_completion_tokens": Known(instead="max_tokens"),
     "max_output_tokens": Known(instead="max_tokens"),
-    "n_probs": Known(no_ops=(0,)),
     "parallel_tool_calls": Known(no_ops=(True,), instead="tool_choice.disable_parallel_tool_use"),
     "previous_response_id": Known(instead="messages"),
     "prompt": Known(instead="messages"),

@@ -124,7 +124,8 @@ class WholeBody(Spelt, Shape):
     ) -> JsonSchemaValue:
         schema = handler(core)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
-        for name, known in {**KNOWN_FIELDS, **cls.of_others}.items():
+        for name in {**KNOWN_FIELDS, **cls.of_others}:
+            known = cls._known(name)
             instead = f"; send {known.instead}" if known.instead else ""
             refused = {"description": f"Refused{instead}.", "deprecated": True}
             harmless = {"description": "Accepted, and changes nothing."}
@@ -161,8 +162,18 @@ class WholeBody(Spelt, Shape):
             if not (known := self._known(name)).changes_nothing(value)
         ]
 
-    def _known(self, name: str) -> Known:
-        return self.of_others.get(name) or KNOWN_FIELDS.get(name, UNKNOWN)
+    @classmethod
+    def _known(cls, name: str) -> Known:
+        known = cls.of_others.get(name) or KNOWN_FIELDS.get(name, UNKNOWN)
+        field = known.instead.partition(".")[0]
+        if not field.isidentifier() or cls._takes(field):
+            return known
+        return known._replace(instead="")
+
+    @classmethod
+    def _takes(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        return field is not None and field.annotation is not type(None)
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:

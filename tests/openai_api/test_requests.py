@@ -17,6 +17,8 @@ from llorch_worker.openai_api.completions import CompletionRequest
 from llorch_worker.openai_api.known_fields import KNOWN_FIELDS
 from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import WholeBody, faults_of, read_as
+from llorch_worker.openai_api.texts import ScoreBody
+from llorch_worker.openai_api.tokens import TokenizeRequest
 
 USER = {"role": "user", "content": "Hi"}
 HALF = "\ud800"
@@ -506,14 +508,18 @@ def test_a_field_of_another_body_is_refused_by_the_name_that_it_has_here(
             assert rules(**{name: value}) == {}
 
 
-@pytest.mark.parametrize("kind", SMALLEST)
+@pytest.mark.parametrize("kind", [*SMALLEST, ScoreBody, TokenizeRequest])
 def test_what_a_refusal_says_to_send_is_a_field_that_is_taken(kind: type[WholeBody]) -> None:
-    for name, known in {**KNOWN_FIELDS, **kind.of_others}.items():
-        if name in kind.model_fields or not re.fullmatch(r"[\w.]+( or [\w.]+)*", known.instead):
-            continue
-        for instead in known.instead.split(" or "):
+    document = SMALLEST.get(kind, {"text_1": "x", "text_2": "y", "prompt": "x"})
+    names = {*KNOWN_FIELDS, *kind.of_others} - kind.model_fields.keys()
+    body = kind.model_validate(document | dict.fromkeys(names, "x"))
+    rules = [fault.rule for fault in body.refusals()]
+    assert len(rules) > 20
+    for rule in rules:
+        said = re.fullmatch(r"unsupported; send ([\w.]+(?: or [\w.]+)*)", rule)
+        for instead in said[1].split(" or ") if said else ():
             field = kind.model_fields[instead.partition(".")[0]]
-            assert field.annotation is not type(None), f"{name}: {instead} is refused"
+            assert field.annotation is not type(None), rule
 
 
 @pytest.mark.parametrize(
@@ -522,8 +528,12 @@ def test_what_a_refusal_says_to_send_is_a_field_that_is_taken(kind: type[WholeBo
         (ResponseRequest, "max_tokens", 5, "max_output_tokens"),
         (ResponseRequest, "response_format", {"type": "json_object"}, "text.format"),
         (ResponseRequest, "reasoning_effort", "low", "reasoning.effort"),
+        (ResponseRequest, "think", True, "reasoning.effort"),
+        (ResponseRequest, "n_probs", 2, "top_logprobs"),
         (MessagesRequest, "response_format", {"type": "json_object"}, "output_config.format"),
         (MessagesRequest, "reasoning_effort", "low", "output_config.effort"),
+        (MessagesRequest, "reasoning", {"effort": "low"}, "output_config.effort"),
+        (MessagesRequest, "think", True, "thinking"),
         (ChatRequest, "max_output_tokens", 5, "max_completion_tokens"),
         (ChatRequest, "stop_sequences", ["x"], "stop"),
         (CompletionRequest, "max_completion_tokens", 5, "max_tokens"),
