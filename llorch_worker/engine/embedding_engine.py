@@ -27,7 +27,7 @@ from llorch_worker.engine.loading import (
     resident_tensors,
 )
 from llorch_worker.engine.memory.compute_device import visible_cards
-from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_encoder
+from llorch_worker.engine.memory.encoder_plan import EncoderPlan, asked_rule, plan_encoder
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
@@ -152,7 +152,7 @@ class EmbeddingEngine(ThreadedEngine):
             tokenizer,
             plan,
             model_name=model_name or default_model_name(Path(path)),
-            fingerprint=fingerprint(checkpoint),
+            fingerprint=fingerprint(checkpoint, asked_rule(checkpoint, options)),
             num_threads=cpu_threads(weights_bytes) if chosen else num_threads,
             board=board,
             outlet=outlet,

@@ -41,6 +41,7 @@ from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import LoadedModel, load_as_planned, part_of_load
 from llorch_worker.engine.memory.compute_device import resolve_device, visible_cards
+from llorch_worker.engine.memory.encoder_plan import asked_rule
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.workspace import DRAFT_ROWS, scored_rows
 from llorch_worker.engine.runner import Runner
@@ -253,7 +254,7 @@ class Engine(ThreadedEngine):
             tokenizer=tokenizer,
             model_name=model_name or default_model_name(Path(path)),
             # After the load, which leaves the file in the page cache if it fits there.
-            fingerprint=fingerprint(plan.checkpoint),
+            fingerprint=fingerprint(plan.checkpoint, asked_rule(plan.checkpoint, options)),
             generation_config=generation_config,
             options=plan.options,
             truncate_rows=select_truncate_rows(place, options.kernels),

@@ -101,7 +101,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def described_by(self) -> Iterator[bytes]:
-        """Configuration, tokenizer and chat templates, as they are stored."""
+        """Configuration, tokenizer, chat templates and how vectors are made, as they are stored."""
 
     @abstractmethod
     def sample(self, name: str, at: int, length: int) -> bytes:

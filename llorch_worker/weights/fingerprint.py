@@ -16,13 +16,15 @@ READERS = 8
 """Threads, because each sample of a cold file waits for the disk."""
 
 
-def fingerprint(checkpoint: Checkpoint) -> str:
-    """32 hex digits of what decides a model's text.
+def fingerprint(checkpoint: Checkpoint, asked: str = "") -> str:
+    """32 hex digits of what decides a model's text and vectors.
 
-    They cover every byte of its configuration, tokenizer and chat templates, every tensor's name,
-    shape and type, and samples of its data. Where the files lie does not matter. Missed are edits
-    of some of a tensor's rows that touch no sample, such as of the embedding of one token.
-    Training, merging, converting and quantising change whole tensors.
+    They cover every byte of its configuration, tokenizer, chat templates and rule for vectors,
+    every tensor's name, shape and type, and samples of its data. Where the files lie does not
+    matter. Missed are edits of some of a tensor's rows that touch no sample, such as of the
+    embedding of one token. Training, merging, converting and quantising change whole tensors.
+
+    ``asked``: how vectors are made, where an option says it in place of the files.
     """
     digest = blake2b(digest_size=16)
 
@@ -37,6 +39,8 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
     for part in checkpoint.described_by():
         add(part)
+    if asked:
+        add(asked.encode())
     tensors = [checkpoint.tensors[name] for name in sorted(checkpoint.tensors)]
     with ThreadPoolExecutor(READERS) as pool:
         for info, data in zip(tensors, pool.map(samples, tensors), strict=True):

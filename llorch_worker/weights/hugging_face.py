@@ -33,6 +33,8 @@ _DESCRIPTIONS = (
     "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
 """What a folder holds besides the weights and templates with a name."""
+_RULES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+"""What sentence-transformers says of how vectors are made, besides its modules' own files."""
 _SIDE_FILES = ("generation_config", "tokenizer_config")
 
 
@@ -162,6 +164,10 @@ class HuggingFaceCheckpoint(Checkpoint):
             yield read_bytes(path) if exists(path) else b""
         for path in sorted((self.path / "additional_chat_templates").glob("*.jinja")):
             yield path.name.encode()
+            yield read_bytes(path)
+        rules = [self.path / name for name in _RULES if exists(self.path / name)]
+        for path in sorted((*rules, *self.path.glob("[0-9]_*/config.json"))):
+            yield path.relative_to(self.path).as_posix().encode()
             yield read_bytes(path)
 
     def sample(self, name: str, at: int, length: int) -> bytes:

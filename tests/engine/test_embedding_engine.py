@@ -38,6 +38,7 @@ from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.journal import read_journal
 from llorch_worker.engine.any_engine import AnyEngine
 from llorch_worker.engine.embedding_engine import EmbeddingEngine
+from llorch_worker.engine.memory.survey import survey
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.prepared import Limits
 from llorch_worker.model.encoder import Pooling, Texts
@@ -350,8 +351,15 @@ def test_a_model_without_a_rule_is_refused_until_one_is_given(folder: Path, tmp_
             (tmp_path / file.name).symlink_to(file)
     with pytest.raises(ModelLoadFailed, match="set LLORCH_POOLING"):
         EmbeddingEngine.load(tmp_path, device="cpu")
-    with EmbeddingEngine.load(tmp_path, device="cpu", pooling="cls") as engine:
-        assert engine.pooling == Pooling("cls")
+    found = set()
+    for kind in ("cls", "mean"):
+        options = EngineOptions(device="cpu", pooling=kind)
+        with EmbeddingEngine.load(tmp_path, options) as engine:
+            assert engine.pooling == Pooling(kind)
+            found.add(engine.facts.fingerprint)
+        asked = survey(tmp_path, options, 1, fingerprints=True)
+        assert asked.fingerprint == engine.facts.fingerprint
+    assert len(found) == 2, "vectors by one rule do not go on by another"
 
 
 def test_a_model_that_generates_makes_no_vectors_unless_it_is_told_how(trained_model: Path) -> None:
@@ -366,9 +374,13 @@ def test_a_file_says_which_engine_it_needs(folder: Path, trained_model: Path) ->
         assert not engine.misplaced_tensors()
     with AnyEngine.load(trained_model / "hf", device="cpu") as engine:
         assert engine.facts.tasks == ("llorch.generate",)
-    told = EngineOptions(device="cpu", pooling="mean")
-    with AnyEngine.load(trained_model / "hf", told) as engine:
-        assert engine.facts.tasks[:2] == ("llorch.generate", "llorch.embed")
+    prints = set()
+    for kind in ("mean", "last"):
+        told = EngineOptions(device="cpu", pooling=kind)
+        with AnyEngine.load(trained_model / "hf", told) as engine:
+            assert engine.facts.tasks[:2] == ("llorch.generate", "llorch.embed")
+            prints.add(engine.facts.fingerprint)
+    assert len(prints) == 2
 
 
 @pytest.mark.parametrize("said", ["encoder", "embedder", "pairs", "judge"])
@@ -381,8 +393,11 @@ def test_an_option_that_contradicts_the_files_is_refused(tmp_path: Path, said: s
     }
     write, own = writers[said]
     write(tmp_path)
-    with AnyEngine.load(tmp_path, EngineOptions(device="cpu", pooling=own)):
-        pass
+    prints = set()
+    for pooling in (own, None):
+        with AnyEngine.load(tmp_path, EngineOptions(device="cpu", pooling=pooling)) as engine:
+            prints.add(engine.facts.fingerprint)
+    assert len(prints) == 1, "the option changes nothing"
     with pytest.raises(InvalidLoadOption, match=f"pooling is cls, but .* says {own}; unset"):
         AnyEngine.load(tmp_path, EngineOptions(device="cpu", pooling="cls"))
 

@@ -12,6 +12,7 @@ from gguf import GGUFReader
 
 from llorch_worker.weights import fingerprint, open_checkpoint
 from llorch_worker.weights.fingerprint import SAMPLE_BYTES
+from tests.encoders import write_encoder
 
 
 def fingerprint_of(path: Path) -> str:
@@ -86,3 +87,18 @@ def test_a_named_template_of_a_folder_counts(folder_copy: Path) -> None:
     (folder_copy / "additional_chat_templates").mkdir()
     (folder_copy / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
     assert fingerprint_of(folder_copy) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true}'),
+        ("modules.json", "[]"),
+        ("sentence_bert_config.json", '{"max_seq_length": 20}'),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "query"}'),
+    ],
+)
+def test_what_makes_vectors_counts(tmp_path: Path, name: str, text: str) -> None:
+    before = fingerprint_of(write_encoder(tmp_path))
+    (tmp_path / name).write_text(text)
+    assert fingerprint_of(tmp_path) != before

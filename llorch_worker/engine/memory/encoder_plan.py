@@ -135,6 +135,21 @@ def is_for_texts(checkpoint: Checkpoint, options: EngineOptions) -> bool:
     return is_encoder(checkpoint) or options.pooling == "rank" or own_rule(checkpoint) is not None
 
 
+def asked_rule(checkpoint: Checkpoint, options: EngineOptions) -> str:
+    """The ``pooling`` of the options if it decides what is made of a text; empty if the files do.
+
+    Raises ModelLoadFailed if they say what is not done here.
+    """
+    if options.pooling is None:
+        return ""
+    if is_encoder(checkpoint):
+        config = resolve_encoder(checkpoint)
+        named = config.labels > 0 or config.pooling is not None
+    else:
+        named = own_rule(checkpoint) is not None
+    return "" if named else options.pooling
+
+
 def plan_encoder(checkpoint: Checkpoint, options: EngineOptions) -> EncoderPlan:
     """The plan for a load with these options. Their ``pooling`` is for files that name no rule.
 

@@ -14,7 +14,12 @@ from pathlib import Path
 
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device
-from llorch_worker.engine.memory.encoder_plan import EncoderPlan, is_for_texts, plan_encoder
+from llorch_worker.engine.memory.encoder_plan import (
+    EncoderPlan,
+    asked_rule,
+    is_for_texts,
+    plan_encoder,
+)
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
@@ -28,7 +33,7 @@ def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: b
     try:
         checkpoint = open_checkpoint(local_path(path))
         if fingerprints:
-            known = fingerprint(checkpoint)
+            known = fingerprint(checkpoint, asked_rule(checkpoint, options))
         plan: LoadPlan | EncoderPlan
         if is_for_texts(checkpoint, options):
             plan = plan_encoder(checkpoint, options)
