@@ -98,7 +98,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         except ValueError as error:
             raise _damaged(file, f"its header {error}") from error
         require(file.path, "the number of tensors", len(header), TENSORS)
-        if text.count('"data_offsets"') > len(header):
+        if text.count('"data_offsets"') > len(header) - ("__metadata__" in header):
             raise _damaged(file, "its header has a tensor twice")
         for name, entry in header.items():
             # A shard may hold another version of a tensor, which was replaced in a later one.

@@ -25,7 +25,8 @@ def folder(tmp_path: Path) -> Path:
         "brain": torch.randn(1200, 700).bfloat16(),
         "mask": torch.ones(2, dtype=torch.bool),
     }
-    save_file(tensors, tmp_path / "model.safetensors")
+    # As save_pretrained writes it.
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     return tmp_path
 
