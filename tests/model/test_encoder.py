@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -248,6 +251,16 @@ def test_a_gguf_file_without_a_part_of_its_head_is_refused(
     assert loaded(path)[1].pooling == Pooling("mean"), "the file says what it is for"
 
 
+def test_a_pooling_that_is_no_number_is_none(tmp_path: Path) -> None:
+    path = write_gguf(
+        random_model(),
+        tmp_path / "m.gguf",
+        None,
+        add_more=lambda writer: writer.add_array("bert.pooling_type", [1]),
+    )
+    assert resolve_encoder(open_checkpoint(path)).pooling is None
+
+
 def test_native_types_keep_a_vectors_direction(tmp_path: Path) -> None:
     model = random_model()
     model.save_pretrained(tmp_path)
@@ -294,6 +307,38 @@ def test_a_rule_that_is_not_done_is_refused_by_name(
         loaded(tmp_path)
 
 
+def test_the_modules_of_a_truncated_file_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True})
+    file = tmp_path / "modules.json"
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ModelLoadFailed, match=r"modules\.json is not valid JSON; download"):
+        resolve_encoder(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Pooling", "{outside}"),
+        ("Pooling", "../outside"),
+        ("Pooling", "1_Pooling/../../outside"),
+        ("Pooling", ""),
+        ("Transformer", "0_Transformer"),
+    ],
+)
+def test_a_module_elsewhere_is_refused_by_its_path(tmp_path: Path, kind: str, path: str) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "outside"
+    random_model().save_pretrained(folder)
+    write_modules(folder, {"pooling_mode_mean_tokens": True})
+    shutil.copytree(folder / "1_Pooling", outside)
+    file, path = folder / "modules.json", path.format(outside=outside)
+    modules = json.loads(file.read_text())
+    next(each for each in modules if each["type"].endswith(kind))["path"] = path
+    file.write_text(json.dumps(modules))
+    with pytest.raises(ModelLoadFailed, match=f"its {kind} in '{re.escape(path[:20])}"):
+        resolve_encoder(open_checkpoint(folder))
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -301,6 +346,8 @@ def test_a_rule_that_is_not_done_is_refused_by_name(
         ({"is_decoder": True}, "is_decoder"),
         ({"hidden_act": "swish"}, "hidden_act"),
         ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
+        ({"architectures": "BertForQuestionAnswering"}, "BertForQuestionAnswering"),
+        ({"architectures": 7}, "its architecture is 7"),
         ({"num_attention_heads": 7}, "7 heads"),
         ({"num_hidden_layers": 2}, "encoder.layer.2"),
         ({"num_hidden_layers": 4}, "encoder.layer.3"),
@@ -316,6 +363,13 @@ def test_a_graph_that_is_not_done_is_refused_by_name(
     with pytest.raises(ModelLoadFailed) as refused:
         loaded(tmp_path)
     assert named in str(refused.value)
+
+
+def test_a_folder_that_names_no_activation_has_berts(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": None}))
+    assert resolve_encoder(open_checkpoint(tmp_path)).activation == "gelu"
 
 
 @pytest.mark.parametrize(
@@ -356,6 +410,14 @@ def test_a_head_that_is_not_done_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(config | said))
     with pytest.raises(ModelLoadFailed, match=reason):
         resolve_encoder(open_checkpoint(tmp_path))
+
+
+def test_a_head_of_one_number_is_refused(tmp_path: Path) -> None:
+    random_model(BertForSequenceClassification, num_labels=1).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"classifier.weight": torch.tensor(1.0)}, file)
+    with pytest.raises(ModelLoadFailed, match=r"classifier\.weight is \[\] but"):
+        loaded(tmp_path)
 
 
 def test_a_prompt_before_each_text_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def _from_gguf(checkpoint: Checkpoint) -> EncoderConfig:
         max_positions=positions,
         token_types=_rows(checkpoint, "token_types.weight"),
         layer_norm_eps=read.number("attention.layer_norm_epsilon"),
-        # GGUF names none: the architecture has this one.
+        # GGUF does not store the activation; BERT's is GELU.
         activation="gelu",
         longest_text=positions,
         pooling=pooling_of(checkpoint),
@@ -110,7 +110,8 @@ def _from_gguf(checkpoint: Checkpoint) -> EncoderConfig:
 def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     read = Reader(path, metadata)
-    for architecture in metadata.get("architectures") or []:
+    named = metadata.get("architectures") or []
+    for architecture in named if isinstance(named, list) else [named]:
         if not str(architecture).endswith(_ENDINGS):
             raise read.refused(f"its architecture is {architecture}", "no vector comes of its head")
     read.refuse_unless(
@@ -133,7 +134,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> EncoderConfig:
         max_positions=positions,
         token_types=read.integer("type_vocab_size", 2),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
-        activation=_ACTIVATIONS[metadata.get("hidden_act", "gelu")],
+        activation=_ACTIVATIONS[metadata.get("hidden_act") or "gelu"],
         longest_text=min(longest, longest_of_folder(checkpoint) or longest),
         pooling=pooling_of(checkpoint),
         labels=_labels(checkpoint, head),
@@ -199,5 +200,5 @@ def _squashes(read: Reader, metadata: Mapping[str, Any]) -> bool:
 
 
 def _rows(checkpoint: Checkpoint, name: str) -> int:
-    *rows, _ = checkpoint.require(name).shape
-    return rows[0] if rows else 1
+    shape = checkpoint.require(name).shape
+    return shape[0] if len(shape) > 1 else 1

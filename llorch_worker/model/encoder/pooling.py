@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ _MODES: Final[dict[str, PoolingKind]] = {
     "pooling_mode_lasttoken": "last",
 }
 """sentence-transformers' switches. Its others (maximum, weighted mean) are refused by name."""
+_FOLDER: Final = re.compile(r"[0-9]_\w+")
+"""Where sentence-transformers keeps a module's own file."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def _of_gguf(checkpoint: Checkpoint) -> Pooling | None:
     # GGUF does not say whether to normalise. llama.cpp does.
     architecture = checkpoint.metadata.get("general.architecture")
     kind = checkpoint.metadata.get(f"{architecture}.pooling_type")
-    return Pooling(_GGUF_KINDS[kind]) if kind in _GGUF_KINDS else None
+    return Pooling(_GGUF_KINDS[kind]) if isinstance(kind, int) and kind in _GGUF_KINDS else None
 
 
 def _of_modules(folder: Path) -> Pooling:
@@ -95,13 +98,20 @@ def _of_modules(folder: Path) -> Pooling:
     normalize = False
     for module in _modules(folder):
         name = str(module.get("type", "")).rpartition(".")[2]
+        path = str(module.get("path", ""))
         match name:
-            case "Transformer":
+            case "Transformer" if not path:
                 pass
-            case "Pooling":
-                kind = _mode(folder / str(module.get("path", "")) / "config.json")
+            case "Pooling" if _FOLDER.fullmatch(path):
+                kind = _mode(folder / path / "config.json")
             case "Normalize":
                 normalize = True
+            case "Transformer" | "Pooling":
+                # Another file would be in no download, no fingerprint, and perhaps in no model.
+                raise ModelLoadFailed(
+                    f"{folder}/modules.json has its {name} in {repr_cut(path)}; the Transformer "
+                    "must be in the folder itself, and the Pooling in one such as 1_Pooling."
+                )
             case _:
                 raise ModelLoadFailed(
                     f"{folder}/modules.json has a module {repr_cut(name)}; only Transformer, "
@@ -114,9 +124,13 @@ def _of_modules(folder: Path) -> Pooling:
 
 def _modules(folder: Path) -> list[Mapping[str, Any]]:
     # A list, where `read_object` wants an object.
-    modules = parse_object(f'{{"modules": {read_text(folder / "modules.json")}}}')["modules"]
+    path = folder / "modules.json"
+    try:
+        modules = parse_object(f'{{"modules": {read_text(path)}}}')["modules"]
+    except ValueError as error:
+        raise ModelLoadFailed(f"{path} {error}; download the model again.") from error
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
-        raise ModelLoadFailed(f"{folder}/modules.json is no list of modules; download it again.")
+        raise ModelLoadFailed(f"{path} is no list of modules; download it again.")
     return modules
 
 
