@@ -12,7 +12,7 @@ from llorch_worker.model_files.hub import FOLDER_FILES
 from llorch_worker.model_files.split_parts import split_parts
 
 Revision = frozenset[tuple[str, int, int, int]]
-"""Of each file its name, inode, bytes and time of change."""
+"""Of each file its name in the folder, inode, bytes and time of change."""
 
 
 def revision(path: Path) -> Revision:
@@ -24,12 +24,14 @@ def revision(path: Path) -> Revision:
 def _found(path: Path) -> Iterator[tuple[str, int, int, int]]:
     try:
         if path.is_dir():
-            files = [file for file in path.iterdir() if FOLDER_FILES.fullmatch(file.name)]
+            there = (*path.iterdir(), *path.glob("*/*"))
+            names = {file.relative_to(path).as_posix(): file for file in there}
+            files = {name: file for name, file in names.items() if FOLDER_FILES.fullmatch(name)}
         else:
-            files = [*split_parts(path)]
+            files = {file.name: file for file in split_parts(path)}
     except (OSError, ModelLoadFailed):
         return
-    for file in files:
+    for name, file in files.items():
         with suppress(OSError):
             found = os.stat(file)
-            yield file.name, found.st_ino, found.st_size, found.st_mtime_ns
+            yield name, found.st_ino, found.st_size, found.st_mtime_ns
