@@ -6,12 +6,13 @@ Two engines of one file alternate, each warmed again before its pass; new tokens
 as in a worker whose jobs nobody reads. The one apart is a worker's, with an intake, and its tokens
 come as often as then. The first token counts from the submission, with all that prepares it. The
 keeper's processor time is that of this process while the other one computes. Exit code 1 if a token
-differs.
+differs, or what the engines compute with: one may have found no native kernels.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count as numbers
@@ -31,6 +32,7 @@ from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.settings import Settings
 
 TIMEOUT_S = 600
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Pass:
     first_token_ms: float
     keeper_us: float
     """This process' processor time for each token."""
-    texts: list[tuple[int, ...]]
+    texts: list[Ids]
 
 
 def engine_process(
@@ -53,7 +55,7 @@ def engine_process(
     counts = [int(count) for count in sequences.split(",")]
     options: dict[str, Any] = {"device": "cpu", "max_context": 1024, "max_sequences": max(counts)}
     options |= {"drafter": "off", "num_threads": threads}
-    different = 0
+    different: list[str] = []
     # First, so that its children's threads are not this engine's.
     told_every_s = Settings.model_fields["flush_interval_ms"].default / 1e3
     with (
@@ -61,10 +63,15 @@ def engine_process(
         EngineProcess.load(model, intake=intake, told_every_s=told_every_s, **options) as apart,
         Engine.load(model, **options) as here,
     ):
+        engines: tuple[EngineInterface, EngineInterface] = here, apart
+        found = [(engine.facts.fingerprint, engine.facts.arithmetic) for engine in engines]
+        if found[0] != found[1]:
+            print(f"not comparable: here {', '.join(found[0])}; apart {', '.join(found[1])}")
+            return 1
+        print(f"both: {', '.join(found[0])}\n")
         heading(
             "sequences", "here, tokens/s", "apart, tokens/s", "ratio", "first", "keeper, us a token"
         )
-        engines: tuple[EngineInterface, EngineInterface] = here, apart
         for engine in engines:
             engine.warm_up()
         seeds = numbers(1)
@@ -72,7 +79,10 @@ def engine_process(
             runs = [partial(_warm_run, engine, count=count, tokens=tokens) for engine in engines]
             given = [next(seeds) for _ in range(passes)]
             pairs = list(alternate(runs[0], runs[1], given))
-            different += sum(ours.texts != theirs.texts for ours, theirs in pairs)
+            for at, (ours, theirs) in enumerate(pairs):
+                if ours.texts != theirs.texts:
+                    place = first_difference(ours.texts, theirs.texts)
+                    different.append(f"pass {at} of {count} sequences, {place}")
             speeds = [median(pair[i].tokens_per_s for pair in pairs) for i in (0, 1)]
             ratio = median(b.tokens_per_s / a.tokens_per_s for a, b in pairs)
             first = median(b.first_token_ms / a.first_token_ms for a, b in pairs)
@@ -84,8 +94,17 @@ def engine_process(
                 f"{first:.3f}",
                 f"{keeper_us:.0f}",
             )
-    print(f"{different} passes with other tokens")
-    return int(different > 0)
+    print(f"{len(different)} passes with other tokens")
+    if different:
+        print(f"the first: {different[0]}")
+    return int(bool(different))
+
+
+def first_difference(ours: Sequence[Ids], theirs: Sequence[Ids]) -> str:
+    """Where texts begin to differ, counted from 0."""
+    sequence = [one == other for one, other in zip(ours, theirs, strict=True)].index(False)
+    same = [one == other for one, other in zip(ours[sequence], theirs[sequence], strict=False)]
+    return f"sequence {sequence}, token {[*same, False].index(False)}"
 
 
 def _warm_run(engine: EngineInterface, seed: int, count: int, tokens: int) -> Pass:
