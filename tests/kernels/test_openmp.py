@@ -12,6 +12,7 @@ from tests.kernels.native import native_or_skip
 
 COUNT_THREADS = """
 import os
+import time
 import torch
 from llorch_worker.kernels import end_own_threads
 
@@ -23,6 +24,10 @@ alone = threads()
 torch.ones(10_000_000).sum()
 together = threads()
 end_own_threads()
+# The kernel may list a thread for a moment after it was joined.
+until_s = time.monotonic() + 30
+while threads() > alone and time.monotonic() < until_s:
+    time.sleep(0.01)
 after = threads()
 torch.ones(10_000_000).sum()
 print(alone, together, after, threads())
