@@ -69,7 +69,7 @@ def choose_ops(
         native = native_kernels(kernels)
     except NativeUnavailable as missing:
         return ChosenOps(torch_ops, f"no native kernels: {missing}")
-    why = "the fastest on this processor" if kernels == "auto" else "requested"
+    why = "the fastest that runs here" if kernels == "auto" else "requested"
     if not is_measured(native.variant):
         why += "; tested under an emulator, measured on no such machine"
     return ChosenOps(NativeOps(native), f"{native.variant}, {why}")

@@ -127,6 +127,20 @@ def test_without_permission_for_amx_the_next_variant_runs_and_the_reason_is_clea
     reason, variant = done.stdout.splitlines()
     assert reason.startswith("Linux does not let this process use the tile registers of AMX: ")
     assert variant == "avx512bf16"
+    assert done.stderr.count(f"slower kernels are used: {reason}") == 1
+
+
+def test_a_refusal_of_what_the_processor_has_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, flags, _ = PROCESSORS["Sapphire Rapids"]
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
+    monkeypatch.setattr(library, "tile_refusal", lambda: "no tiles for this test")
+    library._warn.cache_clear()
+    monkeypatch.setattr(library, "_load", lambda variant, file: NativeKernels(variant=variant))
+    assert choose_ops(CPU, torch.bfloat16, head_dim=64).reason.startswith("avx512bf16, the fastest")
+    assert caplog.messages == ["slower kernels are used: no tiles for this test"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +185,7 @@ def test_kernels_for_aarch64_say_that_nobody_has_measured_them(
     monkeypatch.setattr(variants, "_processor_flags", lambda: GRAVITON_2)
     monkeypatch.setattr(library, "_load", lambda variant, file: NativeKernels(variant=variant))
     chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
-    assert chosen.reason.startswith("neon, the fastest on this processor; ")
+    assert chosen.reason.startswith("neon, the fastest that runs here; ")
     assert "measured on no such machine" in chosen.reason
 
 
@@ -180,6 +194,23 @@ def test_a_damaged_library_is_reported(tmp_path: Path) -> None:
     damaged.write_bytes(b"not a library")
     with pytest.raises(NativeUnavailable, match=r"cannot be loaded: .*; remove .*kernels\.so"):
         native_kernels(native_or_skip().variant, damaged)
+
+
+def test_a_damaged_build_is_named_before_slower_kernels_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    native_or_skip()
+    damaged = tmp_path / "cut.so"
+    damaged.write_bytes(b"\x7fELF")
+    library._load.cache_clear()
+    monkeypatch.setattr(library, "built", lambda _: damaged)
+    try:
+        with pytest.raises(NativeUnavailable, match="cannot be loaded"):
+            native_kernels()
+    finally:
+        library._load.cache_clear()
+    (said,) = [line for line in caplog.messages if f"remove {damaged}" in line]
+    assert said.startswith("slower kernels are used: the compiled kernels cannot be loaded: ")
 
 
 BEYOND: dict[Variant, str] = {

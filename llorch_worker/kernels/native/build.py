@@ -75,7 +75,7 @@ def _folder() -> Path:
 
 
 def _key(variant: Variant, compiler: str) -> str:
-    """Of all that decides what a library holds, and of the C library that it is linked with."""
+    """Of the sources, the flags, the compiler's name and the C library."""
     settled = (compiler, *FLAGS, *compiler_flags(variant), os.confstr("CS_GNU_LIBC_VERSION"))
     digest = hashlib.sha256("\n".join(map(str, settled)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
@@ -104,6 +104,8 @@ def _compile(variant: Variant, compiler: str, library: Path) -> None:
             objects = list(pool.map(compiled, sources))
         linked = scratch / library.name
         _run(variant, compiler, "-shared", *objects, "-lm", "-o", str(linked))
+        with linked.open("rb") as file:
+            os.fsync(file.fileno())  # or a power loss leaves the name without the content
         linked.replace(library)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

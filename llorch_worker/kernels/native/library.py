@@ -76,6 +76,8 @@ def native_kernels(
         loaded = _load(variant, build)
         if isinstance(loaded, NativeKernels):
             return loaded
+        if wanted == "auto":
+            _warn(loaded)
     raise NativeUnavailable(loaded)
 
 
@@ -87,7 +89,11 @@ def _runnable(wanted: Variant | Literal["auto"]) -> list[Variant]:
             raise NativeUnavailable(refusal)
         return [wanted]
     variants = variants_of(platform.machine())
-    runnable = [variant for variant in variants if _refusal(variant) is None]
+    refusals = {variant: _refusal(variant) for variant in variants}
+    runnable = [variant for variant, refusal in refusals.items() if refusal is None]
+    for variant, refusal in refusals.items():
+        if refusal is not None and not missing_flags(variant):
+            _warn(refusal)
     if not runnable:
         lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
         raise NativeUnavailable(
@@ -111,7 +117,6 @@ def _load(variant: Variant, build: Path | None) -> NativeKernels | str:
     try:
         file = build or built(variant)
     except CannotBuild as reason:
-        _warn(str(reason))
         return str(reason)
     try:
         # The kernels use torch's OpenMP library: its symbols are looked up when they are loaded. A
