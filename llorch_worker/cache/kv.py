@@ -19,8 +19,8 @@ class Places(NamedTuple):
     """Where sequences and their new tokens are in the cells of one group of layers."""
 
     block_tables: torch.Tensor
-    """[sequences, max_blocks] int32: KV blocks of each sequence in order, then any. Blocks
-    before a window are any, too."""
+    """[sequences, max_blocks] int32: KV blocks of each sequence in order, then any. Entries
+    before the window may hold any block id, too."""
     slots: torch.Tensor
     """[tokens] int64: the place of each new token in a layer, ``block * block_size + offset``."""
 

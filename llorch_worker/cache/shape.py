@@ -77,8 +77,8 @@ class CacheShape:
     def block_counts(self, num_blocks: int) -> tuple[int, ...]:
         """Blocks of each group if sequences have ``num_blocks`` for all their tokens.
 
-        A group's never run out: each of a sequence's blocks needs one of them at most, and a
-        sequence needs no more than its window and the tokens of a step touch.
+        A group never runs out of blocks: each block of a sequence needs at most one in the group,
+        and a sequence needs no more than its window and the tokens of a step touch.
         """
         counts = []
         for group in self.groups:

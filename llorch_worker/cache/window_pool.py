@@ -62,7 +62,8 @@ class WindowPool:
             self._holders[block] += 1
 
     def free(self, blocks: Ids[int]) -> None:
-        """Gives up the partners of a sequence's ``blocks``; of two, the last goes first."""
+        """Gives up the partners of a sequence's ``blocks``. Of those with contents, the last
+        block's is reused first."""
         for block in reversed(blocks):
             if not self._holders[block]:
                 raise BlockAccountingError(f"the partner of block {block} is freed but not held")

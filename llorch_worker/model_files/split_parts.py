@@ -12,7 +12,7 @@ _SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
 def split_parts(path: Path) -> list[Path]:
-    """All parts of the model that ``path`` is one of, in order; or the one file.
+    """All parts of the split model that ``path`` belongs to, in order; or ``path`` alone.
 
     The first has the model's metadata. Raises ModelLoadFailed if one is missing.
     """

@@ -71,7 +71,7 @@ class DecoderOfTexts:
         blocks = -(-counts // size)
         firsts = blocks.cumsum(0) - blocks
         positions = positions_within(counts)
-        # Of what is behind a text's own blocks any will do.
+        # Entries after a text's own blocks are never read; any block id will do.
         tables = (firsts[:, None] + torch.arange(int(blocks.max()))) % self._cache.blocks.total
         batch = RaggedBatch(
             token_ids=token_ids.to(device),
