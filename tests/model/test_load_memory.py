@@ -16,7 +16,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
-torch.set_num_threads(2)  # each has a chunk of its own in memory
+torch.set_num_threads(1)  # each has a chunk of its own in memory
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Transformer, resolve_config
 from llorch_worker.weights import open_checkpoint, select_linears
