@@ -262,13 +262,14 @@ def is_process_of(module: str, folder: Path) -> bool:
     """Whether ``folder`` of ``/proc`` is a process, spawned or forked, that runs ``module``."""
     spawned = [started.__file__.encode(), module.encode()]
     command = (folder / "cmdline").read_bytes().split(b"\0")
-    return (folder / "comm").read_text() == f"{_name_of(module)}\n" or set(spawned) <= set(command)
+    name = (folder / "comm").read_bytes()  # of any process, so perhaps no text
+    return name == f"{_name_of(module)}\n".encode() or set(spawned) <= set(command)
 
 
 def is_zygote(pid: int) -> bool:
     """Whether the process only forks others; it ends soon after what it forks for."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == f"{_ZYGOTE}\n"
+        return Path(f"/proc/{pid}/comm").read_bytes() == f"{_ZYGOTE}\n".encode()
     except OSError:
         return False
 

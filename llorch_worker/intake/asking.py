@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from llorch_worker.contract.errors import ERROR_CLASSES, InternalError, LlorchError
 from llorch_worker.contract.quantities import human_bytes
+from llorch_worker.processes.signals import signal_name
 
 _MIB: Final = 2**20
 
@@ -57,8 +58,8 @@ class Bounds:
                 return (
                     f"takes more than {human_bytes(self.memory_bytes_of(request_bytes))} of memory"
                 )
-            case number if number in {*signal.Signals}:
-                return f"crashes with {signal.Signals(number).name}"
+            case number if number > 0:
+                return f"crashes with {signal_name(number)}"
         return f"crashes with exit code {code}"
 
 

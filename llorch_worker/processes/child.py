@@ -15,6 +15,7 @@ from typing import Final, Literal
 from llorch_worker.processes.frames import Frames, NoFrame
 from llorch_worker.processes.oom import let_die_first, oom_kills
 from llorch_worker.processes.outbox import Outbox
+from llorch_worker.processes.signals import signal_name
 from llorch_worker.processes.spawn import spawn
 from llorch_worker.processes.standstill import LOOK_S, Standstill
 
@@ -180,7 +181,7 @@ class Child:
             label, reason = "out_of_memory", "the kernel killed it, because memory was short"
         elif code < 0:
             label = _SIGNALS.get(-code, "killed")
-            reason = f"signal {signal.Signals(-code).name}"
+            reason = f"signal {signal_name(-code)}"
         else:
             label, reason = "exit", f"exit code {code}"
         return End(label, reason, code)

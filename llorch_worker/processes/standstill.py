@@ -75,7 +75,8 @@ def _found(session: int) -> Iterator[tuple[str, float]]:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     for folder in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            # A name of 15 bytes may end amid a character.
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[_SESSION]) == session:
                 read = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
                 # A major fault is a read of a mapped file that waited.

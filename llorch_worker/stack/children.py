@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import llorch_worker
+from llorch_worker.processes.signals import signal_name
 from llorch_worker.stack import tether
 
 TAIL_LINES = 40
@@ -149,7 +150,7 @@ def describe_exit(code: int | None) -> str:
     """An exit code in words."""
     if code is None:
         return "still running"
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def _tethered(program: Program) -> list[str]:

@@ -47,6 +47,7 @@ def said_by(child: Child, *told: bytes) -> End:
         (b"signal SIGBUS", "segfault", "signal SIGBUS"),
         (b"signal SIGABRT", "abort", "signal SIGABRT"),
         (b"signal SIGKILL", "killed", "signal SIGKILL"),
+        (b"signal 40", "killed", "signal SIGRTMIN+6"),
         (b"half a frame", "segfault", "signal SIGSEGV"),
         (b"noise", "protocol", "no message came from it: a frame of"),
     ],
@@ -87,7 +88,7 @@ def test_one_that_stands_still_is_ended_by_those_that_wait_for_it(
 
     def waits_and_looks() -> bool:
         child.look()
-        return bool(psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+        return child._said is not None
 
     wait_until(waits_and_looks)
     end = child.read(lambda _: None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +101,17 @@ def _computes(session: int) -> bool:
     """Whether a process of the session has nothing else to wait for than a processor."""
     found = [*standstill._found(session)]
     return any(state == "R" and work_s > 0.1 for state, work_s in found)
+
+
+def test_a_process_whose_name_is_no_text_is_seen(
+    start: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
+    named = r"open('/proc/self/comm', 'wb').write(b'\xff')"
+    process = start(f"{named}; {RESTS}")
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert Path(f"/proc/{process.pid}/comm").read_bytes() == b"\xff\n"
+    assert len([*standstill._found(process.pid)]) == 1
 
 
 def test_time_in_which_nobody_looked_does_not_count(

@@ -18,7 +18,7 @@ def main(connection: int, *_: int) -> None:
             case ["exit", code]:
                 os._exit(int(code))
             case ["signal", name]:
-                os.kill(os.getpid(), signal.Signals[name])
+                os.kill(os.getpid(), int(name) if name.isdecimal() else signal.Signals[name])
             case ["half", "a", "frame"]:
                 end.sendall(struct.pack("<I", 100) + b"half")
                 os.kill(os.getpid(), signal.SIGSEGV)

@@ -84,3 +84,4 @@ def test_the_last_words_are_the_error_if_there_is_one() -> None:
 def test_an_exit_is_described_in_words() -> None:
     assert describe_exit(1) == "exit code 1"
     assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(-40) == "killed by SIGRTMIN+6"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import psutil
 from benches.peers.contestants.contestant import CannotRun, Rate, Ready, Terms, Work
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
 from llorch_worker.bench.plan import thread_environment
+from llorch_worker.processes.signals import signal_name
 
 SERVER = "benches.peers.contestants.server"
 REPOSITORY = Path(__file__).parents[3]
@@ -119,7 +119,7 @@ class ContestantProcess:
         self._ends()
         code = self._process.returncode
         if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
+            return f"its process was killed by {signal_name(-code)}"
         return f"its process ended with exit code {code}: {last_line(Path(self._log.name))}"
 
 
