@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -199,7 +200,10 @@ def _flower_login() -> str | None:
 
 
 class _Prefixer:
-    """Prints each line of a child after the child's name, in one colour per child."""
+    """Prints each line of a child after the child's name, in one colour per child.
+
+    A line that cannot be printed is dropped: who passes it on also sees the child's end.
+    """
 
     def __init__(self, screen: Screen, plan: Plan) -> None:
         names = [REDIS, FLOWER, GATEWAY, *(name for name, _ in plan.workers)]
@@ -213,13 +217,15 @@ class _Prefixer:
             return
         from llorch_worker.telemetry.logs.streams import are_printed, tagged
 
-        if are_printed():
-            sys.stderr.write(tagged(line, name))
-            return
-        with self._lock:
-            prefix = f"{name:<{self._width}} │ "
-            self._console.print(prefix, style=self._colours[name], end="", markup=False)
-            self._console.print(printable(_short(line)), markup=False, soft_wrap=True)
+        prefix, shown = f"{name:<{self._width}} │ ", printable(_short(line))
+        with self._lock, suppress(OSError):
+            if are_printed():
+                sys.stderr.write(tagged(line, name))
+            elif sys.stderr.isatty():
+                self._console.print(prefix, style=self._colours[name], end="", markup=False)
+                self._console.print(shown, markup=False, soft_wrap=True)
+            else:  # rich would end the process if nobody reads
+                sys.stderr.write(f"{prefix}{shown}\n")
 
 
 def _short(line: str) -> str:
@@ -299,8 +305,9 @@ def _banner(screen: Screen, plan: Plan, stack: Stack, cards: list[WorkerCard]) -
     url = _shown(safe_url(stack.redis_url))
     gateway = f"{stack.gateway_url}  (API and console)" if stack.gateway_url else "off"
     notes = "".join(f"[yellow]{sentence}[/]\n" for sentence in _elsewhere(plan, stack))
-    screen.err.print(
-        f"""
+    with suppress(OSError, SystemExit):  # rich ends the process if nobody reads
+        screen.err.print(
+            f"""
 [bold green]Ready.[/] Ctrl-C drains and ends.
 {served}
   [bold]workers[/]  {_shown(workers)}
@@ -314,8 +321,8 @@ Try it in another terminal (llorch up --help shows how Celery and HTTP send jobs
   [bold]gateway[/]  {gateway}
   [bold]Flower[/]   {flower}
 {notes}""",
-        soft_wrap=True,
-    )
+            soft_wrap=True,
+        )
 
 
 def _shown(text: str) -> str:

@@ -5,6 +5,7 @@ Restarts of dead workers are in ``test_cards.py``.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,11 +27,14 @@ import psutil
 import pytest
 
 from llorch_worker.broker.connections.connection import connect
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.cli.up import _Prefixer
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.processors import thread_count
 from llorch_worker.stack import ports
+from llorch_worker.stack.children import Child, Program, python
 from tests.cli.command import Started, alive, run
 from tests.servers.stand_in import MODEL, StandIn
 from tests.services import free_port, wait_until
@@ -294,6 +301,27 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.TransportError:
         return False
+
+
+@pytest.mark.parametrize("unread", ["full", "closed"])
+def test_the_end_of_a_program_is_seen_although_its_lines_cannot_be_printed(
+    monkeypatch: pytest.MonkeyPatch, unread: str
+) -> None:
+    reader, pipe = os.pipe()
+    os.close(reader)
+    disk = os.open("/dev/full", os.O_WRONLY)
+    plan: Any = SimpleNamespace(workers=[("worker", "cpu")])
+    exits: SimpleQueue[Child] = SimpleQueue()
+    # Unbuffered, so that its closing writes nothing.
+    with open(pipe, "wb", 0) as closed, open(disk, "wb", 0) as full:
+        written = {"closed": closed, "full": full}[unread]
+        stderr = io.TextIOWrapper(written, write_through=True)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        program = Program("worker", python("-c", "print('one'); print('two')"))
+        child = Child(program, _Prefixer(Screen(), plan), exits.put)
+        assert exits.get(timeout=60) is child
+        assert child.wait(60)
+    assert (child.exit_code, [*child.tail]) == (0, ["one", "two"])
 
 
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:
