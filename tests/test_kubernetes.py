@@ -202,6 +202,21 @@ def test_a_second_model_has_pods_of_its_own_and_the_same_ways(tmp_path: Path) ->
     assert of_both in str(named(both, "NetworkPolicy", "to-redis")["podSelector"])
     for document in both:
         kubernetes_validate.validate(document, "1.37", strict=True)
+    kustomization.write_text(kustomization.read_text() + "components:\n  - autoscaling\n")
+    both = built(folder)
+    for name in templates:
+        assert "replicas" not in named(both, "Deployment", name), "its number is KEDA's"
+
+
+def test_a_managed_redis_is_named_in_all_files_that_have_its_address() -> None:
+    first_lines, _, _ = (MANIFESTS / "redis.yaml").read_text().partition("apiVersion")
+    users = {
+        path.name
+        for path in MANIFESTS.glob("*.yaml")
+        if "name: LLORCH_REDIS_URL" in path.read_text()
+    }
+    assert len(users) == 4
+    assert {name for name in users if name in first_lines} == users
 
 
 def test_workers_scale_by_saturation_and_from_none_by_the_lists_of_their_model(
