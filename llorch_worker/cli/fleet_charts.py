@@ -41,7 +41,8 @@ ROWS = len(_CHARTS) // CHARTS_IN_ROW
 def charts(points: Sequence[Point], now_s: float, columns: int, lines: int) -> Table:
     """All charts on ``lines`` lines, two beside each other, ``columns`` wide together."""
     height = lines // ROWS - LINES_AROUND
-    width = columns // CHARTS_IN_ROW - 2
+    # Of a terminal that is too narrow, rich cuts what is beyond its edge.
+    width = max(_LABEL_COLUMNS + 2, columns // CHARTS_IN_ROW - 2)
     grid = Table.grid(padding=(0, 2, 0, 0))
     drawn = [
         _chart(title, unit, _slots(points, value, now_s, width - _LABEL_COLUMNS - 1), height)

@@ -207,7 +207,8 @@ def notices(reading: Reading) -> Iterator[Text]:
             yield _warning(f"{counted(load.orphaned, 'job')} of a silent worker", rest)
     servers = {(card.model, card.device): card for card in fleet.workers if card.weakens}
     for card in servers.values():
-        yield Text(f"{card.model} is computed by {card.device}: {'; '.join(card.weakens)}.")
+        weakened = f"{card.model} is computed by {card.device}: {'; '.join(card.weakens)}."
+        yield Text(printable(weakened))
     if (late_s := max((card.late_s for card in fleet.workers), default=0.0)) > 0:
         rest = f": a model may wait {human_time(late_s)} longer than LLORCH_MAX_WAIT_S"
         yield _warning("too few workers for their models", rest)

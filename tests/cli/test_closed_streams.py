@@ -124,7 +124,7 @@ def _fill(store: redis.Redis) -> None:
         store,
         WorkerCard(
             hostname=f"w@{EVIL}", pid=1, model=EVIL, max_context=8, max_sequences=1, device=EVIL,
-            started_at=time.time(), last_seen=time.time(), engine={},
+            started_at=time.time(), last_seen=time.time(), engine={"weakens": [EVIL]},
         ),
     )  # fmt: skip
     store.lpush(f"llorch.{EVIL}2", json.dumps(envelope([[], {}, {}])))

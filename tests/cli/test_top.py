@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,14 +15,18 @@ from contextlib import ExitStack, closing
 
 import pytest
 import redis
+from rich.console import Console
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
+from llorch_worker.broker.figures.history import Point
 from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.fleet.recent_jobs import RecentJobs
 from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.broker.queues import place_of
 from llorch_worker.broker.waiting import inbox_watch
+from llorch_worker.cli.fleet_charts import charts
+from llorch_worker.cli.terminal.live_screen import LiveScreen
 from llorch_worker.client import Client
 from tests.broker.steps import push
 from tests.cli.command import Served, Started, environment, run
@@ -116,7 +121,7 @@ def test_of_hundreds_of_workers_the_most_loaded_are_shown_and_the_rest_summed_up
     rows = len(shown) - 2 - first
     assert int(hidden[1]) == int(hidden[2]) == MANY - rows
     text = "\n".join(shown)
-    assert "1 silent worker: gpu2@node-250, last seen 1" in text
+    assert "1 silent worker: gpu2@node-250, last seen " in text
     assert "1 failed job of toy among the last 1,200" in text
     assert "140 ms / 151 ms" in text  # every worker counts into the percentiles
     top.press("s")
@@ -171,6 +176,26 @@ def test_a_screen_of_120_by_40_is_full_of_jobs_and_the_last_hour(
         top.press("q")
         assert top.ended() == 0
         store.delete(keys.HISTORY, keys.waiting("toy"), "llorch.toy")
+
+
+@pytest.mark.parametrize("columns", [1, 24, 25, 26])
+def test_a_narrow_terminal_has_charts_of_at_least_a_column(columns: int) -> None:
+    point = Point(at=1000.0, workers=1, running=1, waiting=0, tokens_per_s=1.0)
+    drawn = Console(width=columns, file=io.StringIO())
+    drawn.print(charts([point], now_s=1000.0, columns=columns, lines=20))
+
+
+def test_a_key_of_another_encoding_is_passed_over_and_ends_nothing() -> None:
+    heard: list[str] = []
+    screen = LiveScreen(Console(), lambda: "", lambda key: heard.append(key) is None)
+    keyboard, keys = os.pipe()
+    for typed in (b"\xe9", b"s\xe9"):
+        os.write(keys, typed)
+        assert screen._heard_keys(keyboard)
+    assert heard == ["s"]
+    os.close(keys)
+    assert not screen._heard_keys(keyboard), "it is closed"
+    os.close(keyboard)
 
 
 def test_top_says_that_redis_is_away_and_comes_back_with_it(

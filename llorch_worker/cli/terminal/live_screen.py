@@ -94,8 +94,8 @@ class LiveScreen:
         return True
 
     def _heard_keys(self, keyboard: int) -> bool:
-        typed = os.read(keyboard, _CHUNK_BYTES).decode(errors="ignore")
-        return bool(typed) and all(self._on_key(key) for key in typed)
+        typed = os.read(keyboard, _CHUNK_BYTES)
+        return bool(typed) and all(map(self._on_key, typed.decode(errors="ignore")))
 
 
 @contextmanager
