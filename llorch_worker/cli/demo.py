@@ -20,7 +20,7 @@ from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
-from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.command_errors import FAILED, CommandError
 from llorch_worker.contract.generation_config import GenerationConfig
 from llorch_worker.demo_model import DEMO, STORY_MODEL, demo_model
 from llorch_worker.stack.programs import FLOWER, GATEWAY
@@ -92,6 +92,8 @@ def demo(
     if not keep:
         view.leaving(stack.gateway_url, stack.flower_url)
     if found.failed:
+        if as_json:  # the document says so
+            raise typer.Exit(FAILED)
         raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
 
 

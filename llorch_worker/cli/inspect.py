@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,12 +55,13 @@ def inspect(
     plan: LoadPlan | EncoderPlan
     if is_for_texts(checkpoint, settings.engine_options):
         plan = plan_encoder(checkpoint, settings.engine_options)
-        show_encoder(screen, settings, plan)
+        show = partial(show_encoder, screen, settings, plan)
     else:
         plan = plan_load(settings.model, settings.engine_options, checkpoint)
-        _show(screen, settings, plan)
+        show = partial(_show, screen, settings, plan)
     with IntakeProcess(checkpoint.path) as intake:
         intake.around()  # raises if a worker could not use the vocabulary
+    show()
     if plan.misfit:
         raise typer.Exit(FAILED)
 

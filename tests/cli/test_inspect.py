@@ -143,6 +143,23 @@ def folder_with(to: Path, files: Path, generation_config: dict[str, Any]) -> Pat
     return to
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_of_a_model_whose_vocabulary_is_malformed_only_the_error_is_printed(
+    trained_model: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    for file in (trained_model / "hf").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition | {"added_tokens": 5}))
+    ran = run("inspect", tmp_path, *options)
+    assert ran.code == 1, ran
+    if options:
+        assert "malformed" in ran.json["error"]["message"]
+    else:
+        assert (ran.out, "malformed" in ran.err) == ("", True)
+
+
 def test_a_chat_template_that_grows_without_end_costs_inspect_and_generate_nothing(
     trained_model: Path, tmp_path: Path
 ) -> None:
