@@ -161,7 +161,8 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
         remedy = "to keep jobs across restarts, run a Redis and set LLORCH_REDIS_URL"
         return Check("redis", "warn", finding, remedy)
     finding = str(error).partition(";")[0]
-    remedy = 'run redis-server, or "docker compose up -d redis", or ' + how_to_change(url)
+    start = '"docker run -d -p 127.0.0.1:6379:6379 redis:7.4"'
+    remedy = f"run redis-server, or {start}, or {how_to_change(url)}"
     return Check("redis", "fail", finding, remedy)
 
 

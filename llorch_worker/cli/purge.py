@@ -9,6 +9,7 @@ import typer
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 
 
@@ -32,9 +33,10 @@ def purge(
         raise usage_error(f"{queue} is no queue of jobs; they are named llorch.MODEL")
     with connect(settings.redis_url) as client, broker_errors(settings.redis_url):
         if not yes:
-            raise usage_error(f"{length(client, queue)} jobs wait in {queue}; --yes deletes them")
+            jobs = counted(length(client, queue), "waiting job")
+            raise usage_error(f"{queue} has {jobs}; give --yes to delete what waits")
         deleted = delete(client, queue)
     if as_json:
         screen.document({"queue": queue, "deleted": deleted})
     else:
-        screen.line(f"deleted {deleted} jobs of {queue}")
+        screen.line(f"deleted {counted(deleted, 'job')} of {queue}")

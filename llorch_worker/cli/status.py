@@ -170,5 +170,5 @@ def unknown_job(job_id: str) -> CommandError:
     return CommandError(
         "UNKNOWN_JOB",
         f"no job {job_id[:80]!r}; give the whole id, as llorch submit prints it; results are kept "
-        "for a day, and a job from another producer is known once a worker takes it",
+        "for LLORCH_RESULT_TTL_S, and a job from another producer is known once a worker takes it",
     )

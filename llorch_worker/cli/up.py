@@ -49,7 +49,11 @@ def up(
     models: list[Settings],
     workers: Annotated[
         int | None,
-        typer.Option("--workers", help="Number of workers (default: one per GPU, else one)."),
+        typer.Option(
+            "--workers",
+            help="Number of workers (default: one per GPU, else one per processor socket; at least "
+            "one per model).",
+        ),
     ] = None,
     devices: Annotated[
         str | None,

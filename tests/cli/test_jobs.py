@@ -164,7 +164,7 @@ def test_status_shows_since_when_a_worker_is_silent_and_cuts_no_name_in_a_pipe(
             registry.withdraw(client, served.model, name)
             client.zrem(keys.live(served.model), place_of(served.model, name))
     (line,) = (line for line in shown.splitlines() if name in line)
-    assert re.search(r"1\d s ago$", line.rstrip())
+    assert re.search(r"\d+ (s|min) ago$", line.rstrip())
 
 
 def test_status_shows_a_queue_that_no_worker_serves(served: Served) -> None:
@@ -220,7 +220,7 @@ def test_purge_deletes_what_waits_in_a_queue_and_says_before_how_much_that_is() 
         jobs = [client.submit(prompt="x", priority=each) for each in ("high", "normal", "low")]
         client.redis.lpush("llorch.toy", "a stock producer's")
         asked = run("purge", "llorch.toy", "--redis", server.url)
-        assert (asked.code, "3 jobs wait in llorch.toy; --yes" in asked.err) == (2, True)
+        assert (asked.code, "llorch.toy has 3 waiting jobs; give --yes" in asked.err) == (2, True)
         assert run("purge", "toy", "--yes", "--redis", server.url).code == 2
         found = run("purge", "llorch.toy", "--yes", "--json", "--redis", server.url).json
         assert found == {"queue": "llorch.toy", "deleted": 3}
