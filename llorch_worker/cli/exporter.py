@@ -36,6 +36,7 @@ def exporter(
     it prints its URL once it listens.
     """
     extras.require("metrics")
+    from llorch_worker.broker.connections.url import in_brackets
     from llorch_worker.broker.jobs.deadlines import ending_overdue
     from llorch_worker.telemetry.logs.setup import configure
     from llorch_worker.telemetry.metrics.exporter import Exporter
@@ -45,12 +46,12 @@ def exporter(
     except OSError as error:
         raise CommandError(
             "CANNOT_LISTEN",
-            f"cannot listen at {host}:{port}: {error.strerror}; --port and --host choose another "
-            "place",
+            f"cannot listen at {in_brackets(host)}:{port}: {error.strerror}; "
+            "--port and --host choose another place",
         ) from None
     configure(settings.log_format)
     signal.signal(signal.SIGTERM, _end)
-    url = f"http://{host}:{server.server_port}"
+    url = f"http://{in_brackets(host)}:{server.server_port}"
     screen = Screen(as_json=as_json)
     if as_json:
         screen.document({"url": url}, indent=None)

@@ -36,6 +36,7 @@ def gateway(
     import uvicorn
     from pydantic import ValidationError
 
+    from llorch_worker.broker.connections.url import in_brackets
     from llorch_worker.contract.rules import rule_of
     from llorch_worker.gateway.app import create_app
     from llorch_worker.gateway.connections import connections, raise_file_limit
@@ -89,15 +90,15 @@ def gateway(
             timeout_graceful_shutdown=STOP_S,
         )
     )
-    screen = Screen(as_json=as_json)
+    screen, host = Screen(as_json=as_json), in_brackets(own.host)
     try:
         sockets = [server.config.bind_socket()]
     except SystemExit:  # uvicorn has logged the reason
-        message = f"cannot listen at {own.host}:{own.port}; --port and --host choose another place"
+        message = f"cannot listen at {host}:{own.port}; --port and --host choose another place"
         raise CommandError("CANNOT_LISTEN", message) from None
     # Before the URL is printed: who connects at once must wait, and not be refused.
     sockets[0].listen(BACKLOG)
-    url = f"http://{own.host}:{sockets[0].getsockname()[1]}"
+    url = f"http://{host}:{sockets[0].getsockname()[1]}"
     if as_json:
         screen.document({"url": url}, indent=None)
     else:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from llorch_worker.broker.connections.url import in_brackets
 from llorch_worker.contract import shown
 from llorch_worker.gateway.webhook_secret import WebhookSecret
 from llorch_worker.settings import Bytes, Seconds, WholeSeconds
@@ -109,6 +110,6 @@ def _origin(given: str) -> str:
             "http://localhost:3000, without a path, or * for all",
             {"given": shown(given)},
         )
-    host = f"[{host}]" if ":" in host else host
+    host = in_brackets(host)
     is_usual = port in (None, {"http": 80, "https": 443}.get(parts.scheme))
     return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{port}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import httpx
 import pytest
 
 from llorch_worker.broker.fleet import registry
+from llorch_worker.broker.jobs.usage import UsageRow
 from llorch_worker.client import Client
+from llorch_worker.telemetry.metrics.fleet_metrics import MOST_ROWS, _used
 from tests.cli.command import run
 from tests.services import RedisServer, free_port, running_worker, wait_until
 from tests.store import add_letter
@@ -128,12 +132,23 @@ def test_targets_are_the_workers_that_serve_metrics(
     assert serving() == []
 
 
+def test_the_usage_of_those_with_the_most_tokens_of_both_kinds_is_shown() -> None:
+    few = UsageRow(date.today(), "few", "toy", 1, 0, 10, 0, 1, 1)
+    much = replace(few, tenant="much", prompt_tokens=1, completion_tokens=1000)
+    jobs, *_ = _used([*[few] * MOST_ROWS, much])
+    tenants = {sample.labels["tenant"] for sample in jobs.samples}
+    assert tenants == {"few", "much"}
+
+
 def test_an_address_of_ipv6_is_written_in_brackets() -> None:
     fields = dict.fromkeys(registry.WorkerCard.model_fields)
     card = registry.WorkerCard.model_construct(
         **fields | {"metrics_host": "::1", "metrics_port": 9400}
     )
     assert card.metrics_address == "[::1]:9400"
+    # Of documentation: no machine has it.
+    ran = run("exporter", "--host", "2001:db8::1", "--port", "9390", "--json")
+    assert ran.json["error"]["message"].startswith("cannot listen at [2001:db8::1]:9390: ")
 
 
 def test_unknown_paths_and_taken_ports_are_told(exporter: str) -> None:

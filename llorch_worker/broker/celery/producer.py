@@ -12,7 +12,14 @@ from kombu.messaging import Consumer
 
 from llorch_worker.broker.connections.connection import sentinel_options
 from llorch_worker.broker.connections.time_limits import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
-from llorch_worker.broker.connections.url import SENTINEL, SEPARATOR, TLS, UNIX, RedisUrl
+from llorch_worker.broker.connections.url import (
+    SENTINEL,
+    SEPARATOR,
+    TLS,
+    UNIX,
+    RedisUrl,
+    in_brackets,
+)
 
 
 class OwnConnection(Connection):
@@ -70,7 +77,7 @@ def celery_url(redis_url: str) -> str:
     url = RedisUrl.parse(redis_url)
     if url.scheme == UNIX:
         return f"redis+socket://{url.login}{quote(url.path)}?virtual_host={url.db}"
-    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.servers)
+    hosts = (f"{in_brackets(host)}:{port}" for host, port in url.servers)
     return SEPARATOR.join(f"{url.scheme}://{url.login}{host}/{url.db}" for host in hosts)
 
 

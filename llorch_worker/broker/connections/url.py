@@ -34,6 +34,11 @@ SHORTEST_REPLY_TIMEOUT_S = 2.0
 """Questions about tokens block a second less: see :func:`.longest_wait_s`."""
 
 
+def in_brackets(host: str) -> str:
+    """``host`` as it stands before a port: an address of IPv6 is ``[::1]``."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _number(value: str) -> int:
     if not value.isdecimal():
         raise ValueError("must be a whole number")
@@ -291,7 +296,6 @@ def _safe_part(part: str) -> str:
     if not split.netloc and split.scheme != UNIX:
         # localhost:6379, for example. Before an @ there may be a password.
         return part.rpartition("@")[2]
-    host = split.hostname or ""
-    host = f"[{host}]" if ":" in host else host
+    host = in_brackets(split.hostname or "")
     user = f"{split.username or ''}:***@" if split.password else ""
     return f"{split.scheme}://{user}{host}{f':{split.port}' if split.port else ''}{split.path}"

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.url import in_brackets
 from llorch_worker.broker.fleet import stored
 from llorch_worker.broker.fleet.recent_jobs import RecentJobs
 from llorch_worker.broker.queues import place_of
@@ -146,8 +147,7 @@ class WorkerCard(_Card):
         """``host:port``, for Prometheus."""
         if self.metrics_host is None or self.metrics_port is None:
             return None
-        host = f"[{self.metrics_host}]" if ":" in self.metrics_host else self.metrics_host
-        return f"{host}:{self.metrics_port}"
+        return f"{in_brackets(self.metrics_host)}:{self.metrics_port}"
 
     @property
     def died_s(self) -> float:

@@ -156,7 +156,9 @@ def _backlog(found: _Reading) -> Metric:
 
 def _used(rows: list[UsageRow]) -> Iterable[Metric]:
     """Counters of this UTC day, which begin at 0 with it, as those of a restarted process do."""
-    largest = heapq.nlargest(MOST_ROWS, rows, key=lambda row: row.prompt_tokens)
+    largest = heapq.nlargest(
+        MOST_ROWS, rows, key=lambda row: row.prompt_tokens + row.completion_tokens
+    )
     for name, (help, unit, kinds) in _USED.items():
         labels = ("tenant", "model_name", *(["kind"] if len(kinds) > 1 else []))
         counter = CounterMetricFamily(f"llorch_usage_{name}", f"{help} today.", labels=labels)

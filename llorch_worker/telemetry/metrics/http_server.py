@@ -19,6 +19,8 @@ from prometheus_client.exposition import (
     generate_latest,
 )
 
+from llorch_worker.broker.connections.url import in_brackets
+
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 16
@@ -129,8 +131,7 @@ def serve(registry: CollectorRegistry, host: str, first_port: int) -> MetricsSer
         except OSError as error:
             reason = error
         else:
-            name = f"[{server.host}]" if ":" in server.host else server.host
-            logger.info("metrics at http://%s:%d/metrics", name, port)
+            logger.info("metrics at http://%s:%d/metrics", in_brackets(server.host), port)
             return server
     logger.warning(
         "no metrics: cannot listen at a port from %d to %d of %s: %s",
