@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# For a machine with two cores: much time is waiting. Each process gets one torch thread. Of five the
-# tests take 20 minutes, of seven 17.
+# For a machine with two cores: much time is waiting. Each process gets one torch thread.
+# With five processes the tests take 20 minutes, with seven 17.
 TEST_PROCESSES ?= 7
 
 # Says what is wrong with the Python that runs it, which may be an old one.
