@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llorch_worker import processors
@@ -51,7 +52,7 @@ def worker_devices(
     Raises:
         CommandError: a list has an empty, repeated or wrong name, both lists are given,
             ``workers`` disagrees with the list, or there are fewer workers than ``models``.
-        DeviceUnavailable: no driver, or no such card.
+        DeviceUnavailable: no driver, no such card, or no card that responds.
     """
     if gpus is not None and devices is not None:
         raise usage_error("--gpus and --devices both place workers: give only one of them")
@@ -78,15 +79,19 @@ def worker_devices(
 
 def _numbered(gpus: str) -> list[str]:
     if gpus == ALL:
-        return _every_card()
+        return _that_respond(usable_cards())
     numbers = [part.strip() for part in gpus.split(",")]
     if not all(number.isdecimal() for number in numbers):
         raise usage_error(f"--gpus must be all or card numbers such as 0,2 (got {gpus!r})")
     return [f"cuda:{int(number)}" for number in numbers]
 
 
-def _every_card() -> list[str]:
-    return [f"cuda:{number}" for number, card in enumerate(usable_cards()) if card.fault is None]
+def _that_respond(cards: Sequence[Card]) -> list[str]:
+    found = [f"cuda:{number}" for number, card in enumerate(cards) if card.fault is None]
+    if not found:
+        faults = ", ".join(f"{card.name}: {card.fault}" for card in cards)
+        raise DeviceUnavailable(f"no card responds ({faults}); see llorch doctor")
+    return found
 
 
 def _default(device: str, workers: int | None, models: int) -> list[str]:
@@ -98,12 +103,13 @@ def _default(device: str, workers: int | None, models: int) -> list[str]:
     try:
         if device == "auto" and not torch_has_cuda():
             raise DeviceUnavailable("this torch is built without CUDA")
-        cards = _every_card()
+        cards = usable_cards()
     except DeviceUnavailable:
         if device == "cuda":
             raise
         return on_cpu
-    return cards if workers is None else cards[:workers]
+    # The CPU takes over where there is no card, and not where all fail.
+    return _that_respond(cards)[:workers]
 
 
 def _named(devices: list[str]) -> WorkerDevices:

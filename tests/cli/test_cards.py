@@ -137,6 +137,16 @@ def test_without_a_driver_no_command_falls_back_to_the_cpu(
     assert said.startswith("no NVIDIA driver responds (Driver Not Loaded); check `nvidia-smi`")
 
 
+@pytest.mark.parametrize(("options", "device"), [(("--gpus", "all"), "auto"), ((), "cuda")])
+def test_up_names_the_faults_of_cards_none_of_which_responds(
+    machine: Machine, options: tuple[str, ...], device: str
+) -> None:
+    machine.show(card(0, fault="GPU is lost"), card(1, fault="Unknown Error"))
+    arguments = ("up", "--no-flower", "--model", "demo", *options)
+    said = refused(*arguments, machine=machine, LLORCH_DEVICE=device)
+    assert said == ("no card responds (gpu0: GPU is lost, gpu1: Unknown Error); see llorch doctor")
+
+
 def test_inspect_refuses_a_full_card_with_needed_and_free_memory(
     machine: Machine, redis_url: str, demo_model: Path
 ) -> None:
