@@ -37,7 +37,7 @@ class Outcome:
 
     contestant: str
     clean: bool
-    """Whether every promise was kept."""
+    """Whether every promise was kept, and no worker died that was not struck."""
     findings: Findings
     wall_s: float
     start_up_s: dict[str, float]
@@ -97,7 +97,7 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
         findings = audit(ledger, unannounced=watcher.compare())
         return Outcome(
             contestant=contestant.name,
-            clean=findings.clean,
+            clean=findings.clean and not fleet.unexpected_exits,
             findings=findings,
             wall_s=time.monotonic() - began_s,
             start_up_s=spread(fleet.start_up_s),

@@ -19,11 +19,12 @@ from benches.celery_suite.suite import OURS, STOCK, Limits, Outcome, files_of, r
 
 HOPELESS_S = 3.0
 """What a test gets that is known to fail; most of them would wait for ever."""
-FAILED = "failed"
+FAILED, NOT_COLLECTED = "failed", "not collected"
 
 
 def main() -> int:
-    """Exit code 1 if a test fails that stock Celery passes, and no reason is known."""
+    """Exit code 1 if a test fails that stock Celery passes, or a file of tests cannot be read, and
+    no reason is known; or if no test ran in our worker that should."""
     options = _options()
     files = options.files or files_of(options.sdist)
     folder: Path = options.logs or Path(tempfile.mkdtemp(prefix="celery-suite-logs-"))
@@ -42,12 +43,14 @@ def main() -> int:
     else:
         _print_table(outcomes)
     print(f"pytest's output: {folder}", file=sys.stderr)
-    return int(any(_is_unexplained(test, of) for test, of in outcomes.items()))
+    idle = options.only != STOCK and not any(OURS in of for of in outcomes.values())
+    return int(idle or any(_is_unexplained(test, of) for test, of in outcomes.items()))
 
 
 def _is_unexplained(test: str, of: dict[str, Outcome]) -> bool:
     verdicts = {contestant: outcome.verdict for contestant, outcome in of.items()}
-    failed_here_alone = verdicts.get(OURS) == FAILED != verdicts.get(STOCK)
+    ours = verdicts.get(OURS)
+    failed_here_alone = ours in (FAILED, NOT_COLLECTED) and ours != verdicts.get(STOCK)
     return failed_here_alone and reason_of(test) is None
 
 

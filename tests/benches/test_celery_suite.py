@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benches.celery_suite.suite import OURS, STOCK
+import pytest
+
+from benches.celery_suite.__main__ import _is_unexplained
+from benches.celery_suite.suite import OURS, STOCK, Outcome
 from tests.benches.program import run_program
 
 CONFTEST = """
@@ -67,3 +70,21 @@ def test_each_test_runs_in_our_worker_and_in_stock_celery_s(tmp_path: Path) -> N
         "test_that_waits_for_ever": ("failed", "failed"),
     }, ran.err
     assert ran.code == 0, "no test fails here alone"
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "unexplained"),
+    [
+        ("failed", "passed", True),
+        ("not collected", None, True),
+        ("not collected", "not collected", False),
+        ("failed", "failed", False),
+        (None, "passed", False),
+    ],
+)
+def test_what_fails_or_cannot_be_read_in_our_worker_alone_needs_a_reason(
+    ours: str | None, stock: str | None, unexplained: bool
+) -> None:
+    verdicts = {OURS: ours, STOCK: stock}
+    of = {name: Outcome("test", verdict, "") for name, verdict in verdicts.items() if verdict}
+    assert _is_unexplained("test_any.py", of) is unexplained
