@@ -101,8 +101,7 @@ class Announcer(Repeater):
             cards = registry.takers(self._redis, card.model)
         except RedisError:
             return  # `llorch status` will say so
-        # One without weights has no fingerprint yet.
-        served = [each for each in cards if each.fingerprint or not each.away]
+        served = [each for each in cards if not each.awaits_first_load]
         others = [each for each in served if each.fingerprint != card.fingerprint]
         if others:
             logger.warning(

@@ -163,10 +163,7 @@ def _load(
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
         fingerprints=Counter(
-            # One that is away may not have loaded it yet.
-            worker.fingerprint
-            for worker in serving
-            if worker.fingerprint or not worker.away
+            worker.fingerprint for worker in serving if not worker.awaits_first_load
         ),
         wrong_keys=found.wrong_keys,
     )

@@ -150,6 +150,11 @@ class WorkerCard(_Card):
         return f"{in_brackets(self.metrics_host)}:{self.metrics_port}"
 
     @property
+    def awaits_first_load(self) -> bool:
+        """Whether it has loaded nothing yet, and so has no fingerprint to compare."""
+        return not self.fingerprint and bool(self.away)
+
+    @property
     def died_s(self) -> float:
         """Seconds since its engine died last; infinite if its first one lives."""
         at = self.last_death_at
