@@ -33,7 +33,7 @@ SMALL_BYTES = 2**15
 """A body that can hold the event loop up for a few milliseconds at most."""
 
 NUMBER_BYTES = 20
-SCORE_BYTES = 100
+_SCORE_BYTES = 100
 """A token and its log probability, about."""
 
 _CHARSET = re.compile(r'charset="?([^\s;"]+)', re.IGNORECASE)
@@ -87,7 +87,13 @@ def about_bytes(what: object, *, ids: bool = False) -> int:
 def _about_bytes_of(scored: Sequence[TokenLogprobs | None] | None) -> int:
     # All have as many alternatives; the first of a prompt is None.
     last = scored[-1] if scored else None
-    return len(scored or ()) * SCORE_BYTES * (1 + len(last.top if last else ()))
+    return scores_bytes(len(scored or ()), len(last.top if last else ()))
+
+
+def scores_bytes(tokens: int, alternatives: int) -> int:
+    """A rough size, in bytes of JSON, of the log probabilities of ``tokens``, each with as many
+    ``alternatives``."""
+    return tokens * _SCORE_BYTES * (1 + alternatives)
 
 
 class LongJson(JSONResponse):

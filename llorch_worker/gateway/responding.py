@@ -25,7 +25,7 @@ from llorch_worker.contract import (
     request_digest,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
-from llorch_worker.gateway.bodies import SCORE_BYTES, about_bytes
+from llorch_worker.gateway.bodies import about_bytes, scores_bytes
 from llorch_worker.gateway.errors import HttpError, as_shown
 from llorch_worker.gateway.event_source import EventSource, encoded
 from llorch_worker.gateway.gateway import Gateway
@@ -360,7 +360,7 @@ class Creation:
 async def written(gateway: Gateway, response: Response) -> PlainResponse:
     """``response`` as an answer."""
     size = sum(
-        len(part.text) + len(part.logprobs) * SCORE_BYTES * (1 + response.top_logprobs)
+        len(part.text) + scores_bytes(len(part.logprobs), response.top_logprobs)
         for item in response.output
         if isinstance(item, MessageItem)
         for part in item.content

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from llorch_worker.gateway.bodies import SCORE_BYTES, SMALL_BYTES, Bodies, compact, in_pieces
+from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies, compact, in_pieces, scores_bytes
 from llorch_worker.gateway.event_source import framed
 from llorch_worker.openai_api.responses_events import Event
 
@@ -45,6 +45,4 @@ def _about_bytes_of(part: dict[str, Any]) -> int:
     text = part.get("text") or part.get("delta") or ""
     scores = part.get("logprobs") or ()
     # All tokens have as many alternatives.
-    return len(text) + sum(
-        len(scores) * SCORE_BYTES * (1 + len(each["top_logprobs"])) for each in scores[:1]
-    )
+    return len(text) + scores_bytes(len(scores), len(scores[0]["top_logprobs"]) if scores else 0)
