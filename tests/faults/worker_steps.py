@@ -185,6 +185,10 @@ def a_worker_acknowledges_an_ended_job(stage: Stage) -> Acts:
     yield None
     insist(lambda: claims.end(stage.channel, claim, TERMS))
     yield ["a"]
+    # What follows the end needs the message.
+    (ended,) = follow_ups.take(stage.store, 60)
+    assert ended.message
+    follow_ups.note_done(stage.store, "a", TERMS.result_ttl_s, ended.fence)
     assert not message_of(stage.store, "a")
 
 
