@@ -272,7 +272,8 @@ def test_texts_are_compared_by_the_cosine_of_their_vectors(engine: EmbeddingEngi
     scored = engine.submit(ScoreRequest(text_1=query, text_2=documents)).result()
     torch.testing.assert_close(torch.tensor(scored.scores), expected)
     ranked = engine.submit(RerankRequest(query=query, documents=documents, top_n=3)).result()
-    best = expected.argsort(descending=True)[:3].tolist()
+    # By its own scores: these vectors of random weights are nearly the same.
+    best = sorted(range(len(documents)), key=lambda index: -scored.scores[index])[:3]
     assert [each.index for each in ranked.results] == best
     pairs = engine.submit(ScoreRequest(text_1=documents, text_2=documents[::-1])).result()
     torch.testing.assert_close(
