@@ -24,6 +24,7 @@ from llorch_worker.broker.jobs.follow_ups import FollowUp
 from llorch_worker.broker.jobs.results import FAILURE, REVOKED, SUCCESS
 from llorch_worker.broker.messages.message import read_task
 from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.message_faults import usable
 
 logger = get_logger(__name__)
 
@@ -56,7 +57,8 @@ class FollowUps(Repeater):
         if ended.document:
             embed = body[2] if isinstance(body, list) and len(body) == 3 else None
             beside = embed if isinstance(embed, dict) else {}
-            request = Context({**headers, **beside, "id": ended.job_id, "delivery_info": {}})
+            fields = usable(headers) | usable(beside)
+            request = Context({**fields, "id": ended.job_id, "delivery_info": {}})
             try:
                 meta = self._app.backend.decode(ended.document)
                 self._end(ended.job_id, request, meta, events)

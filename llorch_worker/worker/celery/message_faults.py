@@ -57,14 +57,28 @@ def id_of(message: Any) -> str | None:
     return job_id if isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID_CHARS else None
 
 
+def usable(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What Celery can use of a refused message's headers or options."""
+
+    def is_usable(name: str, value: Any) -> bool:
+        if name in NEXT_TASKS:
+            return _can_send(name, value)
+        return name not in _HEADERS or _HEADERS[name][0](value)
+
+    return {name: value for name, value in fields.items() if is_usable(name, value)}
+
+
 def _fault_of_options(options: Mapping[str, Any]) -> str | None:
     for name in NEXT_TASKS:
         value = options.get(name)
-        tasks = [value] if name == "chord" and value else value or []
-        if not isinstance(tasks, list | tuple) or not all(map(is_signature, tasks)):
+        if not _can_send(name, value):
             tasks_of = "is not a task" if name == "chord" else "is not a list of tasks"
             return f"its {name} option {tasks_of} as Celery writes it (got {describe(value)})"
     return None
+
+
+def _can_send(name: str, value: object) -> bool:
+    return not value or (is_signature(value) if name == "chord" else are_signatures(value))
 
 
 def _are_stamps(value: object) -> bool:

@@ -16,7 +16,8 @@ from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, InvalidRequest
 from llorch_worker.worker.celery.message_faults import is_signature
 from tests.messages import QUEUE, envelope
-from tests.services import WorkerProcess
+from tests.services import WorkerProcess, wait_until
+from tests.store import follow_ups_in
 
 GET_S = 60
 
@@ -99,4 +100,6 @@ def test_a_job_with_an_odd_next_task_is_refused_without_a_traceback(
         client.redis.lpush(QUEUE, json.dumps(envelope(body, headers=headers)))
         with pytest.raises(InvalidRequest, match=f"its {place} option is not a"):
             client.job(job_id).result(GET_S)
+    wait_until(lambda: not follow_ups_in(client.redis))
     assert "Traceback" not in toy_worker.text()
+    assert "cannot follow up" not in toy_worker.text()
