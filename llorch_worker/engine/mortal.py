@@ -47,6 +47,8 @@ class Mortal:
         """Whether this is the first call, for one that lives."""
         with self._lock:
             was_healthy, self._closing = self.healthy, True
+            # They are not told any more, and may hold this in turn.
+            self._mourners = []
         return was_healthy
 
     def _note_death(self, death: Death) -> bool:

@@ -343,10 +343,10 @@ class EngineProcess(Mortal):
         return memoryview(data).cast("f", shape)
 
     def stats(self) -> EngineStats:
-        return self._stats.read()
+        return self._stats.read(lambda: self._call("stats"))
 
     def step_figures(self) -> StepFigures:
-        return self._steps.read()
+        return self._steps.read(lambda: self._call("step_figures"))
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         return tuple(self._call("misplaced_tensors").result(ANSWER_S))
@@ -440,8 +440,8 @@ class EngineProcess(Mortal):
                 case _:
                     self._take(message)
         self.facts: ModelFacts = message.facts
-        self._stats = _Figures(lambda: self._call("stats"), message.stats)
-        self._steps = _Figures(lambda: self._call("step_figures"), StepFigures())
+        self._stats = _Figures(message.stats)
+        self._steps = _Figures(StepFigures())
         self._reader = threading.Thread(target=self._read, name="llorch-engine", daemon=True)
         self._reader.start()
 
@@ -618,18 +618,17 @@ class _Figures(Generic[T]):
     """The last that the engine has told. A read asks for newer ones, and waits for them unless the
     engine owes an answer for longer than :data:`ANSWER_S`."""
 
-    def __init__(self, ask: Callable[[], Future[Any]], last: T) -> None:
-        self._ask = ask
+    def __init__(self, last: T) -> None:
         self._last = last
         self._asked: Future[Any] | None = None
         self._asked_s = 0.0
         self._asking = threading.Lock()
 
-    def read(self) -> T:
+    def read(self, ask: Callable[[], Future[Any]]) -> T:
         try:
             with self._asking:
                 if self._asked is None or self._asked.done():
-                    self._asked, self._asked_s = self._ask(), time.monotonic()
+                    self._asked, self._asked_s = ask(), time.monotonic()
                 asked, waited_s = self._asked, time.monotonic() - self._asked_s
             answer = asked.result(max(0.0, ANSWER_S - waited_s))
             self._last = msgspec.convert(answer, type(self._last))

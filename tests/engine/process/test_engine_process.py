@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -410,6 +412,24 @@ def test_a_death_while_loading_is_explained_whatever_was_unread(path: Path) -> N
     dying = "tests.engine.process.faulty_engine:DyingEngine"
     with IntakeProcess(path) as intake, pytest.raises(EngineDied, match="signal SIGKILL"):
         EngineProcess.load(path, engine_class=dying, intake=intake, **SIZES)
+
+
+@pytest.mark.usefixtures("forks")
+def test_what_the_keeper_holds_of_it_goes_with_its_last_name(path: Path) -> None:
+    """In a cycle it would stay until Python collects, which a quiet keeper does after hours."""
+    gc.disable()
+    try:
+        engine = EngineProcess.load(path, **SIZES)
+        engine.on_death(partial(print, engine))
+        asked = GenerationRequest(prompt="a", max_tokens=2)
+        engine.submit(asked, on_event=lambda _: None, on_tokens=lambda _: None).result()
+        assert engine.stats().running == 0
+        engine.close()
+        left = weakref.ref(engine)
+        del engine
+        wait_until(lambda: left() is None)
+    finally:
+        gc.enable()
 
 
 def prompt_of(fault: int) -> GenerationRequest:
