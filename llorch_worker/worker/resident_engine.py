@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from celery.utils.log import get_logger
 
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.contract import InternalError, LlorchError
@@ -399,6 +400,8 @@ class ResidentEngine:
         if is_closing:
             engine.close()
             return
+        # What was held of the engine before.
+        return_freed_memory()
         self.load_s = loaded_s = self._served_since_s - began_s
         # Whoever planned it says so.
         (logger.debug if absence.planned else logger.info)(
