@@ -11,7 +11,7 @@ beforehand decides too, and a busy machine matters little. A pair of three model
 than its share of the jobs, here about two thirds, so the ratio cannot reach 1.5.
 
 Exits with 1 if a job of the workers that change is lost, or has other tokens than it should, or if
-a keeper grows by 2% from its first change to its last. An engine's memory goes with its process, of
+a keeper grows by 2% once it has had each model. An engine's memory goes with its process, of
 which a worker has one at a time.
 """
 
@@ -82,8 +82,8 @@ class Memory:
 
     @property
     def growth(self) -> float:
-        """From the first change to the last, as a share."""
-        found = [*self.medians().values()]
+        """From when each model has been resident to the last change, as a share."""
+        found = [mib for count, mib in self.medians().items() if count >= len(MODELS)]
         return found[-1] / found[0] - 1 if found else 0.0
 
 
@@ -148,11 +148,14 @@ def several_models(
     print(f"ratio to the fixed pair: {changing.ended / max(1, fixed.ended):.2f}")
     memory, medians = changing.memory, changing.memory.medians()
     if medians:
-        (first, after_first), *_, (last, after_last) = [*medians.items()] * 2
+        after = ", ".join(
+            f"after {count} {mib:.1f}"
+            for count, mib in medians.items()
+            if count in (1, len(MODELS), max(medians))
+        )
         print(
-            f"RSS of a keeper: before the first load {memory.before:.1f} MiB, after {first} "
-            f"changes {after_first:.1f}, after {last} {after_last:.1f} ({memory.growth:+.2%}); "
-            f"engines at a time: at most {memory.most_engines}"
+            f"RSS of a keeper, MiB: before the first load {memory.before:.1f}, changes: {after} "
+            f"({memory.growth:+.2%}); engines at a time: at most {memory.most_engines}"
         )
     for fault in (*changing.faults, *killed.faults):
         print(fault)
