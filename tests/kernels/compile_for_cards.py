@@ -86,8 +86,11 @@ def compile_kernel(
     kernel: Any,
     constants: dict[str, Any],
     types: dict[str, str] | None = None,
-    **options: int,
+    *,
+    loop: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
+    """What ptxas says of it, and with ``loop`` what its machine code does."""
     known = TYPES | (types or {})
     names = kernel.arg_names
     signature = {
@@ -110,7 +113,8 @@ def compile_kernel(
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-        code = _run("cuobjdump", "-sass", file.name)
+        # To take the code apart takes as long as to make it.
+        code = _run("cuobjdump", "-sass", file.name) if loop else ""
     ptx = compiled.asm["ptx"]
     return {
         "stack_bytes": max(int(size) for size in re.findall(r"STACK:(\d+)", usage)),
@@ -118,7 +122,7 @@ def compile_kernel(
         "fits": compiled.metadata.shared <= SHARED_BYTES[capability],
         "registers": max(int(count) for count in re.findall(r"REG:(\d+)", usage)),
         "tensor_cores": "wgmma" in ptx or "mma.sync" in ptx,
-        "loop": _longest_loop(code),
+        **({"loop": _longest_loop(code)} if loop else {}),
     }
 
 
@@ -229,6 +233,7 @@ def compile_product(capability: int, form: CodeForm, tokens: int, tiles: int) ->
         quantised_linear._multiply,
         constants,
         NUMBERS,
+        loop=True,
         num_warps=parts,
         num_stages=1,
         maxnreg=MAX_REGISTERS,
@@ -246,7 +251,9 @@ def kernels_beside_attention(capability: int) -> dict[str, dict[str, Any]]:
     rope, gate = rope_and_write._rope_and_write, gate_and_mul._gate_and_mul
     norm = {"ADD": True, "BLOCK": 4096}
 
-    def compiled(kernel: Any, constants: dict[str, Any], *types: dict[str, str], **options: int):
+    def compiled(
+        kernel: Any, constants: dict[str, Any], *types: dict[str, str], **options: Any
+    ) -> dict[str, Any]:
         return compile_kernel(capability, kernel, constants, *types, **options)
 
     return {
