@@ -11,11 +11,18 @@ from tests.forks import REPOSITORY
 
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs it with ``options`` to its end. The files may import what the tests may."""
+    """Runs it with ``options`` to its end, with the plug-ins alone that ``make test`` has options
+    for. The files may import what the tests may."""
+    plugins = ("xdist", "pytest_rerunfailures")
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": ",".join(plugins),
+        },
         capture_output=True,
         text=True,
         check=False,
