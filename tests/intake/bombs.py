@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from tests.sizes import sized
+
 _NUMBERS = (
     *("7 ** (7 ** 9)", "10 ** (10 ** 10)", "(2 ** 30000000) ** 3", "9 ** (9 ** 9) % 1000"),
     *("(messages | length) * 3 ** (10 ** 9)", "(2 + (messages | length)) ** (10 ** 9)"),
@@ -76,7 +78,7 @@ _STATEMENTS = (
 _BROKEN = (
     "{% break %}",
     "{% continue %}",
-    "".join(f"{{% for a{i} in messages %}}" for i in range(200)) + "{% endfor %}" * 200,
+    "".join(f"{{% for a{i} in messages %}}" for i in range(110)) + "{% endfor %}" * 110,
     "{% if messages == 1 %}" + "{% elif messages == 2 %}" * 3000 + "{% endif %}",
     "{% if a %}" * 500 + "{% endif %}" * 500,
     "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
@@ -92,11 +94,12 @@ _BROKEN = (
 
 
 def computing() -> Iterator[str]:
-    """Templates of one expression or statement, some 300."""
-    for number, use in product(_NUMBERS, _USES):
-        yield use.replace("X", number)
-    for text, size, use in product(_TEXTS, _SIZES, _USES):
-        yield use.replace("X", f"{text} * {size}")
+    """Templates of one expression or statement, each expression in two uses of the eight; in full
+    size in all, which makes some 300."""
+    expressions = [*_NUMBERS, *(f"{text} * {size}" for text, size in product(_TEXTS, _SIZES))]
+    for i, expression in enumerate(expressions):
+        for k in range(sized(usual=2, full=len(_USES))):
+            yield _USES[(2 * i + k) % len(_USES)].replace("X", expression)
     for grown in _GROWN:
         yield f"{{{{ {grown} }}}}"
     yield from _STATEMENTS
