@@ -17,6 +17,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.device.thread_count import IDLE_PACE, MOST_PAUSE_S, ThreadCount
 from llorch_worker.kernels import native_absence
 from llorch_worker.model import ForwardModel, RaggedBatch
+from tests.sizes import sized
 
 STEP_S = 0.02
 """Of one sequence on one processor."""
@@ -124,7 +125,7 @@ def test_no_bit_of_an_answer_depends_on_the_number_of_threads(demo_model: Path) 
                 engine.submit(
                     GenerationRequest(
                         prompt="Once upon a time " * length,
-                        max_tokens=40,
+                        max_tokens=sized(usual=10, full=40),
                         seed=length,
                         logprobs=5,
                         frequency_penalty=0.5,
