@@ -117,9 +117,10 @@ def test_a_pattern_whose_keys_are_all_named_is_no_dead_end(
     closed = {"type": "object", "additionalProperties": False, **schema}
     (comma,) = engine.tokenizer.encode("x,", add_special_tokens=False)[-1:]
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": closed}}
-    for seed in range(4):
-        request = asking(response_format=shape, seed=seed, logit_bias={comma: 100})
-        (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+    fields = {"response_format": shape, "logit_bias": {comma: 100}}
+    together = [engine.submit(asking(**fields, seed=seed)) for seed in range(4)]
+    for generation in together:
+        (choice,) = generation.result(TIMEOUT_S).choices
         assert choice.finish_reason == "stop"
         assert set(json.loads(choice.text).values()) <= {1}
 

@@ -111,9 +111,10 @@ def test_a_named_function_is_called_once(engine: Engine, loaded: Any) -> None:
 def test_arguments_are_an_object_whatever_else_a_schema_takes(engine: Engine, kinds: Any) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": kinds}}}
     named = {"type": "function", "function": {"name": "weather"}}
-    for seed in range(4):
-        request = asking(tools=[tool], tool_choice=named, seed=seed, max_tokens=400)
-        (choice,) = engine.submit(request).result(TIMEOUT_S).choices
+    fields = {"tools": [tool], "tool_choice": named, "max_tokens": 400}
+    together = [engine.submit(asking(**fields, seed=seed)) for seed in range(4)]
+    for generation in together:
+        (choice,) = generation.result(TIMEOUT_S).choices
         if choice.finish_reason != "length":
             (call,) = choice.tool_calls or ()
             assert isinstance(json.loads(call.function.arguments), dict)
