@@ -19,7 +19,7 @@ from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, wait_until
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 from tests.store import held_ids, job_ids, stored_result
 
 PATH = "/v1/completions"
@@ -150,12 +150,18 @@ def test_what_nobody_knows_is_ignored_and_named_in_a_header(
     assert "x-llorch-ignored" not in toy.post(PATH, json=body).headers
 
 
-def test_more_tokens_than_the_context_holds_are_cut(toy: httpx.Client) -> None:
-    answer = toy.post(PATH, json={"prompt": "x", "max_tokens": 10**6}).json()
-    assert answer["usage"]["completion_tokens"] == CONTEXT - 1
-    assert answer["choices"][0]["finish_reason"] == "length"
-    # Those of a job are not.
-    job = toy.post("/v1/jobs", json={"prompt": "x", "max_tokens": 10**6})
+def test_more_tokens_than_the_context_holds_are_cut(
+    redis_server: RedisServer, http: httpx.Client, tmp_path: Path
+) -> None:
+    asked = {"model": "small", "prompt": "x", "max_tokens": 10**6}
+    with running_worker(
+        redis_server.url, tmp_path, name="small", model_name="small", max_context=64
+    ):
+        answer = http.post(PATH, json=asked).json()
+        assert answer["usage"]["completion_tokens"] == 63
+        assert answer["choices"][0]["finish_reason"] == "length"
+        # Those of a job are not.
+        job = http.post("/v1/jobs", json=asked)
     assert job.json()["error"]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
 
 

@@ -83,7 +83,7 @@ def test_a_key_finds_its_job_whatever_is_taken_meanwhile(client: Client) -> None
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "x", "max_tokens": 2}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
         ("/v1/responses", {"input": "x", "max_output_tokens": 2}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
     ],
