@@ -1,4 +1,4 @@
-"""A real chat model: 40 chats are rendered and tokenised as transformers does. A seventh, or all
+"""A real chat model: 40 chats are rendered and tokenised as transformers does. One in 14, or all
 with ``LLORCH_FULL_SIZE=1``, is answered through the queue and over HTTP as it answers."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 from tests.sizes import sized
 from tests.smollm2_chats import CHATS
 
-ANSWERED = sized(usual=CHATS[2::7], full=CHATS)
+ANSWERED = sized(usual=CHATS[2::14], full=CHATS)
 NEW_TOKENS = 16
 START, END = 1, 2
 """The ids of ``<|im_start|>`` and ``<|im_end|>``."""

@@ -16,7 +16,7 @@ from tests.engine.structured import TIMEOUT_S, asking
 from tests.sizes import sized
 
 SCHEMAS = sized(usual=12, full=300)
-SEEDS = 4
+SEEDS = sized(usual=2, full=4)
 AT_ONCE = 16
 LEAST_ENDED = 0.8
 CHECKED_FORMATS = ("uuid", "ipv4", "email")

@@ -41,7 +41,7 @@ from tests.engine.structured import AS_RECORD, TIMEOUT_S
 from tests.engine.together import all_at_once
 from tests.sizes import sized
 
-JOBS = sized(usual=18, full=1_500)
+JOBS = sized(usual=12, full=1_500)
 PHRASES = [
     "Once upon a time, there was a little girl named Lily.",
     "She liked to play with her red ball.",
