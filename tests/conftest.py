@@ -38,6 +38,10 @@ if not Path("/dev/nvidiactl").exists():
     # Triton reads this at its first import, which any test may cause.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Tests want more threads than there are processors for. They would spin while they wait for each
+# other, and take the time of those that they wait for. OpenMP reads this when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Otherwise every process that a test starts compiles the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
