@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import LlorchApp, build_app
 from llorch_worker.worker.celery.refusals import refused_setting
+from tests.forks import run_forked
 from tests.services import (
     MODULE_PATH,
     RedisServer,
@@ -163,6 +163,12 @@ def module_in(folder: Path, text: str) -> dict[str, object]:
     }
 
 
+def started(folder: Path, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """``celery <arguments>``, to its end. Celery looks for modules in ``folder``, where it runs."""
+    variables = environment("redis://localhost:1/0", **settings)
+    return run_forked("celery", *arguments, environment=variables, timeout_s=GET_S, folder=folder)
+
+
 def test_a_worker_obeys_what_says_the_same_in_other_words(
     redis_server: RedisServer, stock: Celery, tmp_path: Path
 ) -> None:
@@ -193,14 +199,7 @@ def test_a_refused_start_ends_with_2_before_it_connects(
     tmp_path: Path, app: str, before: tuple[str, ...], after: tuple[str, ...], said: str
 ) -> None:
     text = MODULE if before or after else "task_ignore_result = True\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", app, *before, "worker", *after],
-        env=environment("redis://localhost:1/0", **module_in(tmp_path, text)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = started(tmp_path, "-A", app, *before, "worker", *after, **module_in(tmp_path, text))
     assert done.returncode == 2
     assert said in done.stderr
     assert "secret" not in done.stderr
@@ -219,14 +218,8 @@ def test_a_refused_start_ends_with_2_before_it_connects(
 def test_a_configuration_that_cannot_be_used_ends_the_start_with_one_sentence(
     tmp_path: Path, text: str, settings: dict[str, object], said: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
-        env=environment("redis://localhost:1/0", **module_in(tmp_path, text) | settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    settings = module_in(tmp_path, text) | settings
+    done = started(tmp_path, "-A", "tasks", "worker", **settings)
     assert done.returncode == 2
     assert said in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
