@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
+from tests.forks import run_forked
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -109,14 +108,8 @@ def test_a_task_call_without_a_resident_model_says_so() -> None:
 
 def celery(app: str, command: str, redis_url: str, **settings: object) -> tuple[int, str, str]:
     """The exit code of ``celery -A <app> <command>`` and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", app, command],
-        env=environment(redis_url, **settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables = environment(redis_url, **settings)
+    done = run_forked("celery", "-A", app, command, environment=variables, timeout_s=60)
     return done.returncode, done.stdout, done.stderr
 
 
