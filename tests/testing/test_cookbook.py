@@ -16,6 +16,8 @@ import sys
 
 sys.modules["torch"] = sys.modules["transformers"] = None
 """
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:hypothesispytest")
+"""Plug-ins of this repository's tests that no project needs."""
 
 
 def code_of(section: str) -> list[str]:
@@ -37,7 +39,7 @@ def test_the_tests_of_the_cookbook_pass_without_redis_torch_or_a_worker(tmp_path
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=prepend"],
+        [sys.executable, "-m", "pytest", "-q", *WITHOUT, "--import-mode=prepend"],
         cwd=tmp_path,
         env=environment("redis://127.0.0.1:1/0"),
         capture_output=True,
