@@ -66,8 +66,7 @@ class _Response:
         self._body = body.model_copy(update={"store": False})
         self._items = [item for item in body.input if not isinstance(item, ItemReference)]
         if len(self._items) < len(body.input):
-            fault = Fault(field="input", rule="not in a batch", got="item_reference")
-            raise InvalidRequest.from_faults([fault])
+            raise InvalidRequest.from_fault("input", "not in a batch", "item_reference")
         self.requests: Sequence[GenerationRequest] = (body.to_generation(self._items),)
 
     def body(self, results: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from llorch_worker.batches.raw_lines import MOST_LINE_BYTES, RawLine
 from llorch_worker.contract import (
     DeadlineExceeded,
     EmbedRequest,
-    Fault,
     GenerationRequest,
     InvalidRequest,
     JobRequest,
@@ -210,4 +209,4 @@ def _refuse_nothing(end: End) -> End:
 
 
 def _fault(field: str, rule: str, got: object) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(got))])
+    return InvalidRequest.from_fault(field, rule, describe(got))

@@ -103,7 +103,7 @@ class Admission:
             )
         if len(names) > 1:
             rule = f"must be one of {', '.join(sorted(names))}"
-            raise InvalidRequest.from_faults([Fault(field="model", rule=rule, got="none")])
+            raise InvalidRequest.from_fault("model", rule, "none")
         return names.pop()
 
     def _served(self) -> set[str]:

@@ -98,6 +98,11 @@ class InvalidRequest(LlorchError):
     code = "INVALID_REQUEST"
 
     @classmethod
+    def from_fault(cls, field: str, rule: str, got: str) -> InvalidRequest:
+        """One field breaks one rule: see :class:`Fault`."""
+        return cls.from_faults([Fault(field=field, rule=rule, got=got)])
+
+    @classmethod
     def from_faults(cls, faults: Iterable[Fault]) -> InvalidRequest:
         """The first :data:`MOST_FAULTS` are reported, and no more are made; a list of a million
         wrong token ids has as many."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from typing_extensions import TypeVar
 
-from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.errors import InvalidRequest
 from llorch_worker.contract.job_request import JobRequest, summary_of
 from llorch_worker.contract.request import GenerationRequest
 from llorch_worker.contract.result import GenerationResult, JobResult
@@ -57,7 +57,7 @@ def check_task(request: JobRequest, model: str, tasks: Collection[str]) -> None:
     paths = [_PATHS[task] for task in tasks if task in _PATHS]
     over_http = f"; over HTTP {_listed(paths)}" if paths else ""
     rule = f"{shown(model)} {does}: send {_listed(tasks)}{over_http}"
-    raise InvalidRequest.from_faults([Fault(field="task", rule=rule, got=request.task)])
+    raise InvalidRequest.from_fault("task", rule, request.task)
 
 
 def _listed(tasks: Collection[str]) -> str:

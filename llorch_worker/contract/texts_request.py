@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.errors import InvalidRequest
 from llorch_worker.contract.job_request import JobRequest
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.output_format import NOT_EMPTY
@@ -150,8 +150,7 @@ class ScoreRequest(TextsRequest):
         first, second = len(self.text_1), len(self.text_2)
         if first not in (1, second):
             rule = f"must be one text, or as many as text_2: {second}"
-            fault = Fault(field="text_1", rule=rule, got=f"{first} texts")
-            raise InvalidRequest.from_faults([fault])
+            raise InvalidRequest.from_fault("text_1", rule, f"{first} texts")
         return self
 
 

@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from llorch_worker.contract import (
     Choice,
     EmbeddingResult,
-    Fault,
     GenerationResult,
     InvalidRequest,
     TokenLogprobs,
@@ -135,14 +134,10 @@ def document_of(content: bytes) -> dict[str, Any]:
     try:
         document = read_json(content)
     except UnreadableJson as error:
-        raise _refusal(str(error), f"{len(content)} bytes") from None
+        raise InvalidRequest.from_fault("body", str(error), f"{len(content)} bytes") from None
     if not isinstance(document, dict):
-        raise _refusal("must be a JSON object", describe(document))
+        raise InvalidRequest.from_fault("body", "must be a JSON object", describe(document))
     return document
-
-
-def _refusal(rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field="body", rule=rule, got=got)])
 
 
 class BodyRefused(HTTPException):
@@ -163,7 +158,8 @@ class _Request(Request):
         charset = _CHARSET.search(self.headers.get("content-type", ""))
         try:
             if charset and charset[1].lower() not in ("utf-8", "utf8") and not content.isascii():
-                raise _refusal("must be JSON in UTF-8", f"charset {shown(charset[1])}")
+                got = f"charset {shown(charset[1])}"
+                raise InvalidRequest.from_fault("body", "must be JSON in UTF-8", got)
             return await bodies.read(content, self.kind)
         except InvalidRequest as error:
             raise BodyRefused(error) from None

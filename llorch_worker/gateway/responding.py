@@ -16,7 +16,6 @@ from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
-    Fault,
     GenerationRequest,
     InvalidRequest,
     LlorchError,
@@ -253,8 +252,7 @@ class Creation:
                 f"the conversation that this continues must be at most {most} bytes of JSON; "
                 "send a shorter one as input"
             )
-            got = f"over {most} bytes"
-            raise InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
+            raise InvalidRequest.from_fault(field, rule, f"over {most} bytes")
 
     async def _kept(self, response_id: str) -> Kept:
         """The conversation of a response, with its output."""

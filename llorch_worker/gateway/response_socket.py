@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from starlette.websockets import WebSocketState
 
 from llorch_worker.client.cancelling import beside
-from llorch_worker.contract import Fault, InvalidRequest, QueueFull, describe
+from llorch_worker.contract import InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.bodies import document_of
 from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
 from llorch_worker.gateway.gateway import Gateway
@@ -142,11 +142,11 @@ def _read(message: str | bytes) -> tuple[dict[str, Any], ResponseRequest]:
     """What is not said to a response, and what is."""
     document = document_of(message if isinstance(message, bytes) else message.encode())
     if document.get("type") != _ASK:
-        raise _refusal("type", f"must be {_ASK}", describe(document.get("type")))
+        raise InvalidRequest.from_fault("type", f"must be {_ASK}", describe(document.get("type")))
     fields = {name: value for name, value in document.items() if name not in _OF_HTTP}
     request = read_as(ResponseRequest, fields)
     if request.background:
-        raise _refusal("background", "not on a WebSocket", "True")
+        raise InvalidRequest.from_fault("background", "not on a WebSocket", "True")
     return document, request
 
 
@@ -155,7 +155,3 @@ def _spoken(item: Mapping[str, Any]) -> Mapping[str, Any]:
     if item["type"] != "message":
         return item
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
-
-
-def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
+from llorch_worker.contract import InvalidRequest, Tool, describe
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_MESSAGES
 from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
@@ -53,7 +53,7 @@ class TokenizeRequest(WholeBody):
             raise InvalidRequest.from_faults(faults)
         if self.messages is None:
             if self.tools:
-                raise _refusal("tools", "need messages", describe(self.tools))
+                raise InvalidRequest.from_fault("tools", "need messages", describe(self.tools))
             assert self.prompt is not None
             return TokenizeText(
                 prompt=self.prompt,
@@ -63,9 +63,11 @@ class TokenizeRequest(WholeBody):
             )
         if self.add_special_tokens:
             rule = "a chat's template decides that; leave it out with messages"
-            raise _refusal("add_special_tokens", rule, "true")
+            raise InvalidRequest.from_fault("add_special_tokens", rule, "true")
         if self.parse_special is not None:
-            raise _refusal("parse_special", "needs prompt", describe(self.parse_special))
+            raise InvalidRequest.from_fault(
+                "parse_special", "needs prompt", describe(self.parse_special)
+            )
         turns = turns_of(self.messages)
         # The contract has the only copy of the rules for turns and tools.
         fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}
@@ -82,7 +84,3 @@ class DetokenizeRequest(WholeBody):
     def question(self) -> Detokenize:
         # Checked already.
         return Detokenize.model_construct(tokens=tuple(self.tokens))
-
-
-def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from llorch_worker.contract import Fault, Function, InvalidRequest, Message, Tool, ToolCall
 from llorch_worker.contract.tools import MAX_ARGUMENTS_DEPTH, FunctionCall
 from llorch_worker.contract.values import nests_deeper
-from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates, refusal
+from llorch_worker.text.chat_templates import ChatOptions, ChatTemplates
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.dialects import GENERIC, Dialect, dialect_of
 from llorch_worker.text.stand_ins import ControlFinder
@@ -80,7 +80,7 @@ class Llama2Chat:
     ) -> list[int]:
         if options.continue_final_message:
             rule = "the model has no chat template, which alone could leave a turn open"
-            raise refusal("continue_final_message", rule, "true")
+            raise InvalidRequest.from_fault("continue_final_message", rule, "true")
         described = [_described(tool) for tool in tools]
         turns = [{"role": m.role, **_turn(m)} for m in messages]
         turns = plain_turns(turns, described, self.dialect, _LLAMA2_PLACES)
@@ -116,7 +116,7 @@ class NoChat:
             "the model has no chat template: send a prompt, or serve a file with "
             "tokenizer.chat_template or a folder with chat_template.jinja"
         )
-        raise refusal("messages", rule, f"{len(messages)} messages")
+        raise InvalidRequest.from_fault("messages", rule, f"{len(messages)} messages")
 
 
 class TemplateChat:
@@ -142,7 +142,7 @@ class TemplateChat:
         options: ChatOptions,
     ) -> list[int]:
         if not messages:
-            raise refusal("messages", "must not be empty", "none")
+            raise InvalidRequest.from_fault("messages", "must not be empty", "none")
         turns = [{"role": m.role, **_turn(m, short_ids=self._short_ids)} for m in messages]
         described = [_described(tool) for tool in tools]
         kwargs = dict(options.kwargs)
@@ -150,7 +150,9 @@ class TemplateChat:
         try:
             stand_ins = self._control.stand_ins(given, self._templates.named.values())
         except ValueError as error:
-            raise refusal("messages", str(error), "text in all of Unicode") from None
+            raise InvalidRequest.from_fault(
+                "messages", str(error), "text in all of Unicode"
+            ) from None
         turns, described, kwargs = self._control.put(given, stand_ins)
         if tools or any(m.tool_calls or m.role == "tool" for m in messages):
             dialect, places = self.dialect, self._places_for(tools=bool(tools))
@@ -313,7 +315,7 @@ def _with_tools_key(turns: list[Turn], described: Sequence[Any]) -> list[Turn]:
 def _check_turns(turns: Sequence[Turn]) -> None:
     """Turns must be [system], user, assistant, user, ..., user. Reports all faults at once."""
     if not turns:
-        raise refusal("messages", "must not be empty", "none")
+        raise InvalidRequest.from_fault("messages", "must not be empty", "none")
     faults = []
     offset = 1 if turns[0]["role"] == "system" else 0
     expected = "user"

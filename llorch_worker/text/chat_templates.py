@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
+from llorch_worker.contract import GenerationRequest, InvalidRequest
 from llorch_worker.model_files.bounds import TEMPLATE_BYTES, TEMPLATES, check
 from llorch_worker.model_files.side_file import exists, read_text
 from llorch_worker.text.spellings import SURROGATE
@@ -58,7 +58,7 @@ class ChatTemplates:
         if template is None:
             names = ", ".join(sorted(self.named))
             rule = f"the model has no default chat template, only some named {names}"
-            raise refusal("messages", rule, "a chat")
+            raise InvalidRequest.from_fault("messages", rule, "a chat")
         return template
 
     def render(
@@ -92,24 +92,24 @@ class ChatTemplates:
                 )
         except _TooLong:
             rule = f"the model's chat template runs for more than {MOST_SECONDS:g} s"
-            raise refusal("messages", rule, f"{len(turns)} messages") from None
+            raise InvalidRequest.from_fault("messages", rule, f"{len(turns)} messages") from None
         except TemplateSyntaxError as error:
             rule = f"the model's chat template is broken in line {error.lineno}"
-            raise refusal("messages", rule, "a chat") from None
+            raise InvalidRequest.from_fault("messages", rule, "a chat") from None
         except SyntaxError as error:
             # Of the Python that Jinja makes of it, such as "'break' outside loop".
             rule = f"the model's chat template is broken: {error.msg}"
-            raise refusal("messages", rule, "a chat") from None
+            raise InvalidRequest.from_fault("messages", rule, "a chat") from None
         except MemoryError:
             rule = "the model's chat template takes more memory than there is for it"
-            raise refusal("messages", rule, f"{len(turns)} messages") from None
+            raise InvalidRequest.from_fault("messages", rule, f"{len(turns)} messages") from None
         except Exception as error:  # noqa: BLE001 a template is a program, which may raise any
             # Its message may quote the conversation. Pass on only what the template says.
             reason = str(error)
             if not reason or reason not in template:
                 reason = f"it failed with {type(error).__name__}"
             rule = f"the model's chat template refuses them: {reason}"
-            raise refusal("messages", rule, f"{len(turns)} messages") from None
+            raise InvalidRequest.from_fault("messages", rule, f"{len(turns)} messages") from None
         return str(rendered[0][0])
 
 
@@ -139,10 +139,6 @@ def _limited_time() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-
-
-def refusal(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
 
 
 def templates_in_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -30,8 +30,8 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
         return _answer(tokenizer, question)
     except TooManyTokens as error:
         rule = f"must be at most {MAX_PROMPT_TOKENS} tokens"
-        fault = Fault(field="prompt", rule=rule, got=f"at least {error.at_least} tokens")
-        raise InvalidRequest.from_faults([fault]) from None
+        got = f"at least {error.at_least} tokens"
+        raise InvalidRequest.from_fault("prompt", rule, got) from None
 
 
 def _answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract import InvalidRequest
 from llorch_worker.model_files.bounds import AROUND_TEXT, check
 from llorch_worker.model_files.side_file import parse_object
 from llorch_worker.text import added_tokens
@@ -303,7 +303,7 @@ def _no_panic(text: str) -> Iterator[None]:
             raise
         rule = "the model's tokenizer must be able to read it"
         got = f"{len(text)} characters, at which it fails"
-        raise InvalidRequest.from_faults([Fault(field="prompt", rule=rule, got=got)]) from None
+        raise InvalidRequest.from_fault("prompt", rule, got) from None
 
 
 def _load(definition: str) -> RustTokenizer:

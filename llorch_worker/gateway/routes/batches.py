@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
-from llorch_worker.contract import Fault, InvalidRequest, describe
+from llorch_worker.contract import InvalidRequest, describe
 from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.bodies import Router
@@ -155,4 +155,4 @@ def _window_s(window: str) -> int:
 
 
 def _refused(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(got))])
+    return InvalidRequest.from_fault(field, rule, describe(got))

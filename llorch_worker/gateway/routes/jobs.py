@@ -15,7 +15,6 @@ from llorch_worker.client.stream import Position
 from llorch_worker.contract import (
     Event,
     Failed,
-    Fault,
     InvalidRequest,
     JobLost,
     LlorchError,
@@ -167,8 +166,8 @@ def _position(last_event_id: str | None) -> Position:
         return Position.parse(last_event_id)
     except ValueError:
         rule = "must be the id of an event of this job"
-        fault = Fault(field="Last-Event-ID", rule=rule, got=describe(last_event_id))
-        raise InvalidRequest.from_faults([fault]) from None
+        got = describe(last_event_id)
+        raise InvalidRequest.from_fault("Last-Event-ID", rule, got) from None
 
 
 async def _document(gateway: Gateway, job_id: str) -> JobDocument:

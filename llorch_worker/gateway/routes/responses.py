@@ -9,7 +9,7 @@ from fastapi import Depends, Query, Request, WebSocket
 from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 
-from llorch_worker.contract import Fault, Finished, InvalidRequest
+from llorch_worker.contract import Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey, say_generation_config, say_ignored
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
@@ -190,8 +190,7 @@ async def input_items(
     ids = [item.id for item in items]
     if after is not None and after not in ids:
         rule = "must be the id of an item of this response"
-        fault = Fault(field="after", rule=rule, got="another")
-        raise InvalidRequest.from_faults([fault])
+        raise InvalidRequest.from_fault("after", rule, "another")
     begin = 0 if after is None else ids.index(after) + 1
     page = items[begin : begin + limit]
     answer = ItemList(

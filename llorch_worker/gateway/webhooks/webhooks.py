@@ -18,7 +18,7 @@ from llorch_worker.broker.connections.connection import broker_errors
 from llorch_worker.broker.connections.outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.client.cancelling import cancelled
-from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
+from llorch_worker.contract import InvalidRequest, LlorchError, describe
 from llorch_worker.contract.errors import defect_of
 from llorch_worker.gateway.fair_share import MOST_DUE, Due, fairly
 from llorch_worker.gateway.keys import Caller
@@ -116,8 +116,7 @@ class Webhooks:
                 "keys, or LLORCH_GATEWAY_WEBHOOK_SECRET"
             )
         if rule is not None:
-            fault = Fault(field="callback_url", rule=rule, got=describe(url))
-            raise InvalidRequest.from_faults([fault])
+            raise InvalidRequest.from_fault("callback_url", rule, describe(url))
 
     async def dead(self, caller: Caller, limit: int) -> list[Webhook]:
         """The caller's dead letters, newest first."""
