@@ -15,7 +15,6 @@ from llorch_worker.contract import (
     Fault,
     GenerationRequest,
     GenerationResult,
-    InvalidRequest,
     LlorchError,
 )
 from llorch_worker.contract.token_questions import TokenizeChat
@@ -127,17 +126,11 @@ class CountTokensRequest(Body):
     def to_requests(self) -> list[GenerationRequest]:
         placed = list(turns_of(self.system or (), self.messages))
         places, turns = [place for place, _ in placed], [turn for _, turn in placed]
+        names = {**_NAMES, "stop": "stop"} if self.stop else _NAMES
         faults = [*self.refusals(), *self._faults()]
-        try:
-            names = {**_NAMES, "stop": "stop"} if self.stop else _NAMES
-            request = generation_request(self._fields(turns), names)
-        except InvalidRequest as error:
-            faults += [
-                fault.model_copy(update={"field": _renamed(fault.field, places)})
-                for fault in error.faults
-            ]
-        if faults:
-            raise InvalidRequest.from_faults(faults)
+        request = generation_request(
+            self._fields(turns), names, faults, lambda field: _renamed(field, places)
+        )
         return [request]
 
     def question(self) -> TokenizeChat:

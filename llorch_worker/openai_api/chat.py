@@ -11,7 +11,6 @@ from llorch_worker.contract import (
     Fault,
     GenerationRequest,
     GenerationResult,
-    InvalidRequest,
     Tool,
     ToolChoice,
     describe,
@@ -65,7 +64,6 @@ class ChatRequest(OpenAIBody):
     best_of: Literal[1] | None = None
 
     def to_requests(self) -> list[GenerationRequest]:
-        faults = [*self.refusals(), *self._faults()]
         fields = self.passed_on() | {name: getattr(self, name) for name in TEMPLATE_FIELDS}
         fields |= {
             "chat_template_kwargs": with_effort(self.chat_template_kwargs, self.reasoning_effort),
@@ -83,13 +81,7 @@ class ChatRequest(OpenAIBody):
         if self.max_completion_tokens is not None:
             fields["max_tokens"] = self.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
-        try:
-            request = generation_request(fields, names)
-        except InvalidRequest as error:
-            faults += error.faults
-        if faults:
-            raise InvalidRequest.from_faults(faults)
-        return [request]
+        return [generation_request(fields, names, [*self.refusals(), *self._faults()])]
 
     def answer(self, results: Sequence[GenerationResult], created: int) -> ChatCompletion:
         document = chat_completion(results[0], created)

@@ -15,7 +15,7 @@ from pydantic import (
     Tag,
 )
 
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract import Fault, GenerationRequest, describe
 from llorch_worker.openai_api.chat_message import with_call_ids
 from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_RESPONSES
 from llorch_worker.openai_api.responses_items import (
@@ -241,7 +241,6 @@ class ResponseRequest(Sampling):
         Raises:
             InvalidRequest: with the client's names.
         """
-        faults = [*self.refusals(), *self._faults()]
         turns, firsts = turns_of(conversation)
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})
@@ -257,23 +256,15 @@ class ResponseRequest(Sampling):
                 self.chat_template_kwargs, None if self.reasoning is None else self.reasoning.effort
             ),
         }
-        try:
-            request = generation_request(fields, _NAMES)
-        except InvalidRequest as error:
-            history = len(conversation) - len(self.input)
-            places = [
-                f"input.{first - history}" if first >= history else "previous_response_id"
-                for first in firsts
-            ]
-            if self.instructions is not None:
-                places.insert(0, "instructions")
-            faults += [
-                fault.model_copy(update={"field": _flat(fault.field, places)})
-                for fault in error.faults
-            ]
-        if faults:
-            raise InvalidRequest.from_faults(faults)
-        return request
+        history = len(conversation) - len(self.input)
+        places = [
+            f"input.{first - history}" if first >= history else "previous_response_id"
+            for first in firsts
+        ]
+        if self.instructions is not None:
+            places.insert(0, "instructions")
+        faults = [*self.refusals(), *self._faults()]
+        return generation_request(fields, _NAMES, faults, lambda field: _flat(field, places))
 
     def _logprobs(self) -> int | None:
         asked_for = LOGPROBS in (self.include or ())

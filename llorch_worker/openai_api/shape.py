@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+from llorch_worker.contract.kinds import Asked
 from llorch_worker.contract.rules import rule_of
 from llorch_worker.contract.values import broken_rules, few_values
 from llorch_worker.misspelt import did_you_mean, meant
@@ -176,24 +177,47 @@ class WholeBody(Spelt, Shape):
         return field is not None and field.annotation is not type(None)
 
 
-def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:
-    """The request with these ``fields``, without those that are None. By default the answer may be
-    as long as the context allows.
+def request_of(
+    kind: type[Asked],
+    fields: Mapping[str, Any],
+    faults: Iterable[Fault] = (),
+    place: Callable[[str], str] = str,
+) -> Asked:
+    """The contract's request with these ``fields``, without those that are None.
 
-    ``names``: the client's own name of a field, where it differs; errors use it.
+    ``faults``: rules that the body breaks besides. ``place``: where the client's document has a
+    field of the contract.
 
     Raises:
-        InvalidRequest: with the client's names.
+        InvalidRequest: with all faults.
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    found = list(faults)
     try:
-        return GenerationRequest(**{"cut_max_tokens": True, **given})
+        request = kind(**given)
     except InvalidRequest as error:
-        faults = [
-            fault.model_copy(update={"field": _renamed(fault.field, names)})
-            for fault in error.faults
-        ]
-        raise type(error).from_faults(faults) from None
+        found += [fault.model_copy(update={"field": place(fault.field)}) for fault in error.faults]
+    if found:
+        raise InvalidRequest.from_faults(found)
+    return request
+
+
+def generation_request(
+    fields: Mapping[str, Any],
+    names: Mapping[str, str],
+    faults: Iterable[Fault] = (),
+    place: Callable[[str], str] = str,
+) -> GenerationRequest:
+    """As :func:`request_of`; the answer may be as long as the context allows.
+
+    ``names``: the client's own name of a field, where it differs; ``place`` gets it.
+    """
+
+    def named(field: str) -> str:
+        first, dot, rest = field.partition(".")
+        return place(f"{names.get(first, first)}{dot}{rest}")
+
+    return request_of(GenerationRequest, {"cut_max_tokens": True, **fields}, faults, named)
 
 
 def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
@@ -202,11 +226,6 @@ def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
         return kwargs
     # Families read either.
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(kwargs or {})}
-
-
-def _renamed(field: str, names: Mapping[str, str]) -> str:
-    first, dot, rest = field.partition(".")
-    return f"{names.get(first, first)}{dot}{rest}"
 
 
 def read_as(kind: type[AnyDocument], fields: Any) -> AnyDocument:

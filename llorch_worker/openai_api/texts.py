@@ -15,7 +15,6 @@ from llorch_worker.contract import (
     EmbeddingResult,
     EmbedRequest,
     Fault,
-    InvalidRequest,
     JobResult,
     Priority,
     RerankRequest,
@@ -26,7 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.texts_request import Encoding
 from llorch_worker.contract.values import few_values
-from llorch_worker.openai_api.shape import MOST_FIELDS, WholeBody
+from llorch_worker.openai_api.shape import MOST_FIELDS, WholeBody, request_of
 
 _TEXTS = ("input", "documents", "text_1", "text_2")
 """They may hold a million token ids; the contract bounds them."""
@@ -72,14 +71,7 @@ class TextsBody(WholeBody):
         """The one job's. Raises ``InvalidRequest``."""
         names = self.kind.model_fields.keys() & type(self).model_fields.keys()
         given = {name: getattr(self, name) for name in names} | self._fields()
-        faults = self.refusals()
-        try:
-            request = self.kind(**{name: each for name, each in given.items() if each is not None})
-        except InvalidRequest as error:
-            faults += error.faults
-        if faults:
-            raise InvalidRequest.from_faults(faults)
-        return [request]
+        return [request_of(self.kind, given, self.refusals())]
 
     def _fields(self) -> dict[str, Any]:
         """The contract's, where they are not the body's own."""
