@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from pydantic import ConfigDict, GetJsonSchemaHandler, SkipValidation
 from pydantic.json_schema import JsonSchemaValue
@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema
 from llorch_worker.contract import Fault, GenerationRequest, Priority, StructuredOutputs
 from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
-from llorch_worker.openai_api.shape import Label, Shape, WholeBody
+from llorch_worker.openai_api.shape import KeyedBody, Label, Shape
 from llorch_worker.openai_api.spelling import Spelt
 
 
@@ -27,7 +27,7 @@ class StreamOptions(Spelt, Shape):
     """With include_usage: give the usage so far in every chunk."""
 
 
-class Sampling(WholeBody):
+class Sampling(KeyedBody):
     """How to generate. Fields of :class:`GenerationRequest` have its ranges and its defaults, and
     are checked there, once; so is ``null``, which means the default."""
 
@@ -62,9 +62,6 @@ class Sampling(WholeBody):
     deadline_s: SkipValidation[float | None] = None
     """Seconds from now. A text that is cut off by it has finish_reason "length", and "deadline" as
     llorch_finish_reason; without a token by then, the answer is a 504."""
-    idempotency_key: SkipValidation[str | None] = None
-    """A second request with the same key gets the first one's answer. A client that hangs up does
-    not cancel a request with a key, because it may ask again. Also the header Idempotency-Key."""
     affinity_key: SkipValidation[str | None] = None
     """Requests with the same key go to the same worker if that makes none wait; by default those
     whose prompts begin alike."""
@@ -99,12 +96,6 @@ class Sampling(WholeBody):
     def ignored(self) -> Sequence[str]:
         """What of the request changes nothing, though it may have been meant to."""
         return self.unknown
-
-    def keyed(self, idempotency_key: str | None) -> Self:
-        """With this key, from a header; one in the body goes before it."""
-        if idempotency_key is None or self.idempotency_key is not None:
-            return self
-        return self.model_copy(update={"idempotency_key": idempotency_key})
 
     def refusals(self) -> list[Fault]:
         """Those that would change the answer, and names of one field that are given together."""

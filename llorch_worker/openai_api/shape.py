@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    SkipValidation,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -118,6 +119,8 @@ class WholeBody(Spelt, Shape):
     model_config = ConfigDict(extra="allow")
     of_others: ClassVar[Mapping[str, Known]] = {}
     """Fields that other bodies have, and what to send here in place of them."""
+    bounded_elsewhere: ClassVar[Collection[str]] = ()
+    """Fields that may hold many values; whoever reads them counts."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -136,10 +139,13 @@ class WholeBody(Spelt, Shape):
     @model_validator(mode="before")
     @classmethod
     def _has_few_values(cls, document: Any) -> Any:
-        if isinstance(document, dict) and len(document) > MOST_FIELDS:
+        if not isinstance(document, dict):
+            return document
+        if len(document) > MOST_FIELDS:
             rule = "must have at most {limit} fields"
             raise PydanticCustomError("values", rule, {"limit": MOST_FIELDS})
-        return few_values(document)
+        few_values({k: v for k, v in document.items() if k not in cls.bounded_elsewhere})
+        return document
 
     @property
     def unknown(self) -> list[str]:
@@ -175,6 +181,20 @@ class WholeBody(Spelt, Shape):
     def _takes(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
         return field is not None and field.annotation is not type(None)
+
+
+class KeyedBody(WholeBody):
+    """What becomes jobs, once."""
+
+    idempotency_key: SkipValidation[str | None] = None
+    """A second request with the same key gets the first one's answer. A client that hangs up does
+    not cancel a request with a key, because it may ask again. Also the header Idempotency-Key."""
+
+    def keyed(self, idempotency_key: str | None) -> Self:
+        """With this key, from a header; one in the body goes before it."""
+        if idempotency_key is None or self.idempotency_key is not None:
+            return self
+        return self.model_copy(update={"idempotency_key": idempotency_key})
 
 
 def request_of(

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from llorch_worker.contract import (
     AnyTextsRequest,
@@ -24,17 +23,15 @@ from llorch_worker.contract import (
     describe,
 )
 from llorch_worker.contract.texts_request import Encoding
-from llorch_worker.contract.values import few_values
-from llorch_worker.openai_api.shape import MOST_FIELDS, WholeBody, request_of
-
-_TEXTS = ("input", "documents", "text_1", "text_2")
-"""They may hold a million token ids; the contract bounds them."""
+from llorch_worker.openai_api.shape import KeyedBody, request_of
 
 
-class TextsBody(WholeBody):
+class TextsBody(KeyedBody):
     """What the three have in common. The contract checks the values, once."""
 
     kind: ClassVar[type[AnyTextsRequest]]
+    # They may hold a million token ids.
+    bounded_elsewhere = ("input", "documents", "text_1", "text_2")
 
     model: SkipValidation[str | None] = None
     """By default the only one that is served."""
@@ -46,26 +43,6 @@ class TextsBody(WholeBody):
     """By default that of the key, or normal."""
     deadline_s: SkipValidation[float | None] = None
     """Seconds from now."""
-    idempotency_key: SkipValidation[str | None] = None
-    """A second request with the same key gets the first one's answer. Also the header
-    Idempotency-Key."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_values(cls, document: Any) -> Any:
-        if not isinstance(document, dict):
-            return document
-        if len(document) > MOST_FIELDS:
-            rule = "must have at most {limit} fields"
-            raise PydanticCustomError("values", rule, {"limit": MOST_FIELDS})
-        few_values({name: each for name, each in document.items() if name not in _TEXTS})
-        return document
-
-    def keyed(self, idempotency_key: str | None) -> Self:
-        """With this key, from a header; one in the body goes before it."""
-        if idempotency_key is None or self.idempotency_key is not None:
-            return self
-        return self.model_copy(update={"idempotency_key": idempotency_key})
 
     def to_requests(self) -> list[AnyTextsRequest]:
         """The one job's. Raises ``InvalidRequest``."""
