@@ -9,10 +9,11 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Header, Request
+from fastapi import Depends, Header, Request
 from fastapi.responses import Response
 
 from llorch_worker.broker.jobs.results import terminal_event
@@ -32,11 +33,12 @@ from llorch_worker.contract.token_questions import TokenizeChat, TokenizeText, T
 from llorch_worker.gateway.bodies import LongJson, about_bytes
 from llorch_worker.gateway.errors import ERRORS, as_shown
 from llorch_worker.gateway.event_source import encoded
-from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock, Progress, job_events
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.body import Body, Chunks
+from llorch_worker.openai_api.shape import KeyedBody
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,35 @@ MOST_NAMED = 20
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
+AnyBody = TypeVar("AnyBody", bound=KeyedBody)
 WithPromptIds = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sent a body, and waits for the answer."""
+
+    request: Request
+    gateway: Gateway
+    caller: Caller
+    idempotency_key: str | None
+
+    def checked(self, body: AnyBody) -> AnyBody:
+        """``body`` with the header's key. Raises like :meth:`Gateway.check`."""
+        self.gateway.check(body)
+        return body.keyed(self.idempotency_key)
+
+
+async def _sender(
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    idempotency_key: IdempotencyKey = None,
+) -> Sender:
+    return Sender(request, gateway, caller, idempotency_key)
+
+
+TheSender = Annotated[Sender, Depends(_sender)]
 
 
 def answers(document: type[Mapping[str, Any]]) -> dict[int | str, dict[str, Any]]:
@@ -83,33 +113,26 @@ def say_generation_config(answer: Response, jobs: Iterable[AsyncJob]) -> None:
         )
 
 
-async def answer_body(request: Request, gateway: Gateway, caller: Caller, body: Body) -> Response:
+async def answer_body(sender: Sender, body: Body) -> Response:
     """Sends the jobs of ``body`` and answers with what they generate.
 
     Raises like :meth:`Answering.respond`.
     """
-    gateway.check(body)
-    requests = await gateway.bodies.run_for(request, body.to_requests)
-    return await Answering(request, gateway, caller, body, requests).respond()
+    body = sender.checked(body)
+    requests = await sender.gateway.bodies.run_for(sender.request, body.to_requests)
+    return await Answering(sender, body, requests).respond()
 
 
 class Answering:
     """One body and its jobs. Nobody else knows the jobs."""
 
-    def __init__(
-        self,
-        request: Request,
-        gateway: Gateway,
-        caller: Caller,
-        body: Body,
-        requests: Sequence[GenerationRequest],
-    ) -> None:
-        self._request, self._gateway = request, gateway
-        self._path = request.url.path
+    def __init__(self, sender: Sender, body: Body, requests: Sequence[GenerationRequest]) -> None:
+        self._request, self._gateway = sender.request, sender.gateway
+        self._path = sender.request.url.path
         self._body = body
         self._requests = requests
         comes_back = body.idempotency_key is not None
-        self._waiting = Waiting(gateway, caller, comes_back=comes_back)
+        self._waiting = Waiting(sender.gateway, sender.caller, comes_back=comes_back)
         self._jobs = self._waiting.jobs
         self._clock = OwnClock(self._requests)
         self._created = int(time.time())

@@ -29,7 +29,7 @@ from llorch_worker.contract import (
     Tokens,
     Usage,
 )
-from llorch_worker.gateway.answering import Answering
+from llorch_worker.gateway.answering import Answering, Sender
 from llorch_worker.gateway.batches import run as batch_run
 from llorch_worker.gateway.batches.record import Counts
 from llorch_worker.gateway.bodies import SMALL_BYTES, Bodies, LongJson, about_bytes
@@ -219,7 +219,8 @@ def answering(note: Note) -> Answering:
         answer=noted, idempotency_key=None, stream=False, wants_prompt_ids=False
     )
     request: Any = SimpleNamespace(url=SimpleNamespace(path="/"))
-    return Answering(request, GATEWAY, Caller("", operator=True), body, [])
+    sender = Sender(request, GATEWAY, Caller("", operator=True), None)
+    return Answering(sender, body, [])
 
 
 async def an_answer(result: GenerationResult, note: Note, patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from llorch_worker.anthropic_api.answer import Message
 from llorch_worker.anthropic_api.messages import CountTokensRequest, MessagesRequest
-from llorch_worker.gateway.answering import IdempotencyKey, answer_body, answers, say_ignored
+from llorch_worker.gateway.answering import TheSender, answer_body, answers, say_ignored
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
@@ -33,15 +33,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/messages", responses=answers(Message) | _ERRORS)
-async def create_message(
-    body: MessagesRequest,
-    request: Request,
-    gateway: TheGateway,
-    caller: TheCaller,
-    idempotency_key: IdempotencyKey = None,
-) -> Response:
+async def create_message(body: MessagesRequest, sender: TheSender) -> Response:
     """Answer a chat in Anthropic's shape."""
-    return await answer_body(request, gateway, caller, body.keyed(idempotency_key))
+    return await answer_body(sender, body)
 
 
 @router.post("/v1/messages/count_tokens", responses=_ERRORS)

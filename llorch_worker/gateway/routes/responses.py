@@ -10,7 +10,7 @@ from fastapi import Response as PlainResponse
 from pydantic import BaseModel
 
 from llorch_worker.contract import Finished, InvalidRequest
-from llorch_worker.gateway.answering import IdempotencyKey, say_generation_config, say_ignored
+from llorch_worker.gateway.answering import TheSender, say_generation_config, say_ignored
 from llorch_worker.gateway.bodies import Router
 from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
@@ -63,17 +63,12 @@ class ItemList(BaseModel):
 
 
 @router.post("/v1/responses", response_model=Response, responses=_OR_EVENTS)
-async def create(
-    body: ResponseRequest,
-    request: Request,
-    gateway: TheGateway,
-    caller: TheCaller,
-    idempotency_key: IdempotencyKey = None,
-) -> PlainResponse:
+async def create(body: ResponseRequest, sender: TheSender) -> PlainResponse:
     """The next turn of a conversation. With background, come back for it."""
-    size_bytes = len(await request.body())
-    creation = Creation(gateway, caller, body.keyed(idempotency_key), size_bytes)
-    answer = await creation.respond(request)
+    size_bytes = len(await sender.request.body())
+    keyed = body.keyed(sender.idempotency_key)
+    creation = Creation(sender.gateway, sender.caller, keyed, size_bytes)
+    answer = await creation.respond(sender.request)
     say_ignored(answer, body.ignored)
     say_generation_config(answer, creation.jobs)
     return answer
