@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
@@ -19,6 +19,7 @@ from llorch_worker.broker.connections.connection import connect_impatient
 from llorch_worker.broker.figures.fleet import Fleet, FleetReader, ModelLoad
 from llorch_worker.broker.jobs import usage
 from llorch_worker.broker.jobs.usage import UsageRow
+from llorch_worker.telemetry.metrics.families import counter, gauge
 
 logger = logging.getLogger(__name__)
 
@@ -85,35 +86,28 @@ class FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Only ``llorch_redis_up 0`` while Redis does not answer: old figures would mislead."""
         found = self._read()
-        yield GaugeMetricFamily(
-            "llorch_redis_up", "Whether Redis answers.", value=float(found is not None)
-        )
+        yield gauge("redis_up", "Whether Redis answers.", (), [((), found is not None)])
         if found is None:
             return
-        yield GaugeMetricFamily(
-            "llorch_redis_memory_bytes", "Memory that Redis uses.", value=found.used_bytes
-        )
-        yield GaugeMetricFamily(
-            "llorch_redis_memory_max_bytes", "Redis' limit; 0 for none.", value=found.limit_bytes
-        )
-        yield GaugeMetricFamily(
-            "llorch_fleet_dead_letters", "Dead letters.", value=found.fleet.dead_letters
-        )
+        for name, help, value in (
+            ("redis_memory_bytes", "Memory that Redis uses.", found.used_bytes),
+            ("redis_memory_max_bytes", "Redis' limit; 0 for none.", found.limit_bytes),
+            ("fleet_dead_letters", "Dead letters.", found.fleet.dead_letters),
+        ):
+            yield gauge(name, help, (), [((), value)])
         yield from _queues(found.fleet)
-        unserved = GaugeMetricFamily(
-            "llorch_fleet_unserved_queue_length",
-            "Our jobs in a queue that no worker reads, up to 30 s ago.",
-            labels=("queue",),
-        )
         jobs = found.fleet.unserved
-        for queue in heapq.nlargest(MOST_UNSERVED, jobs, key=jobs.__getitem__):
-            unserved.add_metric((queue,), jobs[queue])
-        yield unserved
+        longest = heapq.nlargest(MOST_UNSERVED, jobs, key=jobs.__getitem__)
+        yield gauge(
+            "fleet_unserved_queue_length",
+            "Our jobs in a queue that no worker reads, up to 30 s ago.",
+            ("queue",),
+            [((queue,), jobs[queue]) for queue in longest],
+        )
+        models = found.fleet.models
         for name, (help, read) in _BY_MODEL.items():
-            gauge = GaugeMetricFamily(f"llorch_fleet_{name}", help, labels=("model_name",))
-            for load in found.fleet.models:
-                gauge.add_metric((load.model,), read(load))
-            yield gauge
+            values = [((load.model,), read(load)) for load in models]
+            yield gauge(f"fleet_{name}", help, ("model_name",), values)
         yield _backlog(found)
         yield from _used(found.used)
 
@@ -142,16 +136,16 @@ def _backlog(found: _Reading) -> Metric:
     for row in found.used:
         jobs[row.model] += row.jobs
         tokens[row.model] += row.prompt_tokens + row.completion_tokens
-    backlog = GaugeMetricFamily(
-        "llorch_fleet_backlog_tokens",
+    return gauge(
+        "fleet_backlog_tokens",
         "Tokens that the queued jobs take, if they are as today's jobs were.",
-        labels=("model_name",),
+        ("model_name",),
+        [
+            ((load.model,), load.waiting * tokens[load.model] / jobs[load.model])
+            for load in found.fleet.models
+            if jobs[load.model]
+        ],
     )
-    for load in found.fleet.models:
-        if jobs[load.model]:
-            mean = tokens[load.model] / jobs[load.model]
-            backlog.add_metric((load.model,), load.waiting * mean)
-    return backlog
 
 
 def _used(rows: list[UsageRow]) -> Iterable[Metric]:
@@ -161,25 +155,23 @@ def _used(rows: list[UsageRow]) -> Iterable[Metric]:
     )
     for name, (help, unit, kinds) in _USED.items():
         labels = ("tenant", "model_name", *(["kind"] if len(kinds) > 1 else []))
-        counter = CounterMetricFamily(f"llorch_usage_{name}", f"{help} today.", labels=labels)
-        for row in largest:
-            for kind, field in kinds.items():
-                values = (row.tenant, row.model, kind)[: len(labels)]
-                counter.add_metric(values, unit * getattr(row, field))
-        yield counter
+        values = [
+            ((row.tenant, row.model, kind)[: len(labels)], unit * getattr(row, field))
+            for row in largest
+            for kind, field in kinds.items()
+        ]
+        yield counter(f"usage_{name}", f"{help} today.", labels, values)
 
 
 def _queues(fleet: Fleet) -> Iterable[Metric]:
     labels = ("model_name", "priority")
-    length = GaugeMetricFamily("llorch_fleet_queue_length", "Jobs that wait.", labels=labels)
-    age = GaugeMetricFamily(
-        "llorch_fleet_oldest_job_age_seconds",
-        "How long the first in line has waited; 0 without jobs.",
-        labels=labels,
-    )
-    for load in fleet.models:
-        for priority, queue in load.queues.items():
-            length.add_metric((load.model, priority), queue.jobs)
-            age.add_metric((load.model, priority), queue.oldest_s or 0.0)
-    yield length
-    yield age
+    queues = {
+        (load.model, priority): queue
+        for load in fleet.models
+        for priority, queue in load.queues.items()
+    }
+    jobs = [(names, queue.jobs) for names, queue in queues.items()]
+    yield gauge("fleet_queue_length", "Jobs that wait.", labels, jobs)
+    help = "How long the first in line has waited; 0 without jobs."
+    ages = [(names, queue.oldest_s or 0.0) for names, queue in queues.items()]
+    yield gauge("fleet_oldest_job_age_seconds", help, labels, ages)

@@ -18,12 +18,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -39,6 +34,7 @@ from llorch_worker.engine.interface import (
     Tally,
 )
 from llorch_worker.telemetry.metrics.buckets import FIRST_TOKEN_S, REQUEST_S
+from llorch_worker.telemetry.metrics.families import counter, gauge
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
@@ -226,52 +222,35 @@ class _Live(Collector):
         seats = [((seat.stats.model, ENGINE), seat) for seat in worker.seats]
         yield from self._residency(worker)
         for name, (help, read) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            for labels, seat in seats:
-                gauge.add_metric(labels, read(seat))
-            yield gauge
+            yield gauge(name, help, LABELS, [(labels, read(seat)) for labels, seat in seats])
         for name, (help, read) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"llorch_{name}", help, labels=LABELS)
-            for labels, seat in seats:
-                counter.add_metric(labels, read(seat))
-            yield counter
+            yield counter(name, help, LABELS, [(labels, read(seat)) for labels, seat in seats])
         began = self._of_models((seat.deliveries for seat in worker.seats), _DELIVERIES)
         for what, help in _DELIVERIES.items():
-            counter = CounterMetricFamily(f"llorch_job_{what}", help, labels=LABELS)
-            for model in self._models:
-                counter.add_metric((model, ENGINE), began[model, what])
-            yield counter
+            counts = [((model, ENGINE), began[model, what]) for model in self._models]
+            yield counter(f"job_{what}", help, LABELS, counts)
         whole = self._models[0], ENGINE  # what concerns the whole worker stands at its first model
-        lease_age = GaugeMetricFamily(
-            "llorch_lease_age_seconds",
-            "Seconds since the worker last renewed its leases.",
-            labels=LABELS,
-        )
-        lease_age.add_metric(whole, worker.lease_age_s)
-        yield lease_age
-        fenced = CounterMetricFamily(
-            "llorch_fenced_writes",
-            "Writes of tokens or results that Redis refused because the claim was lost.",
-            labels=LABELS,
-        )
-        fenced.add_metric(whole, worker.fenced_writes)
-        yield fenced
-        deaths = CounterMetricFamily(
-            "llorch_engine_deaths",
-            "Engines that died or did not start again.",
-            labels=(*LABELS, "reason"),
-        )
-        memory = GaugeMetricFamily(
-            "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
-        )
+        help = "Seconds since the worker last renewed its leases."
+        yield gauge("lease_age_seconds", help, LABELS, [(whole, worker.lease_age_s)])
+        help = "Writes of tokens or results that Redis refused because the claim was lost."
+        yield counter("fenced_writes", help, LABELS, [(whole, worker.fenced_writes)])
         died = self._of_models((seat.deaths for seat in worker.seats), get_args(DeathLabel))
-        for (model, reason), count in died.items():
-            deaths.add_metric((model, ENGINE, reason), count)
-        for labels, seat in seats:
-            for part, size_bytes in seat.stats.bytes.items():
-                memory.add_metric((*labels, part), size_bytes)
-        yield deaths
-        yield memory
+        yield counter(
+            "engine_deaths",
+            "Engines that died or did not start again.",
+            (*LABELS, "reason"),
+            [((model, ENGINE, reason), count) for (model, reason), count in died.items()],
+        )
+        yield gauge(
+            "memory_bytes",
+            "Bytes that the engine holds.",
+            (*LABELS, "part"),
+            [
+                ((*labels, part), size_bytes)
+                for labels, seat in seats
+                for part, size_bytes in seat.stats.bytes.items()
+            ],
+        )
         for name, help, kind, bounds in (
             (
                 "inter_token_latency_seconds",
@@ -305,28 +284,23 @@ class _Live(Collector):
     def _residency(self, worker: WorkerFigures) -> Iterable[Metric]:
         seats = worker.seats
         kept = {seat.stats.model for seat in seats if seat.is_there}
-        late = GaugeMetricFamily(
-            "llorch_models_late_seconds",
-            "How much longer than LLORCH_MAX_WAIT_S a model waits for a worker, if all have jobs.",
-            labels=LABELS,
+        help = (
+            "How much longer than LLORCH_MAX_WAIT_S a model waits for a worker, if all have jobs."
         )
-        late.add_metric((self._models[0], ENGINE), worker.late_s)
-        yield late
-        resident = GaugeMetricFamily(
-            "llorch_resident", "1 for the models that the worker keeps loaded.", labels=LABELS
-        )
-        for model in self._models:
-            resident.add_metric((model, ENGINE), float(model in kept))
-        yield resident
-        loads = CounterMetricFamily(
-            "llorch_model_loads", "Loads of a model, by their reason.", labels=(*LABELS, "reason")
-        )
+        late = (self._models[0], ENGINE), worker.late_s
+        yield gauge("models_late_seconds", help, LABELS, [late])
+        help = "1 for the models that the worker keeps loaded."
+        loaded = [((model, ENGINE), float(model in kept)) for model in self._models]
+        yield gauge("resident", help, LABELS, loaded)
         counts: Counts[tuple[str, str]] = Counts()
         for seat in seats:
             counts.update(seat.loads)
-        for (model, reason), count in counts.items():
-            loads.add_metric((model, ENGINE, reason), count)
-        yield loads
+        yield counter(
+            "model_loads",
+            "Loads of a model, by their reason.",
+            (*LABELS, "reason"),
+            [((model, ENGINE, reason), count) for (model, reason), count in counts.items()],
+        )
 
 
 def buckets(tally: Tally, bounds: Iterable[float]) -> list[tuple[str, int]]:
