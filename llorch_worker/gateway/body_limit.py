@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llorch_worker.gateway.errors import HttpError, plain_answer
+from llorch_worker.gateway.errors import HttpError, error_answer
 
 _CLOSE = {"Connection": "close"}
 """What the client still sends is not read."""
@@ -45,16 +45,16 @@ class BodyLimit:
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             # A proxy in front may take the other for the body's end, and the rest for a request.
             both = "send Content-Length or Transfer-Encoding, not both"
-            answer = plain_answer(400, "INVALID_REQUEST", both, headers=_CLOSE)
+            answer = error_answer(HttpError(400, "INVALID_REQUEST", both), _CLOSE)
             return await answer(scope, receive, send)
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in _PLAIN:
             plain = "send the body as it is, without Content-Encoding: none is decoded here"
-            answer = plain_answer(415, "UNSUPPORTED_MEDIA_TYPE", plain, headers=_CLOSE)
+            answer = error_answer(HttpError(415, "UNSUPPORTED_MEDIA_TYPE", plain), _CLOSE)
             return await answer(scope, receive, send)
         limit = self._limit_of(scope["path"])
         too_large = f"the body must be at most {limit} bytes"
         if _declared(scope) > limit:
-            answer = plain_answer(413, "TOO_LARGE", too_large, headers=_CLOSE)
+            answer = error_answer(HttpError(413, "TOO_LARGE", too_large), _CLOSE)
             return await answer(scope, receive, send)
         read, whole = 0, False
         began_s = time.monotonic()

@@ -107,17 +107,28 @@ def as_shown(error: Exception) -> LlorchError:
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """What a client hears of ``error``, with its HTTP status, where no answer can have one."""
-    if isinstance(error, HttpError):
-        return error.status, _body(error.status, error.code, error.message, error.param)
-    shown = as_shown(error)
-    return status_of(shown), body_of(shown)
+    if not isinstance(error, HttpError):
+        shown = as_shown(error)
+        return status_of(shown), body_of(shown)
+    status = error.status
+    detail = ErrorDetail(
+        message=error.message,
+        type=ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+        param=error.param,
+        code=error.code.lower(),
+        llorch_code=error.code,
+        retriable=False,
+    )
+    return status, ErrorBody(error=detail)
 
 
 def install(app: FastAPI) -> None:
     """Makes every error of ``app`` answer in this shape."""
 
     @app.exception_handler(LlorchError)
-    def llorch_error(_: Request, error: LlorchError) -> JSONResponse:
+    @app.exception_handler(HttpError)
+    @app.exception_handler(Exception)
+    def told(_: Request, error: Exception) -> JSONResponse:
         return error_answer(error)
 
     @app.exception_handler(RequestValidationError)
@@ -129,78 +140,41 @@ def install(app: FastAPI) -> None:
                 # FastAPI leaves a body alone that another type announces, as curl's -d does.
                 rule = "must be JSON, sent with Content-Type: application/json"
                 each.update(type="json", msg=rule, input=None)
-        return _answer(400, body_of(InvalidRequest.from_faults(faults_of(errors))))
+        return error_answer(InvalidRequest.from_faults(faults_of(errors)))
 
     @app.exception_handler(BodyRefused)
     def refused(_: Request, error: BodyRefused) -> JSONResponse:
         return error_answer(error.reason)
 
-    @app.exception_handler(HttpError)
-    def http_error(_: Request, error: HttpError) -> JSONResponse:
-        return plain_answer(error.status, error.code, error.message, param=error.param)
-
     @app.exception_handler(HTTPException)
     def framework_error(request: Request, error: HTTPException) -> JSONResponse:
         # FastAPI keeps a large body in a temporary file.
         if (full := no_space(error.__cause__)) is not None:
-            return http_error(request, full)
+            return error_answer(full)
         # OpenAI has no other method of ours there, and its clients take a 405 for a wrong URL.
         unrouted = error.status_code == 405 and request.url.path.startswith("/v1/")
         status = 404 if unrouted else error.status_code
         code = _CODES.get(status, "HTTP_ERROR")
         message = _UNROUTED.get(status, str(error.detail))
-        return plain_answer(status, code, message, headers=error.headers)
+        return error_answer(HttpError(status, code, message), error.headers)
 
     @app.exception_handler(RedisError)
     @app.exception_handler(BrokerUnavailable)
     def no_redis(_: Request, error: BrokerUnavailable | RedisError) -> JSONResponse:
         logger.warning("503: %s", error)
-        return error_answer(as_shown(error))
-
-    @app.exception_handler(Exception)
-    def defect(_: Request, error: Exception) -> JSONResponse:
-        return error_answer(as_shown(error))
+        return error_answer(error)
 
 
-def error_answer(error: LlorchError) -> JSONResponse:
-    after_s = error.retry_after_s if isinstance(error, RateLimited) else RETRY_AFTER_S
-    # OpenAI's and Anthropic's clients send again what a 409 answers.
-    headers = {"x-should-retry": "false"} if status_of(error) == 409 else None
-    return _answer(status_of(error), body_of(error), headers, after_s=after_s)
-
-
-def plain_answer(
-    status: int,
-    code: str,
-    message: str,
-    *,
-    param: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
-    return _answer(status, _body(status, code, message, param), headers)
-
-
-def _body(status: int, code: str, message: str, param: str | None) -> ErrorBody:
-    detail = ErrorDetail(
-        message=message,
-        type=ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
-        param=param,
-        code=code.lower(),
-        llorch_code=code,
-        retriable=False,
-    )
-    return ErrorBody(error=detail)
-
-
-def _answer(
-    status: int,
-    body: ErrorBody,
-    headers: Mapping[str, str] | None = None,
-    after_s: int = RETRY_AFTER_S,
-) -> JSONResponse:
+def error_answer(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """What a client hears of ``error``."""
+    status, body = error_body(error)
     headers = dict(headers or {})
     if status in (429, 503):
+        after_s = error.retry_after_s if isinstance(error, RateLimited) else RETRY_AFTER_S
         headers["Retry-After"] = str(after_s)
+    if status == 409 and isinstance(error, LlorchError):
+        # OpenAI's and Anthropic's clients send again what a 409 answers.
+        headers["x-should-retry"] = "false"
     return _ErrorAnswer(body, status, headers)
 
 

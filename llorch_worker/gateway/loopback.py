@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llorch_worker.gateway.errors import plain_answer
+from llorch_worker.gateway.errors import HttpError, error_answer
 
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
@@ -46,14 +46,14 @@ class LoopbackOnly:
                     "this gateway has no keys, so it answers only to localhost and 127.0.0.1; give "
                     "it keys with LLORCH_GATEWAY_KEYS, or let the proxy before it send such a Host"
                 )
-                app = plain_answer(421, "UNKNOWN_HOST", message)
+                app = error_answer(HttpError(421, "UNKNOWN_HOST", message))
             # A page may open a WebSocket to any host.
             elif scope.get("method") not in SAFE_METHODS and self._is_foreign(headers):
                 message = (
                     "this gateway has no keys, so pages of other sites may change nothing; "
                     "LLORCH_GATEWAY_CORS_ORIGINS allows some"
                 )
-                app = plain_answer(403, "FOREIGN_ORIGIN", message)
+                app = error_answer(HttpError(403, "FOREIGN_ORIGIN", message))
         await app(scope, receive, send)
 
     def _is_foreign(self, headers: Headers) -> bool:

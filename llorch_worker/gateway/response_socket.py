@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketState
 from llorch_worker.client.cancelling import beside
 from llorch_worker.contract import InvalidRequest, QueueFull, describe
 from llorch_worker.gateway.bodies import document_of
-from llorch_worker.gateway.errors import HttpError, error_body, plain_answer
+from llorch_worker.gateway.errors import HttpError, error_answer, error_body
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.responding import Creation, Kept
 from llorch_worker.gateway.responses.event_json import written_event
@@ -52,10 +52,9 @@ class ResponseSocket:
         try:
             self._gateway.caller(self._socket.headers)
         except HttpError as error:
-            refusal = plain_answer(error.status, error.code, error.message)
             with self._counted() as counted:
                 counted.status = error.status
-                await self._socket.send_denial_response(refusal)
+                await self._socket.send_denial_response(error_answer(error))
             return
         await self._socket.accept()
         async with beside(self._answer(), "llorch-responses"):
