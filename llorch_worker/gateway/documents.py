@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import redis.asyncio
 from pydantic import BaseModel
@@ -29,6 +29,22 @@ class Record(BaseModel):
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+AnyDocument = TypeVar("AnyDocument")
+
+
+class Page(BaseModel, Generic[AnyDocument]):
+    """A part of a list, as OpenAI has it."""
+
+    object: Literal["list"] = "list"
+    data: list[AnyDocument]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: Sequence[Any], *, more: bool) -> Self:
+        ids = [each.id for each in data] or [None]
+        return cls(data=list(data), first_id=ids[0], last_id=ids[-1], has_more=more)
 
 
 class Documents(Generic[AnyRecord]):

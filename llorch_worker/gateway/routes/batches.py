@@ -8,7 +8,7 @@ import uuid
 from typing import Annotated, Literal
 
 from fastapi import Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
@@ -16,6 +16,7 @@ from llorch_worker.contract import InvalidRequest, describe
 from llorch_worker.gateway.answering import say_ignored
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.bodies import Router
+from llorch_worker.gateway.documents import Page
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.files.record import LEAST_KEPT_S, MOST_KEPT_S
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
@@ -62,12 +63,8 @@ class NewBatch(WholeBody):
     """Ours: an http or https URL, where the batch is posted once it has ended."""
 
 
-class BatchList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(Page[Batch]):
+    pass
 
 
 @router.post("/v1/batches")
@@ -125,13 +122,7 @@ async def list_batches(
 ) -> BatchList:
     """The batches of this key, the newest first."""
     records, more = await gateway.batches.page(caller.name, after=after, limit=limit)
-    ids = [record.id for record in records]
-    return BatchList(
-        data=[record.batch for record in records],
-        first_id=ids[0] if ids else None,
-        last_id=ids[-1] if ids else None,
-        has_more=more,
-    )
+    return BatchList.of([record.batch for record in records], more=more)
 
 
 @router.get("/v1/batches/{batch_id}")

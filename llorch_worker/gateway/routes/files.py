@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Response, UploadFile
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llorch_worker.contract import Fault, InvalidRequest, describe, shown
 from llorch_worker.gateway.answering import say_ignored
-from llorch_worker.gateway.documents import Order
+from llorch_worker.gateway.documents import Order, Page
 from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.files.record import (
     LEAST_KEPT_S,
@@ -69,12 +69,8 @@ class FileObject(BaseModel):
     expires_at: int | None = None
 
 
-class FileList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(Page[FileObject]):
+    pass
 
 
 class FileDeleted(BaseModel):
@@ -133,7 +129,8 @@ async def list_files(
         wanted=lambda record: purpose in (None, record.purpose) and not record.has_expired(now_s),
     )
     written = await gateway.bodies.run(
-        len(records) * FILE_BYTES, lambda: _listed(records, more).model_dump_json().encode()
+        len(records) * FILE_BYTES,
+        lambda: FileList.of([*map(_shown, records)], more=more).model_dump_json().encode(),
     )
     return Response(written, media_type="application/json")
 
@@ -168,16 +165,6 @@ async def get_content(file_id: str, gateway: TheGateway, caller: TheCaller) -> S
         blocks_of(file),
         media_type="application/octet-stream",
         headers={"Content-Length": str(record.bytes)},
-    )
-
-
-def _listed(records: Sequence[FileRecord], more: bool) -> FileList:
-    ids = [record.id for record in records]
-    return FileList(
-        data=[_shown(record) for record in records],
-        first_id=ids[0] if ids else None,
-        last_id=ids[-1] if ids else None,
-        has_more=more,
     )
 
 

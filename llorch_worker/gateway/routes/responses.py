@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from llorch_worker.contract import Finished, InvalidRequest
 from llorch_worker.gateway.answering import TheSender, say_generation_config, say_ignored
 from llorch_worker.gateway.bodies import Router
-from llorch_worker.gateway.documents import Order
+from llorch_worker.gateway.documents import Order, Page
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import EventSource
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
@@ -54,12 +54,8 @@ class DeletedResponse(BaseModel):
     deleted: bool = True
 
 
-class ItemList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class ItemList(Page[Item]):
+    pass
 
 
 @router.post("/v1/responses", response_model=Response, responses=_OR_EVENTS)
@@ -188,11 +184,6 @@ async def input_items(
         raise InvalidRequest.from_fault("after", rule, "another")
     begin = 0 if after is None else ids.index(after) + 1
     page = items[begin : begin + limit]
-    answer = ItemList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=begin + limit < len(items),
-    )
+    answer = ItemList.of(page, more=begin + limit < len(items))
     body = await store.bodies.run(size_bytes, lambda: answer.model_dump_json(by_alias=True))
     return PlainResponse(body, media_type="application/json")
