@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract.output_format import NOT_EMPTY, as_tuple
+from llorch_worker.contract.output_format import NOT_EMPTY, Part, as_tuple
 from llorch_worker.contract.tools import MAX_CALL_ID_CHARS, MAX_TOOLS, ToolCall
 
 MAX_PROMPT_CHARS = 1_000_000
@@ -15,10 +15,8 @@ MAX_PROMPT_CHARS = 1_000_000
 MAX_SPEAKER_CHARS = 256
 
 
-class Message(BaseModel):
+class Message(Part):
     """One turn of a chat."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)

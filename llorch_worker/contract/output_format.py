@@ -67,11 +67,13 @@ NOT_EMPTY = AfterValidator(_not_empty)
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_is_small_json)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a request, or a question."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class NamedSchema(_Part):
+class NamedSchema(Part):
     """A JSON Schema as OpenAI's ``response_format`` names it."""
 
     name: Name = "response"
@@ -81,7 +83,7 @@ class NamedSchema(_Part):
     """Accepted and without effect: a schema always holds."""
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(Part):
     """OpenAI's ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -106,7 +108,7 @@ class ResponseFormat(_Part):
         return self
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(Part):
     """vLLM's ``structured_outputs``: exactly one constraint."""
 
     json_: Annotated[JsonSchema | None, BeforeValidator(_as_object)] = Field(None, alias="json")

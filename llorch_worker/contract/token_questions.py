@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from llorch_worker.contract.message import MAX_PROMPT_CHARS, Message
+from llorch_worker.contract.output_format import Part
 from llorch_worker.contract.request import MAX_MESSAGES, GenerationRequest
 from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.tools import MAX_TOOLS, Tool
 
 
-class _Question(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class TokenizeText(_Question):
+class TokenizeText(Part):
     """The ids of a text, as a job with this ``prompt`` would get them.
 
     Without ``add_special_tokens``, spellings of control tokens are these tokens, unless
@@ -31,7 +28,7 @@ class TokenizeText(_Question):
     """Whether to answer each token's text too."""
 
 
-class TokenizeChat(_Question):
+class TokenizeChat(Part):
     """The ids of a conversation, as a job with these ``messages`` and ``tools`` would get them."""
 
     ask: Literal["tokenize_chat"] = "tokenize_chat"
@@ -55,14 +52,14 @@ class TokenizeChat(_Question):
         )
 
 
-class Detokenize(_Question):
+class Detokenize(Part):
     """The text of ids, with the spellings of control tokens."""
 
     ask: Literal["detokenize"] = "detokenize"
     tokens: tuple[TokenId, ...] = Field(max_length=MAX_PROMPT_TOKENS)
 
 
-class DescribeTokenizer(_Question):
+class DescribeTokenizer(Part):
     """What the tokenizer is."""
 
     ask: Literal["describe"] = "describe"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract.output_format import JsonSchema, Name, as_tuple
+from llorch_worker.contract.output_format import JsonSchema, Name, Part, as_tuple
 
 MAX_TOOLS = 1_000
 """Agents offer the tools of all their servers. MAX_TOOLS_BYTES also holds."""
@@ -22,10 +22,6 @@ MAX_ARGUMENTS_DEPTH = 64
 _OTHER_TYPES = ("null", "boolean", "integer", "number", "string", "array")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
 def _takes_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
     kinds = parameters.get("type", "object")
     kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -35,7 +31,7 @@ def _takes_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-class Function(_Part):
+class Function(Part):
     """A function as the model sees it; ``parameters`` is a JSON Schema."""
 
     name: Name
@@ -45,7 +41,7 @@ class Function(_Part):
     """Accepted and without effect: a forced call always fits its schema."""
 
 
-class Tool(_Part):
+class Tool(Part):
     type: Literal["function"] = "function"
     function: Function
 
@@ -67,11 +63,11 @@ Tools = Annotated[
 ]
 
 
-class NamedFunction(_Part):
+class NamedFunction(Part):
     name: Name
 
 
-class NamedToolChoice(_Part):
+class NamedToolChoice(Part):
     """The one function that the model must call."""
 
     type: Literal["function"] = "function"
@@ -81,14 +77,14 @@ class NamedToolChoice(_Part):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-class FunctionCall(_Part):
+class FunctionCall(Part):
     name: str = Field(min_length=1, max_length=MAX_CALLED_NAME_CHARS)
     """In a history, also of a function that no tool here could have."""
     arguments: str = Field(max_length=MAX_ARGUMENTS_CHARS)
     """JSON, as the model wrote it."""
 
 
-class CallPart(_Part):
+class CallPart(Part):
     """What is new of an answer's call. The first part has ``id`` and ``name``."""
 
     index: int
@@ -98,7 +94,7 @@ class CallPart(_Part):
     arguments: str = ""
 
 
-class ToolCall(_Part):
+class ToolCall(Part):
     """A call that the model made."""
 
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
