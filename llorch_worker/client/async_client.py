@@ -65,29 +65,10 @@ class AsyncClient:
     @overload
     async def submit(self, request: JobRequest, /, **options: Any) -> AsyncJob[Any]: ...
 
-    async def submit(
-        self,
-        request: JobRequest | None = None,
-        /,
-        *,
-        job_id: str | None = None,
-        owner: str = "",
-        stream: bool = False,
-        digest: str | None = None,
-        **fields: Any,
-    ) -> AsyncJob[Any]:
+    async def submit(self, request: JobRequest | None = None, /, **options: Any) -> AsyncJob[Any]:
         """See :meth:`Client.submit`."""
         submit: Callable[..., Job[Any]] = self._client.submit
-        job = await asyncio.to_thread(
-            submit,
-            request,
-            job_id=job_id,
-            owner=owner,
-            stream=stream,
-            digest=digest,
-            **fields,
-        )
-        return AsyncJob(self, job)
+        return AsyncJob(self, await asyncio.to_thread(submit, request, **options))
 
     async def embed(
         self, input: object, *, timeout: float | None = None, **fields: Any
