@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, call
@@ -259,7 +259,11 @@ async def the_end_of_a_response(
     async def entries() -> AsyncIterator[StreamEntry]:
         yield StreamEntry("1-0", FINISHED)
 
-    patch.setattr(ResponseEvents, "end", lambda *_: note() or [])
+    def noted(*_: object) -> Iterator[dict[str, Any]]:
+        note()
+        yield from ()
+
+    patch.setattr(ResponseEvents, "end", noted)
     request = ResponseRequest(input="x", model="m")
     record = new_record(
         request, request.input, request.to_generation(request.input), job_id="j", created_at=0

@@ -65,24 +65,17 @@ async def response_events(
                     continue
                 case Tokens():
                     has_text = True
-                    size_bytes = about_bytes(entry.event)
-                    new = await bodies.run(size_bytes, partial(_more, events, entry.event))
+                    # It is made as it is listed.
+                    made = events.tokens(entry.event)
+                    new = await bodies.run(about_bytes(entry.event), partial(list, made))
                 case _:
                     end = await end_of(job)
-                    new = await bodies.run(about_bytes(end), partial(_last, events, end))
+                    new = await bodies.run(about_bytes(end), partial(list, events.end(end)))
             for event in new:
                 yield event
     except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to say
         detail = body_of(as_shown(error)).error
         yield events.error(detail.code, detail.message)
-
-
-def _more(events: ResponseEvents, tokens: Tokens) -> list[Event]:
-    return [*events.tokens(tokens)]
-
-
-def _last(events: ResponseEvents, end: End) -> list[Event]:
-    return [*events.end(end)]
 
 
 async def _chained(
