@@ -181,7 +181,7 @@ class AsyncJob(Generic[Result]):
     ) -> AsyncGenerator[StreamEntry]:
         """See :meth:`Job.stream`, and :class:`StreamCursor`. Outages of Redis of up to
         ``patience_s`` are only a pause."""
-        cursor = self._sync._cursor(from_id, timeout)
+        cursor = StreamCursor(self.id, from_id, timeout)
         trace = self._sync._trace()
         patience = Patience(patience_s)
         self._client._enter_loop()

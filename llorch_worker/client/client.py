@@ -228,7 +228,7 @@ class Client:
     def close(self) -> None:
         self._closed = True
         self._app.close()
-        self._hang_up()
+        close_idle(self.redis)
 
     def __enter__(self) -> Self:
         return self
@@ -249,14 +249,11 @@ class Client:
         finally:
             if self._closed:
                 # `close` leaves connections in use open, and this thread has just used one.
-                self._hang_up()
+                close_idle(self.redis)
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the client was closed")
-
-    def _hang_up(self) -> None:
-        close_idle(self.redis)
 
 
 class Job(Generic[Result]):
@@ -287,7 +284,7 @@ class Job(Generic[Result]):
             JobLost: Redis has lost the job.
             TimeoutError: no event arrived for ``timeout`` seconds.
         """
-        cursor = self._cursor(from_id, timeout)
+        cursor = StreamCursor(self.id, from_id, timeout)
         trace = self._trace()
         channel = keys.events_channel(database(self._redis), self.id)
         with ExitStack() as stack:
@@ -359,9 +356,6 @@ class Job(Generic[Result]):
             if found.state == "queued":
                 found = replace(found, position=position(self._redis, self.id))
         return replace(found, sent_at_s=None if sent is None else float(sent))
-
-    def _cursor(self, from_id: str | Position, timeout: float | None) -> StreamCursor:
-        return StreamCursor(self.id, from_id, timeout)
 
     def _look(self, cursor: StreamCursor, trace: Trace) -> tuple[Any, StoredState | None]:
         """New entries, or the job's state if there are none."""

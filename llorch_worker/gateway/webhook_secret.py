@@ -16,21 +16,17 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def check_secret(secret: str) -> str:
+def _checked(secret: SecretStr) -> SecretStr:
     """Raises ``ValueError``, without the secret, unless it is one."""
+    text = secret.get_secret_value()
     try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
     except ValueError:
         key = b""
-    if not secret.startswith(SECRET_PREFIX) or not LEAST_BYTES <= len(key) <= MOST_BYTES:
+    if not text.startswith(SECRET_PREFIX) or not LEAST_BYTES <= len(key) <= MOST_BYTES:
         raise ValueError(
             f"must be {SECRET_PREFIX} and {LEAST_BYTES} to {MOST_BYTES} bytes as base64"
         )
-    return secret
-
-
-def _checked(secret: SecretStr) -> SecretStr:
-    check_secret(secret.get_secret_value())
     return secret
 
 

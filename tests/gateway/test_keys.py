@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr, TypeAdapter
 
 from llorch_worker.broker.queues import route
 from llorch_worker.broker.waiting.waiting import waiting
@@ -20,7 +21,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.keys import KeyRing, new_key
 from llorch_worker.gateway.settings import GatewaySettings
-from llorch_worker.gateway.webhook_secret import check_secret
+from llorch_worker.gateway.webhook_secret import WebhookSecret
 from tests.cli.command import run
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
@@ -29,6 +30,8 @@ from tests.store import record_of, waiting_ids
 
 LIMIT = 5
 SUBMITS = 60
+
+SECRETS: TypeAdapter[SecretStr] = TypeAdapter(WebhookSecret)
 
 
 @contextmanager
@@ -202,7 +205,7 @@ def test_a_new_key_brings_a_secret_for_its_webhooks(tmp_path: Path) -> None:
     file.write_text(entry)
     secret = KeyRing(file).webhook_secret("one")
     assert secret is not None
-    assert check_secret(secret) == secret
+    assert SECRETS.validate_python(secret).get_secret_value() == secret
     assert KeyRing(file).webhook_secret("two") is None
 
 
@@ -251,7 +254,7 @@ def test_what_no_browser_sends_as_an_origin_is_refused_with_what_to_write(writte
 @pytest.mark.parametrize("wrong", ["", "secret", "whsec_", "whsec_!!", "whsec_c2hvcnQ="])
 def test_what_is_no_secret_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="base64"):
-        check_secret(wrong)
+        SECRETS.validate_python(wrong)
 
 
 def test_other_origins_may_call_only_if_the_operator_says_so(

@@ -54,27 +54,21 @@ class FileStore:
             )
             raise CommandError("INVALID_SETTINGS", message, USAGE) from None
 
-    @contextmanager
-    def writing(self, path: str) -> Iterator[BinaryIO]:
-        """A new object; nothing is left of it if the block fails."""
-        whole = self._whole(path)
-        self._files.makedirs(whole.rpartition("/")[0], exist_ok=True)
-        try:
-            with self._files.open(whole, "wb") as file:
-                yield file
-        except BaseException:
-            with suppress(OSError):
-                self._files.rm_file(whole)
-            raise
-
     def open(self, path: str) -> BinaryIO:
         file: BinaryIO = self._files.open(self._whole(path), "rb", block_size=BLOCK_BYTES)
         return file
 
     def write(self, path: str, blocks: Iterable[bytes]) -> int:
-        """The number of bytes written."""
-        with self.writing(path) as file:
-            return sum(file.write(block) for block in blocks)
+        """The number of bytes written. Nothing is left of an object of which one fails."""
+        whole = self._whole(path)
+        self._files.makedirs(whole.rpartition("/")[0], exist_ok=True)
+        try:
+            with self._files.open(whole, "wb") as file:
+                return sum(file.write(block) for block in blocks)
+        except BaseException:
+            with suppress(OSError):
+                self._files.rm_file(whole)
+            raise
 
     async def copy_in(self, path: str, source: BinaryIO) -> int:
         """The number of bytes written."""
