@@ -11,7 +11,6 @@ from pydantic import Field
 
 from llorch_worker.batches.raw_lines import MOST_LINE_BYTES, RawLine
 from llorch_worker.contract import (
-    DeadlineExceeded,
     EmbedRequest,
     GenerationRequest,
     InvalidRequest,
@@ -23,7 +22,7 @@ from llorch_worker.contract import (
     describe,
 )
 from llorch_worker.contract.values import UnreadableJson, read_json
-from llorch_worker.openai_api.errors import body_of, status_of
+from llorch_worker.openai_api.errors import body_of, nothing_came, status_of
 from llorch_worker.openai_api.shape import Shape, read_as
 
 End = Sequence[JobResult] | LlorchError
@@ -106,7 +105,9 @@ class OpenAILine(Line):
     def document(self, job_id: str, end: End) -> dict[str, Any]:
         response: dict[str, Any] | None
         error = None
-        match _refuse_nothing(end):
+        if not isinstance(end, LlorchError):
+            end = nothing_came((result.ended, result.usage) for result in end) or end
+        match end:
             case NotRun() as end:
                 response, error = None, {"code": end.code, "message": end.message}
             case LlorchError() as end:
@@ -197,15 +198,6 @@ def is_failure(document: dict[str, Any]) -> bool:
     return document.get("error") is not None or (
         response is not None and response["status_code"] != 200
     )
-
-
-def _refuse_nothing(end: End) -> End:
-    """``DeadlineExceeded`` if no job has a token because of its deadline."""
-    if isinstance(end, LlorchError) or not all(
-        result.ended == "deadline" and not result.usage.completion for result in end
-    ):
-        return end
-    return DeadlineExceeded("the deadline passed before the first token")
 
 
 def _fault(field: str, rule: str, got: object) -> InvalidRequest:

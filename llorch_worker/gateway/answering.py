@@ -16,16 +16,15 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Header, Request
 from fastapi.responses import Response
 
-from llorch_worker.broker.jobs.results import terminal_event
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
-    DeadlineExceeded,
-    Event,
     Finished,
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     Started,
     Tokens,
+    Usage,
     request_digest,
     shown,
 )
@@ -38,6 +37,7 @@ from llorch_worker.gateway.job_events import PATIENCE_S, OwnClock, Progress, job
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.waiting import Waiting
 from llorch_worker.openai_api.body import Body, Chunks
+from llorch_worker.openai_api.errors import nothing_came
 from llorch_worker.openai_api.shape import KeyedBody
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Answering:
             results = await asyncio.gather(
                 *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
             )
-        _refuse_nothing([terminal_event(result) for result in results])
+        _refuse_nothing((result.ended, result.usage) for result in results)
         return results
 
     async def _stream(self) -> AsyncGenerator[bytes]:
@@ -201,7 +201,7 @@ class Answering:
             async with aclosing(job_events(self._jobs, self._clock)) as events:
                 async for job, event in events:
                     if not begun and isinstance(event, Finished):
-                        _refuse_nothing([event])
+                        _refuse_nothing([(event.finish_reason, event.usage)])
                     for data in await self._encoded(job, event, chunks, with_prompt_ids):
                         begun = True
                         yield data
@@ -245,10 +245,7 @@ class Answering:
         return await self._gateway.bodies.run(about_bytes(event), made)
 
 
-def _refuse_nothing(ends: Iterable[Event]) -> None:
+def _refuse_nothing(ends: Iterable[tuple[FinishReason, Usage]]) -> None:
     """Raises ``DeadlineExceeded`` if no job has a token because of its deadline."""
-    if all(
-        isinstance(end, Finished) and end.finish_reason == "deadline" and not end.usage.completion
-        for end in ends
-    ):
-        raise DeadlineExceeded("the deadline passed before the first token")
+    if (error := nothing_came(ends)) is not None:
+        raise error

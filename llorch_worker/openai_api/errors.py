@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import BaseModel
 
 from llorch_worker.contract import (
@@ -9,6 +11,7 @@ from llorch_worker.contract import (
     Cancelled,
     DeadlineExceeded,
     Fault,
+    FinishReason,
     IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
@@ -19,6 +22,7 @@ from llorch_worker.contract import (
     ModelNotServed,
     OutOfMemory,
     QueueFull,
+    Usage,
 )
 
 
@@ -85,6 +89,14 @@ _OPENAI_CODES = {"MODEL_NOT_SERVED": "model_not_found", "QUEUE_FULL": "rate_limi
 
 def status_of(error: LlorchError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def nothing_came(ends: Iterable[tuple[FinishReason, Usage]]) -> DeadlineExceeded | None:
+    """The error of jobs that have no token because of their deadline; None if one has any, or has
+    ended otherwise."""
+    if all(reason == "deadline" and not usage.completion for reason, usage in ends):
+        return DeadlineExceeded("the deadline passed before the first token")
+    return None
 
 
 def body_of(error: LlorchError) -> ErrorBody:

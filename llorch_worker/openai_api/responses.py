@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.contract import (
     Cancelled,
-    DeadlineExceeded,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -17,6 +16,7 @@ from llorch_worker.contract import (
     LlorchError,
     Usage,
 )
+from llorch_worker.openai_api.errors import nothing_came
 from llorch_worker.openai_api.fingerprint import system_fingerprint
 from llorch_worker.openai_api.logprobs import chat_logprobs, sent_logprobs
 from llorch_worker.openai_api.responses_items import (
@@ -212,9 +212,7 @@ def failure_of(end: End) -> LlorchError | None:
     """Why nothing came of it; None if something did."""
     if isinstance(end, LlorchError):
         return end
-    if end.choices[0].finish_reason == "deadline" and not end.usage.completion:
-        return DeadlineExceeded("the deadline passed before the first token")
-    return None
+    return nothing_came([(end.ended, end.usage)])
 
 
 def status_of(end: End) -> Status:
