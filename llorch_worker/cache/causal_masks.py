@@ -30,7 +30,3 @@ class CausalMasks:
         if context_len > self.max_context:
             raise ValueError(f"context of {context_len} exceeds {self.max_context} tokens")
         return self.strip[self.max_query - query_len :, self.max_context - context_len :]
-
-    @property
-    def nbytes(self) -> int:
-        return self.strip.nbytes

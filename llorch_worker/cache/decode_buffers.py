@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 
@@ -53,9 +52,3 @@ class DecodeBuffers:
         numbers = (4 + len(shape.groups)) * torch.int64.itemsize
         numbers += len(shape.groups) * shape.context_blocks * torch.int32.itemsize
         return shape.decode_rows * (numbers + shape.vocab_size * torch.float32.itemsize)
-
-    @property
-    def nbytes(self) -> int:
-        numbers = (self.token_ids, self.positions, self.contexts, self.logits_rows)
-        places = chain.from_iterable(self.places)
-        return sum(t.nbytes for t in (*numbers, *places, self.logits))

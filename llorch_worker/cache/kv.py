@@ -77,15 +77,6 @@ class PagedKV:
                 total[part] += slots * size
         return dict(total)
 
-    def bytes_by_part(self) -> dict[str, int]:
-        """Bytes held: ``kv``, and ``kv_scales`` if they are int8."""
-        parts = {"kv": sum(cells.keys.nbytes + cells.values.nbytes for cells in self.groups)}
-        for cells in self.groups:
-            if cells.key_scales is not None and cells.value_scales is not None:
-                scales = cells.key_scales.nbytes + cells.value_scales.nbytes
-                parts["kv_scales"] = parts.get("kv_scales", 0) + scales
-        return parts
-
 
 def _cells(shape: CacheShape, layers: int, num_blocks: int) -> LayerKV:
     """The cells of so many layers: each tensor of a layer's, with a dimension before."""

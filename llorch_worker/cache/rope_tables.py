@@ -77,10 +77,6 @@ class RopeTables:
             for cos, sin in zip(self.cos, self.sin, strict=True)
         ]
 
-    @property
-    def nbytes(self) -> int:
-        return self.cos.nbytes + self.sin.nbytes
-
 
 def inverse_frequencies(rope: Rope, head_dim: int, max_context: int) -> torch.Tensor:
     """Radians per position for each pair that rotates: [dim / 2] float32.

@@ -60,7 +60,8 @@ class UnifiedCache:
 
     @staticmethod
     def required_bytes(shape: CacheShape, num_blocks: int) -> dict[str, int]:
-        """Bytes that ``allocate`` would take, by part; allocates nothing."""
+        """Bytes that ``allocate`` takes: ``kv``, ``kv_scales`` if it is int8, ``rope``, ``masks``,
+        and ``decode`` if decode steps are recorded. Allocates nothing."""
         counts = _with_scratch(shape, shape.block_counts(num_blocks))
         parts = PagedKV.required_bytes(shape, counts)
         angles = len(shape.ropes) * shape.max_context * (shape.head_dim // 2)
@@ -83,14 +84,6 @@ class UnifiedCache:
     def parts(self) -> dict[str, object]:
         """The objects that hold the tensors, by name."""
         return {"kv": self.kv, "rope": self.rope, "masks": self.masks, "decode": self.decode}
-
-    def bytes_by_part(self) -> dict[str, int]:
-        """Bytes held: ``kv``, ``kv_scales`` if it is int8, ``rope``, ``masks``, and ``decode`` if
-        decode steps are recorded."""
-        parts = {**self.kv.bytes_by_part(), "rope": self.rope.nbytes, "masks": self.masks.nbytes}
-        if self.decode is not None:
-            parts["decode"] = self.decode.nbytes
-        return parts
 
 
 def _with_scratch(shape: CacheShape, counts: Sequence[int]) -> list[int]:

@@ -53,7 +53,8 @@ class LoadedModel:
 
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of :meth:`parts`."""
-        return {"weights": self.model.weight_bytes, **self.cache.bytes_by_part()}
+        cache = UnifiedCache.required_bytes(self.cache.shape, self.cache.blocks.total)
+        return {"weights": self.model.weight_bytes, **cache}
 
     def measured_bytes(self) -> dict[str, int]:
         """Bytes of the tensors of :meth:`parts`; views of the same memory count once. On a card

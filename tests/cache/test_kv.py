@@ -3,10 +3,9 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.cache import CacheShape, PagedKV, Rope
-from llorch_worker.engine_options import KvDtype
 
 
-def make(kv_dtype: KvDtype = "auto") -> PagedKV:
+def make() -> PagedKV:
     shape = CacheShape(
         num_layers=2,
         num_kv_heads=2,
@@ -16,7 +15,6 @@ def make(kv_dtype: KvDtype = "auto") -> PagedKV:
         block_size=4,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        kv_dtype=kv_dtype,
     )
     return PagedKV(shape, [3])
 
@@ -31,10 +29,3 @@ def test_a_layer_is_a_view_of_the_whole() -> None:
     assert (kv.groups[0].values[1, 0, 3] == 2).all()
     assert kv.groups[0].keys.sum() == 12
     assert kv.groups[0].values.sum() == 24
-
-
-def test_it_counts_its_bytes() -> None:
-    numbers = 2 * 2 * 3 * 4 * 2 * 6
-    assert make().bytes_by_part() == {"kv": numbers * 4}
-    assert make("fp8").bytes_by_part() == {"kv": numbers}
-    assert make("int8").bytes_by_part() == {"kv": numbers, "kv_scales": numbers // 6 * 4}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from llorch_worker.cache import CacheShape, Rope, UnifiedCache
+from llorch_worker.engine.loading import resident_tensors
 from llorch_worker.engine_options import KvDtype
 
 SHAPE = CacheShape(
@@ -22,7 +23,7 @@ SHAPE = CacheShape(
 PARTS = {"kv", "rope", "masks"}
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
 @pytest.mark.parametrize("max_context", [40, 3000])
 @pytest.mark.parametrize(
     "options",
@@ -40,10 +41,17 @@ def test_the_bytes_foretold_are_the_bytes_taken(
     shape = replace(
         SHAPE, max_context=max_context, kv_dtype=kv_dtype, decode_rows=decode_rows, **options
     )
-    parts = UnifiedCache.allocate(shape, 7).bytes_by_part()
-    assert parts == UnifiedCache.required_bytes(shape, 7)
+    foretold = UnifiedCache.required_bytes(shape, 7)
     scales = {"kv_scales"} if kv_dtype == "int8" else set()
-    assert parts.keys() == PARTS | scales | ({"decode"} if decode_rows else set())
+    assert foretold.keys() == PARTS | scales | ({"decode"} if decode_rows else set())
+    foretold["kv"] += foretold.pop("kv_scales", 0)
+    parts = UnifiedCache.allocate(shape, 7).parts().items()
+    assert {name: taken_bytes(part) for name, part in parts if part is not None} == foretold
+
+
+def taken_bytes(part: object) -> int:
+    storages = (tensor.untyped_storage() for _, tensor in resident_tensors(part))
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:

@@ -180,7 +180,7 @@ class LoadPlan:
 
     @cached_property
     def cache_bytes(self) -> dict[str, int]:
-        """Bytes of the cache by part; see ``UnifiedCache.bytes_by_part``."""
+        """Bytes of the cache by part; see ``UnifiedCache.required_bytes``."""
         return UnifiedCache.required_bytes(self.shape, self.num_blocks)
 
     @property
