@@ -61,7 +61,7 @@ from llorch_worker.intake.prepared import PreparedRequest
 from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.intake.texts import PreparedTexts
-from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
+from llorch_worker.kernels import cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel, RaggedBatch
 from llorch_worker.model.encoder import Pooling
 from llorch_worker.model.encoder.decoder import DecoderOfTexts, cache_of_texts
@@ -91,7 +91,6 @@ class Engine(ThreadedEngine):
         fingerprint: str = "",
         generation_config: GenerationConfig | None = None,
         options: EngineOptions,
-        truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
         num_threads: int | None = None,
         board: Board | None = None,
@@ -158,8 +157,12 @@ class Engine(ThreadedEngine):
             planner=DraftPlanner(DRAFT_ROWS) if options.drafts else None,
             low_waits_at_most_s=options.low_waits_at_most_s,
         )
-        sample = select_sample(device, options.kernels)
-        sampler = Sampler(config.vocab_size, device, sample, truncate_rows)
+        sampler = Sampler(
+            config.vocab_size,
+            device,
+            select_sample(device, options.kernels),
+            select_truncate_rows(device, options.kernels),
+        )
         self._scored_rows = scored_rows(config, cache.shape, loaded.model.ops, *self._sizes)
         runner = Runner(loaded.steps, cache, sampler, device, queue, scored_rows=self._scored_rows)
         most_threads = num_threads or torch.get_num_threads()
@@ -257,7 +260,6 @@ class Engine(ThreadedEngine):
             fingerprint=fingerprint(plan.checkpoint, asked_rule(plan.checkpoint, options)),
             generation_config=generation_config,
             options=plan.options,
-            truncate_rows=select_truncate_rows(place, options.kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
             board=board,
             outlet=outlet,

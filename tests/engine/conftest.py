@@ -19,7 +19,7 @@ from llorch_worker.engine.loading import LoadedModel as InMemory
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine_options import EngineOptions
-from llorch_worker.kernels import TorchOps, TruncateRows
+from llorch_worker.kernels import TorchOps
 from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
@@ -50,7 +50,6 @@ class LoadedModel:
         *,
         num_blocks: int = 512,
         model: Any = None,
-        truncate_rows: TruncateRows | None = None,
         num_threads: int | None = None,
         queue: DeviceQueue | None = None,
         **options: Any,
@@ -66,7 +65,6 @@ class LoadedModel:
             tokenizer=self.tokenizer,
             model_name="stories",
             options=chosen,
-            truncate_rows=truncate_rows,
             num_threads=num_threads,
             queue=queue,
         )

@@ -12,7 +12,7 @@ import torch
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.sampling.penalties import Penalties
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import SampledRows, TruncateRows, torch_ops
+from llorch_worker.kernels import SampledRows
 from llorch_worker.kernels.upload import on_device
 
 
@@ -115,10 +115,10 @@ class SamplingBatch:
             max(r.temperature, LOWEST_TEMPERATURE) if r.temperature > 0 else 0.0 for r in requests
         ]
         return SampledRows(
-            temperatures=self._column(temperatures, torch.float32).squeeze(1),
-            log_min_p=limits.log_min_p.squeeze(1),
-            top_k=limits.top_k.squeeze(1),
-            top_p=limits.top_p.squeeze(1),
+            temperatures=self._row(temperatures, torch.float32),
+            log_min_p=limits.log_min_p,
+            top_k=limits.top_k,
+            top_p=limits.top_p,
             seeds=self._row([sequence.seed for sequence in self.sequences]),
             truncates=self.random is not None and self.random.truncation is not None,
         )
@@ -135,9 +135,9 @@ class SamplingBatch:
         everyone = len(random) == len(sequences)
         return RandomRows(
             rows=None if everyone else self._row(random),
-            temperatures=self._column(
+            temperatures=self._row(
                 [max(r.temperature, LOWEST_TEMPERATURE) for r in requests], torch.float32
-            ),
+            ).unsqueeze(1),
             seeds=self._row([sequences[row].seed for row in random]),
             truncation=self._truncation(requests),
         )
@@ -159,9 +159,9 @@ class SamplingBatch:
         return Truncation(
             rows=None,
             # log(0) = -inf keeps everything.
-            log_min_p=self._column([request.min_p for request in requests], torch.float32).log(),
-            top_k=self._column([min(r.top_k or vocab, vocab) for r in requests], torch.int64),
-            top_p=self._column(
+            log_min_p=self._row([request.min_p for request in requests], torch.float32).log(),
+            top_k=self._row([min(r.top_k or vocab, vocab) for r in requests]),
+            top_p=self._row(
                 [r.top_p if r.top_p < 1 else torch.inf for r in requests], torch.float64
             ),
         )
@@ -177,7 +177,7 @@ class SamplingBatch:
             return None
         return Biases(
             cells=self._row([cell for cell, _ in cells]),
-            values=on_device([bias for _, bias in cells], torch.float32, self._device),
+            values=self._row([bias for _, bias in cells], torch.float32),
         )
 
     def _suppressions(self, sequences: Rows[Sequence]) -> Suppressions | None:
@@ -201,11 +201,8 @@ class SamplingBatch:
             longest=max(cell[2] for cell in cells),
         )
 
-    def _row(self, values: Rows[int]) -> torch.Tensor:
-        return on_device(values, torch.int64, self._device)
-
-    def _column(self, values: Rows[float], dtype: torch.dtype) -> torch.Tensor:
-        return on_device(values, dtype, self._device).unsqueeze(1)
+    def _row(self, values: Rows[float], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return on_device(values, dtype, self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,34 +213,11 @@ class Truncation:
     the order of a sort. Thresholds are compared with the scaled logits, which are exact. A softmax
     may round neighbouring logits to the same weight.
 
-    ``rows`` [truncated] int64 index into the random rows, or None for all of them; ``log_min_p``
-    [truncated, 1] float32, -inf when off; ``top_k`` [truncated, 1] int64, the vocabulary's size
-    when off; ``top_p`` [truncated, 1] float64, inf when off.
+    ``rows`` [truncated] int64 index into the random rows, or None for all of them; the others are
+    as in ``TruncateRows``.
     """
 
     rows: torch.Tensor | None
     log_min_p: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
-
-
-def truncate(
-    weights: torch.Tensor,
-    scaled: torch.Tensor,
-    truncation: Truncation,
-    truncate_rows: TruncateRows | None = None,
-) -> None:
-    """Sets the ``weights`` of the excluded tokens to 0.
-
-    ``torch_ops.truncate_rows`` is the plain form, for any device. On the CPU the native kernel
-    finds the thresholds without a sort of the vocabulary, which would dominate sampling:
-    ``pytest benches/components/bench_sampler.py`` times the sampler.
-
-    Args:
-        weights: [random, vocab] float32, the probabilities of all tokens; changed in place.
-        scaled: [random, vocab] float32, logits over temperature.
-        truncate_rows: the native kernel, if there is one.
-    """
-    columns = (truncation.log_min_p, truncation.top_k, truncation.top_p)
-    form = torch_ops.truncate_rows if truncate_rows is None else truncate_rows
-    form(weights, scaled, truncation.rows, *(column.squeeze(1) for column in columns))

@@ -2,7 +2,7 @@
 
 Parameters apply in vLLM's order: logit_bias, min_tokens, penalties; then the grammar's mask; then,
 for rows that are not greedy, temperature, min_p, top_k, top_p (see
-:func:`~llorch_worker.engine.sampling.batch.truncate`).
+:class:`~llorch_worker.kernels.TruncateRows`).
 
 A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
 ``uniforms(seed, position)``. Every operation works on each row alone and truncation does not
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from llorch_worker.engine.sampling.batch import LogprobRows, RandomRows, SamplingBatch, truncate
+from llorch_worker.engine.sampling.batch import LogprobRows, RandomRows, SamplingBatch
 from llorch_worker.engine.sampling.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import FusedSample, TruncateRows
+from llorch_worker.kernels import FusedSample, TruncateRows, torch_ops
 from llorch_worker.kernels.uniforms import uniforms
 from llorch_worker.kernels.upload import on_device
 
@@ -110,11 +110,11 @@ class Sampler:
         truncate_rows: TruncateRows | None = None,
     ) -> None:
         """``fused`` takes the tokens from the logits once they have their biases, penalties and
-        masks. Without it torch's operations do, with ``truncate_rows``, if given, for
-        truncation."""
+        masks. Without it torch's operations do. ``truncate_rows``, if given, takes the place of the
+        plain form, which sorts the vocabulary and would dominate sampling."""
         self._device = device
         self._fused = fused
-        self._truncate_rows = truncate_rows
+        self._truncate_rows = truncate_rows or torch_ops.truncate_rows
         self._vocab_size = vocab_size
         self._batch: SamplingBatch | None = None
         self._next_positions: list[int] = []
@@ -229,8 +229,9 @@ class Sampler:
         if len(scaled) > len(self._weights):
             self._weights = torch.empty_like(scaled)
         weights = torch.softmax(scaled, dim=-1, out=self._weights[: len(scaled)])
-        if random.truncation is not None:
-            truncate(weights, scaled, random.truncation, self._truncate_rows)
+        if (truncation := random.truncation) is not None:
+            limits = truncation.log_min_p, truncation.top_k, truncation.top_p
+            self._truncate_rows(weights, scaled, truncation.rows, *limits)
         return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 

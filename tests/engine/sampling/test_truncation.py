@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.engine.sampling.batch import Truncation, truncate
-from llorch_worker.kernels import select_truncate_rows
+from llorch_worker.kernels import TruncateRows, select_truncate_rows
+from llorch_worker.kernels.torch_ops import truncate_rows
+
+Limits = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def truncation_of(rows: list[tuple[float, int, float]]) -> Truncation:
+def limits_of(rows: list[tuple[float, int, float]]) -> Limits:
     """``rows``: min_p, top_k, top_p of each."""
     min_p, top_k, top_p = zip(*rows, strict=True)
-    return Truncation(
-        rows=None,
-        log_min_p=torch.tensor(min_p).log().unsqueeze(1),
-        top_k=torch.tensor(top_k).unsqueeze(1),
-        top_p=torch.tensor(top_p, dtype=torch.float64).unsqueeze(1),
-    )
+    as_doubles = torch.tensor(top_p, dtype=torch.float64)
+    return torch.tensor(min_p).log(), torch.tensor(top_k), as_doubles
 
 
-def truncate_natively(weights: torch.Tensor, scaled: torch.Tensor, truncation: Truncation) -> None:
-    truncate_rows = select_truncate_rows(torch.device("cpu"))
-    if truncate_rows is None:
+def truncate_natively(*arguments: Any) -> None:
+    native = select_truncate_rows(torch.device("cpu"))
+    if native is None:
         pytest.skip("this machine has no native kernels")
-    truncate(weights, scaled, truncation, truncate_rows)
+    native(*arguments)
 
 
-def kept_by(form: object, scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
-    assert callable(form)
+def kept_by(
+    form: TruncateRows, scaled: torch.Tensor, limits: Limits, rows: torch.Tensor | None = None
+) -> torch.Tensor:
     weights = scaled.softmax(dim=-1)
     before = weights.clone()
-    form(weights, scaled, truncation)
+    form(weights, scaled, rows, *limits)
     assert torch.equal(weights, before * (weights > 0))
     return weights > 0
 
@@ -67,22 +67,21 @@ def test_the_native_kernel_keeps_what_sorting_keeps(
     scaled = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * spread
     if grid:
         scaled = (scaled / grid).round() * grid
-    truncation = truncation_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
-    expected = kept_by(truncate, scaled, truncation)
-    assert torch.equal(kept_by(truncate_natively, scaled, truncation), expected)
+    limits = limits_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
+    expected = kept_by(truncate_rows, scaled, limits)
+    assert torch.equal(kept_by(truncate_natively, scaled, limits), expected)
 
 
-@pytest.mark.parametrize("form", [truncate_natively, truncate])
-def test_forbidden_tokens_stay_excluded_when_top_k_exceeds_the_rest(form: object) -> None:
+@pytest.mark.parametrize("form", [truncate_natively, truncate_rows])
+def test_forbidden_tokens_stay_excluded_when_top_k_exceeds_the_rest(form: TruncateRows) -> None:
     scaled = torch.full((2, 300), -math.inf)
     scaled[:, 7], scaled[:, 9] = 2.0, 1.0
-    kept = kept_by(form, scaled, truncation_of([(0.0, 5, math.inf), (0.0, 5, 0.99)]))
+    kept = kept_by(form, scaled, limits_of([(0.0, 5, math.inf), (0.0, 5, 0.99)]))
     assert [row.nonzero().flatten().tolist() for row in kept] == [[7, 9], [7, 9]]
 
 
-@pytest.mark.parametrize("form", [truncate_natively, truncate])
-def test_a_row_without_truncation_stays_whole_beside_truncated_rows(form: object) -> None:
+@pytest.mark.parametrize("form", [truncate_natively, truncate_rows])
+def test_a_row_without_truncation_stays_whole_beside_truncated_rows(form: TruncateRows) -> None:
     scaled = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    two = truncation_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])
-    truncation = Truncation(torch.tensor([2, 1]), two.log_min_p, two.top_k, two.top_p)
-    assert kept_by(form, scaled, truncation).sum(dim=-1).tolist() == [500, 7, 3]
+    two = limits_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])
+    assert kept_by(form, scaled, two, torch.tensor([2, 1])).sum(dim=-1).tolist() == [500, 7, 3]
