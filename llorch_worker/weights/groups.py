@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from llorch_worker.kernels.native.tiles import Levels
+from llorch_worker.kernels.native.tiles import Levels, TileForm
 from llorch_worker.model_files.model_file import Bytes
 
 Floats = npt.NDArray[np.float32]
@@ -74,6 +74,12 @@ class GroupForm:
     @property
     def has_offsets(self) -> bool:
         return len(self.halves) > 1
+
+    @property
+    def tiles(self) -> TileForm:
+        """How native tiles keep it."""
+        kept = (self.bits, self.group, self.zero, self.levels, self.has_offsets, self.shared)
+        return TileForm(*kept)
 
     @property
     def half_factor(self) -> float:

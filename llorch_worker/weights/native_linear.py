@@ -81,17 +81,7 @@ class NativeLinears:
     def _quantised_tiles(
         self, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
     ) -> QuantisedTiles:
-        tiles = QuantisedTiles.empty(
-            self._kernels,
-            self._arena,
-            *weight.shape,
-            bits=form.bits,
-            group=form.group,
-            zero=form.zero,
-            levels=form.levels,
-            has_offsets=form.has_offsets,
-            shared=form.shared,
-        )
+        tiles = QuantisedTiles.empty(self._kernels, self._arena, form.tiles, *weight.shape)
         row = 0
         for part in weight.parts:
             checkpoint.each_piece(
@@ -107,14 +97,7 @@ class NativeLinears:
 def _piece_bytes(form: GroupForm | None, weight: FusedWeight) -> int:
     if form is None:
         return Bf16Tiles.bytes_of(*weight.shape)
-    return QuantisedTiles.bytes_of(
-        *weight.shape,
-        bits=form.bits,
-        group=form.group,
-        levels=form.levels,
-        has_offsets=form.has_offsets,
-        shared=form.shared,
-    )
+    return QuantisedTiles.bytes_of(form.tiles, *weight.shape)
 
 
 def _packer(

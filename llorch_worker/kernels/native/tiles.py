@@ -44,8 +44,27 @@ def tile_count(rows: int) -> int:
 
 
 @dataclass(frozen=True)
+class TileForm:
+    """How quantised tiles keep ``weight = scale * (code - zero) + offset``."""
+
+    bits: int
+    """Of a code: 4 or 8."""
+    group: int
+    zero: int
+    levels: Levels
+    has_offsets: bool
+    shared: int
+    """Groups that share a scale: a power of 2, and 1 with levels."""
+
+    @property
+    def scale_columns(self) -> int:
+        """Columns that share a float16 scale."""
+        return self.group * self.shared if self.levels == "none" else BLOCK_COLUMNS
+
+
+@dataclass(frozen=True)
 class QuantisedTiles:
-    """``weight = scale * (code - zero) + offset``, kept as codes, scales and offsets."""
+    """A quantised matrix, kept as codes, scales and offsets."""
 
     kernels: NativeKernels
     codes: torch.Tensor
@@ -57,69 +76,40 @@ class QuantisedTiles:
     """[tiles, blocks * bytes of a block / 4, 16, 4] uint8"""
     rows: int
     columns: int
-    bits: int
-    group: int
-    zero: int
-    levels: Levels
-    shared: int
-    """Groups that share a scale: a power of 2, and 1 with levels."""
+    form: TileForm
 
     @staticmethod
-    def bytes_of(
-        rows: int,
-        columns: int,
-        *,
-        bits: int,
-        group: int,
-        levels: Levels,
-        has_offsets: bool,
-        shared: int = 1,
-    ) -> int:
+    def bytes_of(form: TileForm, rows: int, columns: int) -> int:
         """The memory that a matrix of this size takes."""
-        tables = 2 if has_offsets else 1
-        halves = tables * columns // _scale_columns(group * shared, levels) * torch.float16.itemsize
-        small = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels]
-        return tile_count(rows) * TILE_ROWS * (columns * bits // 8 + halves + small)
+        tables = 2 if form.has_offsets else 1
+        halves = tables * columns // form.scale_columns * torch.float16.itemsize
+        small = columns // BLOCK_COLUMNS * LEVEL_BYTES[form.levels]
+        return tile_count(rows) * TILE_ROWS * (columns * form.bits // 8 + halves + small)
 
     @classmethod
     def empty(
-        cls,
-        kernels: NativeKernels,
-        arena: Arena,
-        rows: int,
-        columns: int,
-        *,
-        bits: int,
-        group: int,
-        zero: int,
-        levels: Levels,
-        has_offsets: bool,
-        shared: int = 1,
+        cls, kernels: NativeKernels, arena: Arena, form: TileForm, rows: int, columns: int
     ) -> QuantisedTiles:
         """Memory for a matrix, to be filled by ``pack``."""
         tiles = tile_count(rows)
 
         def table() -> torch.Tensor:
-            width = columns // _scale_columns(group * shared, levels)
+            width = columns // form.scale_columns
             return arena.zeros(tiles, width, TILE_ROWS, dtype=torch.float16)
 
         def level_bytes() -> torch.Tensor | None:
-            words = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels] // 4
+            words = columns // BLOCK_COLUMNS * LEVEL_BYTES[form.levels] // 4
             return arena.zeros(tiles, words, TILE_ROWS, 4, dtype=torch.uint8) if words else None
 
         return cls(
             kernels=kernels,
-            codes=arena.zeros(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
+            codes=arena.zeros(tiles, TILE_ROWS * columns * form.bits // 8, dtype=torch.uint8),
             scales=table(),
-            offsets=table() if has_offsets else None,
+            offsets=table() if form.has_offsets else None,
             level_bytes=level_bytes(),
             rows=rows,
             columns=columns,
-            bits=bits,
-            group=group,
-            zero=zero,
-            levels=levels,
-            shared=shared,
+            form=form,
         )
 
     def pack(
@@ -141,8 +131,8 @@ class QuantisedTiles:
             self.codes[first:].data_ptr(),
             len(codes),
             self.columns,
-            self.bits,
-            self.group,
+            self.form.bits,
+            self.form.group,
         )
         for pack, values, tiles in (
             (self.kernels.pack_scales, scales, self.scales),
@@ -160,17 +150,17 @@ class QuantisedTiles:
         ``rows``: [rows, row bytes]; with an ``order``, row i is ``rows[order[i]]``. Returns whether
         all scales are finite.
         """
-        first = _first_tile(first_row)
+        first, form = _first_tile(first_row), self.form
         finite = self.kernels.pack_blocks(
             rows.ctypes.data,
             None if order is None else order.ctypes.data,
             self.codes[first:].data_ptr(),
             self.scales[first:].data_ptr(),
             len(rows),
-            self.columns // self.group,
-            self.group * self.bits // 8,
-            0x80 if self.bits == 8 else 0,  # makes Q8_0's signed codes unsigned
-            self.shared.bit_length() - 1,
+            self.columns // form.group,
+            form.group * form.bits // 8,
+            0x80 if form.bits == 8 else 0,  # makes Q8_0's signed codes unsigned
+            form.shared.bit_length() - 1,
         )
         return bool(finite)
 
@@ -181,6 +171,7 @@ class QuantisedTiles:
 
     def matrix(self) -> Matrix:
         """Its pointers, valid while this lives."""
+        form = self.form
         return Matrix(
             self.codes.data_ptr(),
             self.scales.data_ptr(),
@@ -188,11 +179,11 @@ class QuantisedTiles:
             None if self.level_bytes is None else self.level_bytes.data_ptr(),
             self.rows,
             self.columns,
-            self.bits,
-            self.group,
-            self.zero,
-            list(LEVEL_BYTES).index(self.levels),
-            self.shared.bit_length() - 1,
+            form.bits,
+            form.group,
+            form.zero,
+            list(LEVEL_BYTES).index(form.levels),
+            form.shared.bit_length() - 1,
         )
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
@@ -203,7 +194,7 @@ class QuantisedTiles:
         tokens = len(x)
         threads = torch.get_num_threads()
         work_bytes = self.kernels.quantised_work_bytes(
-            tokens, self.columns, self.bits, self.group, threads
+            tokens, self.columns, self.form.bits, self.form.group, threads
         )
         work = torch.empty(work_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         work_start = work.data_ptr()
@@ -271,11 +262,6 @@ class Bf16Tiles:
             len(x),
             torch.get_num_threads(),
         )
-
-
-def _scale_columns(group: int, levels: Levels) -> int:
-    """Columns that share a float16 scale."""
-    return group if levels == "none" else BLOCK_COLUMNS
 
 
 def _first_tile(row: int) -> int:
