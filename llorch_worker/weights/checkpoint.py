@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.model_files.model_file import Bytes
+from llorch_worker.model_files.model_file import Bytes, ModelFile
 from llorch_worker.weights.groups import GroupForm
 from llorch_worker.weights.rope_order import RopeOrder
 
@@ -47,6 +47,18 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype_name: str
     stored_bytes: int
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorInfo):
+    """One that lies in a file as a whole."""
+
+    file: ModelFile
+    start: int
+
+    def sample(self, at: int, length: int) -> bytes:
+        """See :meth:`.Checkpoint.sample`."""
+        return self.file.read_at(self.start + at, min(length, self.stored_bytes - at))
 
 
 class Checkpoint(ABC):

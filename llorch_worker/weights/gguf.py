@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,13 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.model_files.split_parts import split_parts
-from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo, in_order
+from llorch_worker.weights.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    TakeRows,
+    TensorInfo,
+    in_order,
+)
 from llorch_worker.weights.groups import GroupForm, group_form
 from llorch_worker.weights.rope_order import RopeOrder
 
@@ -47,13 +52,6 @@ _LAYER_TENSOR_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,5})\.(\w+)\.(weight|bias)")
 
 
-@dataclass(frozen=True)
-class _StoredTensor:
-    file: ModelFile
-    start: int
-    type: GGMLQuantizationType
-
-
 class GgufCheckpoint(Checkpoint):
     """A .gguf file, or all parts of a split one, under canonical tensor names."""
 
@@ -61,8 +59,7 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stored: dict[str, _StoredTensor] = {}
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         files = [ModelFile(part) for part in split_parts(path)]
         self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
@@ -117,7 +114,7 @@ class GgufCheckpoint(Checkpoint):
     def _index(self, file: ModelFile, header: GgufHeader, kinds: frozenset[str]) -> None:
         for entry in header.entries:
             name = canonical_name(entry.name, kinds)
-            if name in self._stored:
+            if name in self.tensors:
                 raise ModelLoadFailed(
                     f"{file.path} has tensor {entry.name} twice; convert it again."
                 )
@@ -146,12 +143,13 @@ class GgufCheckpoint(Checkpoint):
                     f"{file.path} is truncated (tensor {entry.name} ends at byte "
                     f"{start + stored_bytes}, the file at {file.size_bytes}); download it again."
                 )
-            self._stored[name] = _StoredTensor(file, start, type_)
-            self.tensors[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
+            self.tensors[name] = StoredTensor(
+                name, entry.shape, type_.name, stored_bytes, file, start
+            )
 
     def read_into(self, name: str, out: torch.Tensor, order: RopeOrder | None = None) -> None:
         self.require(name, tuple(out.shape))
-        type_ = self._stored[name].type
+        type_ = GGMLQuantizationType[self.tensors[name].dtype_name]
         if out.ndim == 1 and order is not None:  # a bias is one row for the reader
             self.read_into(name, out)
             out.copy_(order.arrange(out))
@@ -174,11 +172,11 @@ class GgufCheckpoint(Checkpoint):
             yield file.read(0, size)
 
     def sample(self, name: str, at: int, length: int) -> bytes:
-        stored, size = self._stored[name], self.tensors[name].stored_bytes
-        return stored.file.read_at(stored.start + at, min(length, size - at))
+        return self.tensors[name].sample(at, length)
 
     def group_form(self, name: str) -> GroupForm | None:
-        return group_form(self._stored[name].type) if name in self._stored else None
+        info = self.tensors.get(name)
+        return None if info is None else group_form(GGMLQuantizationType[info.dtype_name])
 
     def each_piece(
         self, name: str, take: TakeRows, *, row_multiple: int, order: RopeOrder | None = None
@@ -188,11 +186,11 @@ class GgufCheckpoint(Checkpoint):
     def _each_chunk(
         self, name: str, take: Callable[[int, Bytes], None], row_multiple: int = 1
     ) -> None:
-        info, stored = self.tensors[name], self._stored[name]
+        info = self.tensors[name]
         row_elements = info.shape[-1]
         rows = math.prod(info.shape) // row_elements
-        stored.file.each_chunk(
-            stored.start,
+        info.file.each_chunk(
+            info.start,
             rows,
             info.stored_bytes // rows,
             max(1, CHUNK_ELEMENTS // row_elements // row_multiple) * row_multiple,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model_files.bounds import SAFETENSORS_HEADER_BYTES, TENSORS, require
 from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.model_files.side_file import exists, parse_object, read_bytes, read_object
-from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
+from llorch_worker.weights.checkpoint import Checkpoint, StoredTensor
 from llorch_worker.weights.rope_order import RopeOrder
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -36,12 +36,6 @@ _DESCRIPTIONS = (
 _RULES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 """What sentence-transformers says of how vectors are made, besides its modules' own files."""
 _SIDE_FILES = ("generation_config", "tokenizer_config")
-
-
-@dataclass(frozen=True)
-class _StoredTensor:
-    file: ModelFile
-    start: int
 
 
 class HuggingFaceCheckpoint(Checkpoint):
@@ -64,12 +58,11 @@ class HuggingFaceCheckpoint(Checkpoint):
             if exists(path / f"{name}.json"):
                 metadata[name] = read_object(path / f"{name}.json")
         self.metadata: Mapping[str, Any] = metadata
-        self._stored: dict[str, _StoredTensor] = {}
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             self._index(ModelFile(file), weight_map)
         for name, file_name in weight_map.items():
-            if name not in self._stored:
+            if name not in self.tensors:
                 raise ModelLoadFailed(
                     f"{path / file_name} lacks tensor {name}, which {_INDEX} says it holds; "
                     "download the model again."
@@ -77,7 +70,6 @@ class HuggingFaceCheckpoint(Checkpoint):
         # Saved without a head, as folders of sentence-transformers are.
         self._is_bare = _BARE in self.tensors
         if self._is_bare:
-            self._stored = {_INSIDE + name: each for name, each in self._stored.items()}
             named = [replace(each, name=_INSIDE + each.name) for each in self.tensors.values()]
             self.tensors = {each.name: each for each in named}
 
@@ -104,9 +96,9 @@ class HuggingFaceCheckpoint(Checkpoint):
             # A shard may hold another version of a tensor, which was replaced in a later one.
             if name == "__metadata__" or weight_map.get(name, file.path.name) != file.path.name:
                 continue
-            if name in self._stored:
+            if name in self.tensors:
                 raise ModelLoadFailed(
-                    f"{file.path} has tensor {name}, and so has {self._stored[name].file.path.name}"
+                    f"{file.path} has tensor {name}, and so has {self.tensors[name].file.path.name}"
                     f"; name one of them in {_INDEX}."
                 )
             try:
@@ -121,12 +113,11 @@ class HuggingFaceCheckpoint(Checkpoint):
             dtype = (_DTYPES | _PACKED).get(dtype_name)
             if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
                 raise _damaged(file, f"tensor {name} does not have the bytes of its shape")
-            self._stored[name] = _StoredTensor(file, start)
-            self.tensors[name] = TensorInfo(name, shape, dtype_name, end - begin)
+            self.tensors[name] = StoredTensor(name, shape, dtype_name, end - begin, file, start)
 
     def read_into(self, name: str, out: torch.Tensor, order: RopeOrder | None = None) -> None:
-        info = self.require(name, tuple(out.shape))
-        stored = self._stored[name]
+        self.require(name, tuple(out.shape))
+        info = self.tensors[name]
         if info.dtype_name not in _DTYPES:
             raise ModelLoadFailed(
                 f"{self.path}: tensor {name} is stored as {info.dtype_name}, but only "
@@ -140,8 +131,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             written = flat[first : first + len(values)].copy_(values)
             self.require_finite(name, written)
 
-        stored.file.each_chunk(
-            stored.start,
+        info.file.each_chunk(
+            info.start,
             flat.numel(),
             dtype.itemsize,
             CHUNK_ELEMENTS,
@@ -153,9 +144,9 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def stored_rows(self, name: str, first: int, end: int) -> Bytes:
         """Rows ``[first, end)`` of a tensor as they are stored: [rows, row bytes]."""
-        info, stored = self.tensors[name], self._stored[name]
+        info = self.tensors[name]
         out = np.empty((end - first, info.stored_bytes // info.shape[0]), np.uint8)
-        stored.file.fill(out.reshape(-1), stored.start + first * out.shape[1])
+        info.file.fill(out.reshape(-1), info.start + first * out.shape[1])
         return out
 
     def described_by(self) -> Iterator[bytes]:
@@ -171,21 +162,19 @@ class HuggingFaceCheckpoint(Checkpoint):
             yield read_bytes(path)
 
     def sample(self, name: str, at: int, length: int) -> bytes:
-        stored, size = self._stored[name], self.tensors[name].stored_bytes
-        return stored.file.read_at(stored.start + at, min(length, size - at))
+        return self.tensors[name].sample(at, length)
 
     def repeats(self, name: str, other: str) -> bool:
         first, second = self.tensors[name], self.tensors[other]
         if (first.shape, first.dtype_name) != (second.shape, second.dtype_name):
             return False
-        this, that = self._stored[name], self._stored[other]
         differences: list[int] = []
 
         def take(at: int, piece: Bytes) -> None:
-            if that.file.read(that.start + at, piece.size) != piece.tobytes():
+            if second.file.read(second.start + at, piece.size) != piece.tobytes():
                 differences.append(at)
 
-        this.file.each_chunk(this.start, first.stored_bytes, 1, 1 << 20, take)
+        first.file.each_chunk(first.start, first.stored_bytes, 1, 1 << 20, take)
         return not differences
 
 
