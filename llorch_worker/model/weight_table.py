@@ -188,8 +188,8 @@ def quantised_types(
 ) -> tuple[str, ...]:
     """Block types that stay quantised, the one with most parameters first."""
     numbers = Counter[str]()
-    for weight in _matrices(config, linears):
-        for part in linears.quantised_parts(checkpoint, weight):
+    for weight in _matrices(config, linears) if linears.keeps_quantised else ():
+        for part in weight.quantised_parts(checkpoint):
             numbers[checkpoint.tensors[part.name].dtype_name] += prod(part.shape)
     return tuple(name for name, _ in numbers.most_common())
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.weights.checkpoint import Checkpoint
-from llorch_worker.weights.fused_weight import FusedWeight, Part
+from llorch_worker.weights.fused_weight import FusedWeight
 
 DenseProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """``x: [tokens, in]``, ``weight: [out, in]`` to ``x @ weight.T``."""
@@ -40,14 +40,15 @@ class Linears(Protocol):
         """Makes a layer of a tied embedding's [out, in]; None if layers hold other forms."""
 
     @property
+    def keeps_quantised(self) -> bool:
+        """Whether ``load`` keeps those parts quantised that the file stores so."""
+
+    @property
     def embedding_as_stored(self) -> bool:
         """Whether a large quantised embedding keeps the file's blocks; see ``load_embedding``."""
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         """The exact bytes that ``load`` will keep; reads no weights."""
-
-    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
-        """The parts that ``load`` will keep quantised."""
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         """Read the weight. Raises ModelLoadFailed if the file does not hold it."""
@@ -78,13 +79,11 @@ class DenseLinears:
     dtype: torch.dtype
     product: DenseProduct = F.linear
     name: str = "torch"
+    keeps_quantised: bool = False
     embedding_as_stored: bool = False
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:  # noqa: ARG002
         return weight.elements * self.dtype.itemsize
-
-    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:  # noqa: ARG002
-        return ()
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         return self.shared(weight.load(checkpoint, self.dtype).to(self.device))

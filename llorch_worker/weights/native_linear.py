@@ -13,7 +13,7 @@ from llorch_worker.kernels.native.library import NativeKernels
 from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
-from llorch_worker.weights.fused_weight import FusedWeight, Part
+from llorch_worker.weights.fused_weight import FusedWeight
 from llorch_worker.weights.groups import GroupForm
 from llorch_worker.weights.linear import DenseLinear, Linear
 
@@ -45,6 +45,7 @@ class NativeLinears:
     """Keeps matrices in tiles; see ``Linears``."""
 
     shared = None
+    keeps_quantised = True
     embedding_as_stored = True
 
     def __init__(self, kernels: NativeKernels) -> None:
@@ -56,9 +57,6 @@ class NativeLinears:
         if weight.shape[1] % 2:
             return weight.elements * torch.bfloat16.itemsize
         return sum(_piece_bytes(*piece) for piece in weight.pieces(checkpoint, TILE_ROWS))
-
-    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
-        return weight.quantised_parts(checkpoint)
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         if weight.shape[1] % 2:  # tiles hold pairs of columns; no trained model has an odd number

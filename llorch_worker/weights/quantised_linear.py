@@ -66,6 +66,7 @@ class QuantisedLinears:
     """For the pieces that are not quantised."""
     name: str = "quantised Triton"
     shared: None = None
+    keeps_quantised: bool = True
     embedding_as_stored: bool = False
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
@@ -83,9 +84,6 @@ class QuantisedLinears:
                     has_offsets=form.has_offsets,
                 )
         return total
-
-    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
-        return weight.quantised_parts(checkpoint)
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         pieces = tuple(

@@ -196,7 +196,7 @@ class LoadPlan:
             for tensor, info in self.checkpoint.tensors.items()
             if info.dtype_name == name
         )
-        kept = (each for each in of_type if self.linears.quantised_parts(self.checkpoint, each))
+        kept = (each for each in of_type if each.quantised_parts(self.checkpoint))
         # Rows are rounded up to whole tiles, which matters least in the largest tensor.
         largest = max(kept, key=lambda each: each.elements)
         stored_bytes = self.checkpoint.tensors[largest.parts[0].name].stored_bytes
