@@ -29,7 +29,7 @@ from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import PRIORITY_RANKS, Sequence, SequenceState
-from llorch_worker.engine.stats import Counters, StepCounts
+from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.step_plan import StepPlan
 from llorch_worker.processes.board import Board
 
@@ -71,8 +71,6 @@ class EngineCore:
         """Those of the last launched steps, whose handles the board has."""
         self._generations: dict[Sequence, Generation] = {}
         self._with_deadline: set[Generation] = set()
-        self.steps = StepCounts()
-        """Any thread may read it."""
 
     @property
     def has_work(self) -> bool:
@@ -175,9 +173,8 @@ class EngineCore:
             and sequence.state is not _FINISHED
         ]
         going = [sequence for _, sequence in rows]
-        self._counters.count_step(plan, len(going))
         now_s = time.monotonic()
-        self.steps.step(plan, going, now_s)
+        self._counters.count_step(plan, going, now_s)
         for sequence, tokens in scored:
             if sequence.state is not _FINISHED:
                 self._take_scored(sequence, tokens, now_s)
@@ -234,7 +231,7 @@ class EngineCore:
                 return
             for sequence in going:
                 self.scheduler.accept(sequence, 1)
-            self._count_more(len(going))
+            self._counters.count_more(len(going))
 
     def _deliver_row(
         self,
@@ -285,7 +282,7 @@ class EngineCore:
         sequence.prompt_logprobs.take(scored)
         if sequence.ended:
             if not sequence.generated_count:
-                self.steps.prefilled(sequence)
+                self._counters.steps.prefilled(sequence)
             self.scheduler.finish(sequence)
             if sequence.finish_reason is None:
                 sequence.close("length")
@@ -300,17 +297,11 @@ class EngineCore:
         forced: tuple[int, ...] = ()
         if sequence.constrained:
             forced = sequence.append_forced()
-            self._count_more(len(forced))
+            self._counters.count_more(len(forced))
         if sequence.finish_reason is not None:
             # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)
         return (token_id, *forced)
-
-    def _count_more(self, tokens: int) -> None:
-        """``tokens`` beyond one for each sequence of the step."""
-        self._counters.count_more(tokens)
-        if tokens:
-            self.steps.more(tokens)
 
     def _apply_deadlines(self, now_s: float) -> None:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]

@@ -28,6 +28,7 @@ from llorch_worker.engine.loading import (
 )
 from llorch_worker.engine.memory.compute_device import visible_cards
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, asked_rule, plan_encoder
+from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
@@ -89,9 +90,11 @@ class EmbeddingEngine(ThreadedEngine):
             tensor.untyped_storage().nbytes() for _, tensor in resident_tensors(encoder)
         )
         self._board = board or Board(options.sequences)
+        self._counters = Counters()
         self._core = TextsCore(
             self._compute,
             options.step_tokens,
+            counters=self._counters,
             low_waits_at_most_s=options.low_waits_at_most_s,
             board=self._board,
         )
@@ -223,7 +226,7 @@ class EmbeddingEngine(ThreadedEngine):
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it. It has no KV blocks."""
         held = {"weights": self._weight_bytes}
-        core = self._core
+        core, counters = self._core, self._counters
         return EngineStats(
             model=self.model_name,
             device=self.facts.device,
@@ -236,13 +239,13 @@ class EmbeddingEngine(ThreadedEngine):
             running=core.running,
             waiting=0,
             tokens_per_s=core.rate.read(),
-            prompt_tokens_total=core.tokens_total,
-            finished_total=core.finished_total,
-            steps_total=core.steps_total,
+            prompt_tokens_total=counters.prompt_tokens_total,
+            finished_total=counters.finished_total,
+            steps_total=counters.steps_total,
         )
 
     def step_figures(self) -> StepFigures:
-        return self._core.figures()
+        return self._counters.steps.read()
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of the model that are not on the engine's device."""

@@ -184,6 +184,7 @@ class Engine(ThreadedEngine):
             self._texts = TextsCore(
                 partial(reader.vectors, pooling=self._pooling),
                 options.step_tokens,
+                counters=self._counters,
                 low_waits_at_most_s=options.low_waits_at_most_s,
                 board=self._board,
             )
@@ -296,7 +297,7 @@ class Engine(ThreadedEngine):
         return_freed_memory()
         self._measured_bytes = self._loaded.measured_bytes()
         # No job's steps were among them.
-        self._core.steps = StepCounts()
+        self._counters.steps = StepCounts()
 
     @overload
     def submit(self, request: GenerationRequest | PreparedRequest, **others: Any) -> Generation: ...
@@ -433,13 +434,13 @@ class Engine(ThreadedEngine):
             kv_blocks_total=blocks.total,
             kv_blocks_free=blocks.free_count,
             kv_blocks_kept=blocks.kept_count,
-            prompt_tokens_total=counters.prompt_tokens_total + (texts.tokens_total if texts else 0),
+            prompt_tokens_total=counters.prompt_tokens_total,
             cached_tokens_total=self._scheduler.blocks.found_tokens_total,
             prefix_hits_total=self._scheduler.blocks.hits_total,
             completion_tokens_total=counters.completion_tokens_total,
-            finished_total=counters.finished_total + (texts.finished_total if texts else 0),
+            finished_total=counters.finished_total,
             preempted_total=self._scheduler.preempted_total,
-            steps_total=counters.steps_total + (texts.steps_total if texts else 0),
+            steps_total=counters.steps_total,
             drafts_total=counters.drafts_total,
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
@@ -447,15 +448,7 @@ class Engine(ThreadedEngine):
 
     def step_figures(self) -> StepFigures:
         """What the steps did since the load, or since it warmed up."""
-        steps = self._core.steps.read()
-        if self._texts is None:
-            return steps
-        of_texts = self._texts.figures()
-        return replace(
-            steps,
-            step_tokens=steps.step_tokens + of_texts.step_tokens,
-            prompt_tokens=steps.prompt_tokens + of_texts.prompt_tokens,
-        )
+        return self._counters.steps.read()
 
     @property
     def matrix_bytes(self) -> int:

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from operator import add
 from typing import Any, Final, Literal, Protocol
 
 from llorch_worker.contract import (
@@ -228,10 +227,6 @@ class Tally:
     @property
     def count(self) -> int:
         return sum(self.counts)
-
-    def __add__(self, other: Tally) -> Tally:
-        """Both, by the same bounds."""
-        return Tally(tuple(map(add, self.counts, other.counts)), self.sum + other.sum)
 
 
 class TallyCounts:

@@ -44,42 +44,6 @@ class TokenRate:
         return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals that the engine thread counts up and any thread reads."""
-
-    prompt_tokens_total: int = 0
-    completion_tokens_total: int = 0
-    finished_total: int = 0
-    steps_total: int = 0
-    drafts_total: int = 0
-    draft_tokens_total: int = 0
-    accepted_draft_tokens_total: int = 0
-    rate: TokenRate = field(default_factory=TokenRate)
-    """Of generated tokens."""
-
-    def count_step(self, plan: StepPlan, tokens: int) -> None:
-        """``tokens`` were generated. Prompt tokens count each time they are computed: preemption
-        repeats them."""
-        self.steps_total += 1
-        self.completion_tokens_total += tokens
-        if plan.has_drafts:
-            drafts = [len(chunk.drafts) for chunk in plan.chunks if chunk.drafts]
-            self.drafts_total += len(drafts)
-            self.draft_tokens_total += sum(drafts)
-        prompt = [c for c in plan.chunks if c.start < c.sequence.prompt_length]
-        self.prompt_tokens_total += sum(
-            [min(c.count, c.sequence.prompt_length - c.start) for c in prompt]
-        )
-        self.rate.step(tokens)
-
-    def count_more(self, tokens: int) -> None:
-        """``tokens`` more than one for each sequence of the step were generated."""
-        if tokens:
-            self.completion_tokens_total += tokens
-            self.rate.more(tokens)
-
-
 class StepCounts:
     """Counts up what :class:`.StepFigures` tells. The engine's thread adds, any thread reads.
 
@@ -120,6 +84,11 @@ class StepCounts:
         self._token_gaps.add(0.0, tokens)
         self._generated_tokens += tokens
 
+    def read_texts(self, tokens: int) -> None:
+        """A step has read texts of so many ``tokens``."""
+        self._step_tokens.add(tokens)
+        self._prompt_tokens += tokens
+
     def prefilled(self, sequence: Sequence) -> None:
         """The prompt of a sequence was computed."""
         self._looked_up_tokens += sequence.prompt_length
@@ -136,3 +105,48 @@ class StepCounts:
             found_tokens=self._found_tokens,
             generated_tokens=self._generated_tokens,
         )
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine thread counts up and any thread reads."""
+
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    finished_total: int = 0
+    steps_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_draft_tokens_total: int = 0
+    rate: TokenRate = field(default_factory=TokenRate)
+    """Of generated tokens."""
+    steps: StepCounts = field(default_factory=StepCounts)
+
+    def count_step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
+        """See :meth:`StepCounts.step`. Prompt tokens count each time they are computed: preemption
+        repeats them."""
+        self.steps.step(plan, sequences, now_s)
+        self.steps_total += 1
+        self.completion_tokens_total += len(sequences)
+        if plan.has_drafts:
+            drafts = [len(chunk.drafts) for chunk in plan.chunks if chunk.drafts]
+            self.drafts_total += len(drafts)
+            self.draft_tokens_total += sum(drafts)
+        prompt = [c for c in plan.chunks if c.start < c.sequence.prompt_length]
+        self.prompt_tokens_total += sum(
+            [min(c.count, c.sequence.prompt_length - c.start) for c in prompt]
+        )
+        self.rate.step(len(sequences))
+
+    def count_more(self, tokens: int) -> None:
+        """``tokens`` more than one for each sequence of the step were generated."""
+        if tokens:
+            self.completion_tokens_total += tokens
+            self.rate.more(tokens)
+            self.steps.more(tokens)
+
+    def count_texts(self, tokens: int) -> None:
+        """A step has read texts of so many ``tokens``."""
+        self.steps.read_texts(tokens)
+        self.steps_total += 1
+        self.prompt_tokens_total += tokens

@@ -21,9 +21,8 @@ from llorch_worker.engine.device.step_errors import (
     is_device_lost,
     is_out_of_memory,
 )
-from llorch_worker.engine.interface import STEP_TOKENS, StepFigures, TallyCounts
 from llorch_worker.engine.sequence import HIGH_RANK, PRIORITY_RANKS
-from llorch_worker.engine.stats import TokenRate
+from llorch_worker.engine.stats import Counters, TokenRate
 from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.model.encoder import Texts
 from llorch_worker.processes.board import Board
@@ -46,6 +45,7 @@ class TextsCore:
         compute: Callable[[Texts], torch.Tensor],
         step_tokens: int,
         *,
+        counters: Counters,
         low_waits_at_most_s: float,
         board: Board,
         clock: Callable[[], float] = time.monotonic,
@@ -55,6 +55,7 @@ class TextsCore:
         """
         self._compute = compute
         self._step_tokens = self._most_step_tokens = step_tokens
+        self._counters = counters
         self._low_waits_at_most_s = low_waits_at_most_s
         self._board = board
         self._clock = clock
@@ -62,8 +63,6 @@ class TextsCore:
         self._jobs: list[TextsGeneration] = []
         """Those that are not done, in the order in which they are taken."""
         self.rate = TokenRate()
-        self._sizes = TallyCounts(STEP_TOKENS)
-        self.tokens_total = self.steps_total = self.finished_total = 0
 
     @property
     def has_work(self) -> bool:
@@ -116,9 +115,6 @@ class TextsCore:
         """Computes a step of texts with so many tokens each."""
         count = max(1, self._step_tokens // longest)
         self._compute(Texts(torch.zeros(longest * count, dtype=torch.int64), [longest] * count))
-
-    def figures(self) -> StepFigures:
-        return StepFigures(step_tokens=self._sizes.read(), prompt_tokens=self.tokens_total)
 
     def step(self) -> TextsStep:
         """Computes the next texts, those of equal length side by side."""
@@ -208,16 +204,11 @@ class TextsCore:
         if any(job.prepared.seconds for job, _ in step.chunks):
             types = torch.cat([_types(job, at) for job, at in sorted_places])
         computed = self._compute(Texts(ids, lengths[order].tolist(), types)).cpu()
-        self._count(len(ids))
+        self._counters.count_texts(len(ids))
+        self.rate.step(len(ids))
         rows = torch.empty_like(computed)
         rows[order] = computed
         return rows
-
-    def _count(self, tokens: int) -> None:
-        self.steps_total += 1
-        self.tokens_total += tokens
-        self._sizes.add(tokens)
-        self.rate.step(tokens)
 
     def _deliver(self, step: TextsStep, rows: torch.Tensor) -> None:
         now_s, at = time.monotonic(), 0
@@ -231,11 +222,11 @@ class TextsCore:
                 continue
             if len(of_job) == job.left:
                 self._forget(job)
-                self.finished_total += 1
+                self._counters.finished_total += 1
             job.take(of_job, now_s)
 
     def _finish(self, job: TextsGeneration) -> None:
-        self.finished_total += 1
+        self._counters.finished_total += 1
         job.finish(time.monotonic())
 
     def _survive(self, step: TextsStep, error: Exception) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from llorch_worker.engine.device.step_errors import MEMORY_PAUSE_S
+from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.intake.texts import PreparedTexts
@@ -29,6 +30,7 @@ class Clocked:
         self._core = TextsCore(
             self._compute,
             step_tokens,
+            counters=Counters(),
             low_waits_at_most_s=LOW_WAITS_S,
             board=Board(4),
             clock=lambda: self.now_s,
