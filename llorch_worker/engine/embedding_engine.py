@@ -14,8 +14,6 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import (
     AnyTextsRequest,
     EmbedRequest,
-    Event,
-    Journal,
     ModelLoadFailed,
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
@@ -176,16 +174,8 @@ class EmbeddingEngine(ThreadedEngine):
         self,
         request: AnyTextsRequest | PreparedTexts,
         *,
-        job_id: str | None = None,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
-        journal: Journal | None = None,
-        suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
         on_tokens: object = None,  # noqa: ARG002 - there are none
-        handle: int = 0,
+        **others: Any,
     ) -> TextsGeneration:
         """See :meth:`.Engine.submit`. Texts that the journal has are not computed again.
 
@@ -199,16 +189,8 @@ class EmbeddingEngine(ThreadedEngine):
             self.facts,
             self.tokenizer,
             self.pooling,
-            job_id=job_id,
-            journal=journal,
-            suspect=suspect,
-            handle=handle,
             request_cancel=self._thread.cancel,
-            worker=worker,
-            attempt=attempt,
-            queued_at=queued_at,
-            retried_at=retried_at,
-            on_event=on_event,
+            **others,
         )
         self._thread.add(generation)
         return generation

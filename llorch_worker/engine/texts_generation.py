@@ -57,8 +57,8 @@ class TextsGeneration(ComputedGeneration[TextsRequest, TextsResult]):
         width: int,
         normalizes: bool,
         journal: Journal | None,
-        suspect: bool,
-        handle: int,
+        suspect: bool = False,
+        handle: int = 0,
         request_cancel: Callable[[TextsGeneration], None],
         **others: Any,
     ) -> None:
@@ -180,8 +180,8 @@ def make_texts_generation(
     tokenizer: Tokenizer,
     pooling: Pooling | None,
     *,
-    job_id: str | None,
-    journal: Journal | None,
+    job_id: str | None = None,
+    journal: Journal | None = None,
     **others: Any,
 ) -> TextsGeneration:
     """The job of ``request`` for the model of these ``facts``. ``pooling``: None if a head scores.
