@@ -132,7 +132,7 @@ def _measure(
         times["step"].append(time.thread_time() - begun_s)
         for part in PARTS:
             times[part].append(spent[part])
-        ahead += company.core._launcher.is_ahead
+        ahead += company.core._ahead is not None
     gc.enable()
     return times, ahead
 

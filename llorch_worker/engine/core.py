@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -23,7 +24,6 @@ from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_me
 from llorch_worker.engine.device.thread_count import ThreadCount
 from llorch_worker.engine.draft_logits import DraftLogits
 from llorch_worker.engine.generation import Generation, LogprobEntries
-from llorch_worker.engine.launcher import Launcher
 from llorch_worker.engine.prompt_logprobs import ScoredTokens
 from llorch_worker.engine.runner import Runner, Step
 from llorch_worker.engine.sampling.sampler import Sampled
@@ -41,6 +41,10 @@ _FINISHED: Final = SequenceState.FINISHED
 
 class EngineCore:
     """Generations and their sequences, step by step. Not thread-safe: one thread owns it.
+
+    On a device that works beside the host, a step is launched before the tokens of the previous one
+    are read, if the scheduler can plan it without them. If a grammar has to see these tokens before
+    it can say what may follow, only sampling waits for them.
 
     At most two launched steps are undelivered, and at most one between two calls. The results are
     the same as if each step had waited for the previous one: tokens are delivered in order, and
@@ -62,7 +66,9 @@ class EngineCore:
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters
-        self._launcher = Launcher(scheduler, runner, thread_count, launching=self._note_launched)
+        self._threads = thread_count
+        self._ahead: Step | None = None
+        """The step that was launched before the tokens of the one before it were read."""
         self._board = board
         self._entries = LogprobEntries(token_text)
         self._prefilled = False
@@ -74,12 +80,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._launcher.is_ahead
+        return self.scheduler.has_work or self._ahead is not None
 
     @property
     def prefills_next(self) -> bool:
         """Whether the next step may compute a prompt, or a part of one."""
-        return self._prefilled or bool(self.scheduler.waiting) or self._launcher.prefills_ahead
+        ahead = self._ahead is not None and bool(self._ahead.plan.prefills)
+        return self._prefilled or bool(self.scheduler.waiting) or ahead
 
     def add(self, generation: Generation) -> None:
         """Queues a generation that is known to fit; a complete one ends here."""
@@ -128,20 +135,19 @@ class EngineCore:
         """
         begun_s = time.monotonic()
         self._apply_deadlines(begun_s)
-        step = self._launcher.take_ahead()
+        step = self._take_ahead()
         if step is None:
             plan = self.scheduler.schedule()
             if not plan.chunks:
                 return plan
             self._start(plan)
-            step = self._launcher.launch(plan)
-        self._launcher.sample(step)
-        if (ahead := self._launcher.launch_ahead(step)) is not None:
-            self._start(ahead)
+            self._note_launched(plan)
+            step = self._launch(plan)
+        self._launch_ahead(step)
         self._deliver_step(step)
         self._prefilled = bool(step.plan.prefills)
         if not self._prefilled:
-            self._launcher.note(step.plan, time.monotonic() - begun_s)
+            self._note_time(step.plan, time.monotonic() - begun_s)
         if not self.has_work:
             self._runner.forget()
         return step.plan
@@ -151,6 +157,57 @@ class EngineCore:
         for chunk in plan.prefills:
             self._generations[chunk.sequence].start(chunk.sequence, now_s)
 
+    def _launch(self, plan: StepPlan, after: Step | None = None) -> Step:
+        threads = self._threads
+        try:
+            # A prefill has work for all.
+            apart = nullcontext() if threads is None or not plan.prefills else threads.all_threads()
+            with apart:
+                return self._runner.launch(plan, after)
+        except Exception as error:
+            logger.debug("a step could not be launched", exc_info=True)
+            return Step(plan, error)
+
+    def _launch_ahead(self, step: Step) -> None:
+        """Launches the step after ``step``, if that is possible before ``step`` is read."""
+        if isinstance(step.pending, Exception) or not self._runner.overlaps:
+            return
+        if (plan := self.scheduler.schedule_ahead(step.plan)) is not None:
+            self._note_launched(step.plan, plan)
+            self._ahead = self._launch(plan, step)
+            self._start(plan)
+
+    def _take_ahead(self) -> Step | None:
+        """The step that was launched ahead, to deliver it. Starts sampling, if that waited for the
+        tokens before it."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            try:
+                self._runner.sample(step)
+            except Exception as error:
+                logger.debug("sampling could not be launched", exc_info=True)
+                step.pending = error
+        return step
+
+    def _drop_ahead(self) -> None:
+        """Waits for the step after one that failed, and discards its tokens."""
+        step, self._ahead = self._ahead, None
+        if step is None:
+            return
+        try:
+            step.read()
+        except Exception:
+            logger.debug("the step after a failed step failed too", exc_info=True)
+        self.scheduler.drop(step.plan)
+
+    def _note_time(self, plan: StepPlan, seconds: float) -> None:
+        """A step without a prefill has taken so long, with sampling and delivery: these take time
+        for each token too."""
+        if (planner := self.scheduler.planner) is not None:
+            planner.costs.note(plan.rows, seconds)
+        if self._threads is not None:
+            self._threads.note(plan.rows, seconds)
+
     def _deliver_step(self, step: Step) -> None:
         """Waits for a step and delivers its tokens."""
         plan = step.plan
@@ -158,7 +215,7 @@ class EngineCore:
             sampled, scored = step.read(), step.scored()
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.chunks))
-            self._launcher.drop_ahead()
+            self._drop_ahead()
             self.scheduler.drop(plan)
             self._survive(plan, error)
             return
@@ -196,9 +253,7 @@ class EngineCore:
 
     def _settle(self) -> None:
         """Delivers the step that was launched ahead, so that the device is idle."""
-        step = self._launcher.take_ahead()
-        if step is not None:
-            self._launcher.sample(step)
+        if (step := self._take_ahead()) is not None:
             self._deliver_step(step)
 
     def _deliver(
@@ -385,7 +440,8 @@ class EngineCore:
             if self._generations.pop(sequence, None) and sequence.drafter is not None:
                 sequence.drafter.end(sequence.generated_ids)
 
-    def _note_launched(self, plans: Iterable[StepPlan]) -> None:
+    def _note_launched(self, *plans: StepPlan) -> None:
+        """Before the last of these steps, which are not delivered, is launched."""
         launched = [chunk.sequence for plan in plans for chunk in plan.chunks]
         if launched != self._launched:
             self._launched = launched

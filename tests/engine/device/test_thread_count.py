@@ -161,7 +161,7 @@ def test_a_prefill_computes_with_all_threads_while_decodes_have_fewer(demo_model
         threads._pause_s = (
             math.inf
         )  # A step of a busy machine fills a window, after which more try.
-        engine._core._launcher._threads = threads
+        engine._core._threads = threads
         engine.submit(GenerationRequest(prompt="Once", max_tokens=4, ignore_eos=True)).result(60)
     assert counts == [2, 1, 1, 1]
 
