@@ -51,16 +51,9 @@ class Intake:
                 of the text does not compile.
             OutOfMemory: too many grammars compile.
         """
-        tokenizer, limits = self._tokenizer, self._limits
+        tokenizer = self._tokenizer
         doing(Phase.ENCODES)
-        fitted, ids = checked_prompt(
-            request,
-            tokenizer,
-            vocab_size=limits.vocab_size,
-            max_context=limits.max_context,
-            pool_tokens=limits.pool_tokens,
-            generated=generated,
-        )
+        fitted, ids = checked_prompt(request, tokenizer, self._limits, generated)
         doing(Phase.COMPILES)
         matcher = self.compiler.compile(request)
         doing(Phase.ENCODES)

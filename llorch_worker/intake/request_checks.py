@@ -14,6 +14,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
+from llorch_worker.intake.prepared import Limits
 from llorch_worker.misspelt import did_you_mean, meant
 from llorch_worker.text import ChatOptions, Tokenizer, TooManyTokens
 
@@ -31,25 +32,18 @@ def check_model(request: JobRequest, served: str) -> None:
 
 
 def checked_prompt(
-    request: GenerationRequest,
-    tokenizer: Tokenizer,
-    *,
-    vocab_size: int,
-    max_context: int,
-    pool_tokens: int,
-    generated: int = 0,
+    request: GenerationRequest, tokenizer: Tokenizer, limits: Limits, generated: int
 ) -> tuple[GenerationRequest, list[int]]:
     """The request, with the ``max_tokens`` that fit; and the ids of the prompt, from any of its
     prompt fields.
 
-    ``pool_tokens`` is the capacity of all KV blocks; ``generated`` the tokens of earlier attempts.
-    Raises ``InvalidRequest`` with every rule of this model that the request breaks, or
-    ``ContextLengthExceeded`` if only its size is wrong.
+    ``generated``: the tokens of earlier attempts. Raises ``InvalidRequest`` with every rule of this
+    model that the request breaks, or ``ContextLengthExceeded`` if only its size is wrong.
     """
     prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
-    limit, what = max_context, "the context"
-    if pool_tokens < limit:
-        limit, what = pool_tokens, "the KV cache"
+    limit, what = limits.max_context, "the context"
+    if limits.pool_tokens < limit:
+        limit, what = limits.pool_tokens, "the KV cache"
     prompt_ids: list[int] = []
     try:
         prompt_ids = _tokenise(request, tokenizer, limit)
@@ -58,9 +52,9 @@ def checked_prompt(
         tokens, at_least = too_many.at_least, "at least "
     faults = [
         # Text is checked too: a vocabulary may have more tokens than the model has embeddings.
-        *_unknown_ids(prompt_field, prompt_ids, vocab_size),
-        *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
-        *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
+        *_unknown_ids(prompt_field, prompt_ids, limits.vocab_size),
+        *_unknown_ids("logit_bias", request.logit_bias or (), limits.vocab_size),
+        *_unknown_ids("stop_token_ids", request.stop_token_ids, limits.vocab_size),
     ]
     if not tokens:
         faults.append(
