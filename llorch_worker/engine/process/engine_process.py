@@ -136,8 +136,6 @@ class EngineProcess(Mortal):
         self._meanwhile = meanwhile
         self._last_beat = 0
         self._told_every_s = 0.0
-        self._read_now: set[int] = set()
-        """The generations whose tokens somebody reads as they come."""
         self._gathers = False
         """Whether the engine was told to let tokens gather for :data:`GATHER_S`."""
         self._numbers = itertools.count(1)
@@ -315,7 +313,7 @@ class EngineProcess(Mortal):
             self._require_open()
             self._generations[handle] = generation
             self._accepting[handle] = accepting
-        self._pace(handle, generation.is_read)
+        self._pace()
         try:
             self._send(message)
         except FrameTooLarge as error:
@@ -417,7 +415,7 @@ class EngineProcess(Mortal):
         with self._lock:
             self._generations.pop(handle, None)
             self._accepting.pop(handle, None)
-        self._pace(handle, is_read=False)
+        self._pace()
 
     # Reading ----------------------------------------------------------------------------------
 
@@ -498,12 +496,12 @@ class EngineProcess(Mortal):
             case _:
                 raise TypeError(f"{type(message).__name__} is not expected")
 
-    def _pace(self, handle: int, is_read: bool) -> None:
+    def _pace(self) -> None:
+        """Lets tokens gather while nobody reads any."""
         with self._lock:
-            reads = is_read and handle in self._generations
-            (self._read_now.add if reads else self._read_now.discard)(handle)
+            is_read = any(each.is_read for each in self._generations.values())
             # Without any generation, the next one decides.
-            if self._generations and self._gathers == bool(self._read_now):
+            if self._generations and self._gathers == is_read:
                 self._gathers = not self._gathers
                 self._send(Pace(GATHER_S if self._gathers else self._told_every_s))
 
@@ -519,7 +517,7 @@ class EngineProcess(Mortal):
         if generation.done:
             with self._lock:
                 del self._generations[handle]
-            self._pace(handle, is_read=False)
+            self._pace()
 
     def _bury(self, end: End) -> None:
         death = self._autopsy(end)
@@ -576,7 +574,7 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
 
     def note_read(self, is_read: bool) -> None:
         super().note_read(is_read)
-        self._engine._pace(self._handle, is_read)
+        self._engine._pace()
 
     def told_tokens(self, told: TokensTold) -> None:
         self._tell_tokens(told)
