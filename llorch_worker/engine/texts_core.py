@@ -155,13 +155,10 @@ class TextsCore:
         in turn, so that a short job never waits for a long one."""
         if not self._jobs:
             return
-        for job in self._jobs:
-            if job.suspect and not job.computed:
-                # If it ends the engine again, no other was in its hands.
-                yield job, self._alone(job)
-                return
         first = min(job.rank for job in self._jobs)
         equals = [job for job in self._jobs if job.rank == first]
+        # If one ends the engine again, no other was in its hands.
+        equals = [job for job in self._jobs if job.suspect and not job.computed][:1] or equals
         counts = dict.fromkeys(equals, 0)
         tokens, going = 0, equals
         while going:
@@ -181,15 +178,6 @@ class TextsCore:
         self._jobs = [*(job for job in self._jobs if job not in counts), *order]
         for job in taken:
             yield job, counts[job]
-
-    def _alone(self, job: TextsGeneration) -> int:
-        tokens = count = 0
-        while count < job.left:
-            tokens += len(job.prepared.token_ids[job.computed + count])
-            if count and tokens > self._step_tokens:
-                break
-            count += 1
-        return count
 
     def _rows(self, step: TextsStep) -> torch.Tensor:
         """What the texts of a step give, in its order: float32 ``[texts, width]``."""
