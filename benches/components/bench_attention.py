@@ -18,7 +18,7 @@ from benches.components.sizes import (
     linear,
     randoms,
 )
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.kernels import PLAIN, Ops, PagedSequences
 from llorch_worker.model import ForwardPass, RaggedBatch
 from llorch_worker.model.block import Attention
@@ -38,8 +38,7 @@ def batch_of(sequences: int, new_tokens: int, context_tokens: int) -> RaggedBatc
         positions=positions,
         query_lengths=(new_tokens,) * sequences,
         context_lengths=(context_tokens,) * sequences,
-        block_tables=tables.int(),
-        slots=first_slots + positions % BLOCK_TOKENS,
+        places=(Places(tables.int(), first_slots + positions % BLOCK_TOKENS),),
         logits_rows=positions[:0],
     )
 
@@ -50,7 +49,7 @@ def sequences_of(batch: RaggedBatch) -> PagedSequences:
         first_rows=tuple(i * batch.query_lengths[0] for i in range(count)),
         query_lengths=batch.query_lengths,
         context_lengths=batch.context_lengths,
-        block_tables=batch.block_tables,
+        block_tables=batch.places[0].block_tables,
         block_size=BLOCK_TOKENS,
     )
 
@@ -66,7 +65,7 @@ def test_attention_scores(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: 
     store = cache(dtype)
     batch = batch_of(1, tokens, tokens)
     q, k, v = (randoms(tokens, HEADS, HEAD_DIM, dtype=dtype, seed=seed) for seed in range(3))
-    fill(store, batch.slots, k, v)
+    fill(store, batch.places[0].slots, k, v)
     attend = ops.paged_prefill(sequences_of(batch), store.masks)
     qkv, out = torch.cat((q, k, v), dim=1), torch.empty(tokens, HIDDEN, dtype=dtype)
     attend(qkv, store.kv.layers[0], out, PLAIN)
@@ -84,7 +83,7 @@ def test_attention_decode(benchmark: Any, dtype: torch.dtype, ops: Ops, sequence
     keys, values = randoms(*shape, dtype=dtype, seed=1), randoms(*shape, dtype=dtype, seed=2)
     fill(store, torch.arange(len(keys)), keys, values)
     q = randoms(sequences, HEADS, HEAD_DIM, dtype=dtype)
-    k, v = keys[batch.slots], values[batch.slots]
+    k, v = keys[batch.places[0].slots], values[batch.places[0].slots]
     attend = ops.paged_decode(sequences_of(batch))
     contexts = zip(
         q.split(1),

@@ -497,9 +497,7 @@ def _uncached_logits(
         positions=row,
         query_lengths=(count,),
         context_lengths=(count,),
-        block_tables=tables,
-        slots=row,
-        windowed=(Places(tables, row),) * (len(kv.groups) - 1),
+        places=(Places(tables, row),) * len(kv.groups),
         logits_rows=row,
     )
     logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))

@@ -172,7 +172,7 @@ class Runner:
         groups = len(layout.slots)
         blocks, slots, moved = others[:groups], others[groups : 2 * groups], others[2 * groups :]
         tables = self._tables.update(layout.tables, cells, blocks, moved[0] if moved else None)
-        places = [Places(*each) for each in zip(tables, slots, strict=True)]
+        places = tuple(Places(*each) for each in zip(tables, slots, strict=True))
         if before is not None and len(layout.unknown):
             ids = ids.index_copy_(0, unknown, before.token_ids.index_select(0, rows_before))
         batch = RaggedBatch(
@@ -180,9 +180,7 @@ class Runner:
             positions=positions,
             query_lengths=layout.query_lengths,
             context_lengths=layout.context_lengths,
-            block_tables=places[0].block_tables,
-            slots=places[0].slots,
-            windowed=tuple(places[1:]),
+            places=places,
             logits_rows=rows,
             read_logits=None if scorer is None else partial(self._score, scorer),
         )

@@ -29,26 +29,16 @@ class RaggedBatch:
     """New tokens of each sequence, at least one; they sum to ``tokens``."""
     context_lengths: tuple[int, ...]
     """Tokens of each sequence in the KV cache after this step, including the new ones."""
-    block_tables: torch.Tensor
-    """[sequences, max_blocks], KV blocks of each sequence in order, then any."""
-    slots: torch.Tensor
-    """[tokens], the cache slot of each new token: block * block_size + offset."""
+    places: tuple[Places, ...]
+    """Of each group of layers, in the order of ``CacheShape.groups``."""
     logits_rows: torch.Tensor
     """[rows], indices into the token row of the tokens whose logits are wanted."""
     device_contexts: torch.Tensor | None = None
     """[sequences], the context lengths of decodes that are recorded once and replayed;
     ``context_lengths`` are then upper bounds."""
-    windowed: tuple[Places, ...] = ()
-    """The same for the layers of each window, if the cache keeps these apart; ``block_tables`` and
-    ``slots`` are those of the other layers."""
     read_logits: Callable[[Callable[[torch.Tensor], torch.Tensor]], None] | None = None
     """Reads the logits of further rows. The model calls it with a function that computes those of
     any rows, [rows, vocab] float32, so that the reader decides how many exist at once."""
-
-    @property
-    def places(self) -> tuple[Places, ...]:
-        """Of each group of layers, in the order of ``CacheShape.groups``."""
-        return (Places(self.block_tables, self.slots), *self.windowed)
 
 
 class ForwardModel(Protocol):

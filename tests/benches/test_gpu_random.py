@@ -8,7 +8,7 @@ import torch
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES
 from llorch_worker.bench.instruments.model_costs import decode_flops, prefill_flops
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import RaggedBatch
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
@@ -20,7 +20,8 @@ def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
     cache = UnifiedCache.allocate(shape, 2)
     row = torch.arange(3)
-    batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]).int(), row, row[2:])
+    places = (Places(torch.tensor([[0, 1]]).int(), row),)
+    batch = RaggedBatch(row, row, (3,), (3,), places, row[2:])
     logits = model.forward(batch, cache)
     assert logits.shape == (1, 50)
     assert bool(logits.isfinite().all())

@@ -238,7 +238,7 @@ def test_a_step_writes_only_to_blocks_that_are_still_held(
 
     def check(step: int, batch: RaggedBatch) -> None:
         pool = engines[0].cache.blocks
-        written = (batch.slots // engines[0].cache.block_size).tolist()
+        written = (batch.places[0].slots // engines[0].cache.block_size).tolist()
         assert all(pool.holders(block) == 1 for block in written)
         assert all(pool.contents(block) is None for block in written)
 

@@ -45,7 +45,7 @@ class NotedLogits:
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         logits: torch.Tensor = self.model.forward(batch, cache)
         if self.spoil:
-            cache.kv.groups[0].keys.flatten(1, 2)[:, batch.slots] = torch.nan
+            cache.kv.groups[0].keys.flatten(1, 2)[:, batch.places[0].slots] = torch.nan
             logits[:] = torch.nan
         self.rows += logits.clone()
         return logits

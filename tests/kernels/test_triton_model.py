@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.loading import recorded
 from llorch_worker.engine.memory.load_plan import cache_shape
@@ -73,13 +73,13 @@ def greedy(
         def row(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, device=DEVICE)
 
+        tables = torch.tensor(BLOCKS, dtype=torch.int32, device=DEVICE)
         batch = RaggedBatch(
             token_ids=row([token for chunk in chunks for token in chunk]),
             positions=row(positions),
             query_lengths=tuple(lengths),
             context_lengths=tuple(s + n for s, n in zip(starts, lengths, strict=True)),
-            block_tables=torch.tensor(BLOCKS, dtype=torch.int32, device=DEVICE),
-            slots=row(slots),
+            places=(Places(tables, row(slots)),),
             logits_rows=ends.to(DEVICE),
         )
         return runs.forward(batch, cache).argmax(-1).tolist()

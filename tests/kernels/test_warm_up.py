@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benches.gpu.random_model import random_llama
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import Places, UnifiedCache
 from llorch_worker.engine.device.warm_up import compile_kernels, sizes
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
@@ -122,8 +122,7 @@ def any_step(dice: random.Random) -> RaggedBatch:
         positions=zeros,
         query_lengths=tuple(lengths),
         context_lengths=(MAX_CONTEXT,) * len(lengths),
-        block_tables=zeros[: len(lengths), None].int(),
-        slots=zeros,
+        places=(Places(zeros[: len(lengths), None].int(), zeros),),
         logits_rows=zeros[: dice.randint(0, len(lengths))],
         read_logits=partial(read_some, zeros[: dice.randint(1, SCORED_ROWS)]),
     )

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
 
-from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.cache import CacheShape, Places, UnifiedCache
 from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.model import ModelConfig, RaggedBatch, Transformer, resolve_config
@@ -75,16 +75,16 @@ class Driver:
             contexts.append(context)
             self.lengths[name] = context
         widest = max(len(self.tables[name]) for name in chunks)
+        tables = torch.tensor(
+            [self.tables[n] + [0] * (widest - len(self.tables[n])) for n in chunks],
+            dtype=torch.int32,
+        )
         return RaggedBatch(
             token_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
             query_lengths=tuple(len(chunk) for chunk in chunks.values()),
             context_lengths=tuple(contexts),
-            block_tables=torch.tensor(
-                [self.tables[n] + [0] * (widest - len(self.tables[n])) for n in chunks],
-                dtype=torch.int32,
-            ),
-            slots=torch.tensor(slots),
+            places=(Places(tables, torch.tensor(slots)),),
             logits_rows=torch.tensor(rows, dtype=torch.int64),
         )
 

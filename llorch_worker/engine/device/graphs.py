@@ -151,11 +151,7 @@ class DecodeGraphs:
             positions=buffers.positions[:size],
             query_lengths=(1,) * size,
             context_lengths=(self._cache.max_context,) * size,
-            block_tables=buffers.places[0].block_tables[:size],
-            slots=buffers.places[0].slots[:size],
-            windowed=tuple(
-                Places(tables[:size], slots[:size]) for tables, slots in buffers.places[1:]
-            ),
+            places=tuple(Places(tables[:size], slots[:size]) for tables, slots in buffers.places),
             logits_rows=buffers.logits_rows[:size],
             device_contexts=buffers.contexts[:size],
         )

@@ -163,8 +163,6 @@ def _batch(
         positions=positions,
         query_lengths=lengths,
         context_lengths=contexts,
-        block_tables=tables,
-        slots=slots,
-        windowed=(Places(tables, slots),) * (len(cache.shape.groups) - 1),
+        places=(Places(tables, slots),) * len(cache.shape.groups),
         logits_rows=torch.arange(tokens - logits, tokens, device=device),
     )

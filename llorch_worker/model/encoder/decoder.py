@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
+from llorch_worker.cache import BlockPool, PagedKV, Places, UnifiedCache
 from llorch_worker.model import RaggedBatch, Transformer
 from llorch_worker.model.encoder.config import GGUF_HEAD
 from llorch_worker.model.encoder.decoder_rule import FOLDER_HEAD, HeadKind
@@ -73,13 +73,13 @@ class DecoderOfTexts:
         positions = positions_within(counts)
         # Entries after a text's own blocks are never read; any block id will do.
         tables = (firsts[:, None] + torch.arange(int(blocks.max()))) % self._cache.blocks.total
+        slots = firsts.repeat_interleave(counts) * size + positions
         batch = RaggedBatch(
             token_ids=token_ids.to(device),
             positions=positions.to(device),
             query_lengths=tuple(lengths),
             context_lengths=tuple(lengths),
-            block_tables=tables.int().to(device),
-            slots=(firsts.repeat_interleave(counts) * size + positions).to(device),
+            places=(Places(tables.int().to(device), slots.to(device)),),
             logits_rows=torch.empty(0, dtype=torch.int64, device=device),
         )
         return self.model.states(batch, self._cache)
