@@ -14,32 +14,32 @@ class Isolation:
     token, or by its end if a death would void its tokens."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._suspects_waiting = 0
         self._alone: ServerGeneration | None = None
         self.there: set[ServerGeneration] = set()
 
     @asynccontextmanager
     async def enter(self, generation: ServerGeneration) -> AsyncIterator[None]:
-        async with self._changed:
-            if generation.suspect:
-                self._suspects_waiting += 1
-                try:
-                    await self._changed.wait_for(lambda: not self.there)
-                finally:
-                    self._suspects_waiting -= 1
-                    self._changed.notify_all()
-                self._alone = generation
-            else:
-                await self._changed.wait_for(lambda: not (self._suspects_waiting or self._alone))
-            self.there.add(generation)
+        if generation.suspect:
+            self._suspects_waiting += 1
+            try:
+                while self.there:
+                    await self._changed.wait()
+            finally:
+                self._suspects_waiting -= 1
+                self._tell()
+            self._alone = generation
+        else:
+            while self._suspects_waiting or self._alone:
+                await self._changed.wait()
+        self.there.add(generation)
         try:
             yield
         finally:
             self.there.discard(generation)
             self.clear(generation)
-            if self._suspects_waiting and not self.there:
-                self._tell()
+            self._tell()
 
     def clear(self, generation: ServerGeneration) -> None:
         """Others may come."""
@@ -48,8 +48,6 @@ class Isolation:
             self._tell()
 
     def _tell(self) -> None:
-        async def notify() -> None:
-            async with self._changed:
-                self._changed.notify_all()
-
-        self._told = asyncio.ensure_future(notify())
+        """Those that wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
