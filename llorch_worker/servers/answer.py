@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llorch_worker.contract import (
@@ -16,21 +15,14 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.result import FinishReason
 from llorch_worker.contract.seeds import job_seed
-from llorch_worker.contract.tools import CallPart, FunctionCall, ToolCall
+from llorch_worker.contract.tools import FunctionCall, ToolCall
 from llorch_worker.engine.handle import ComputedGeneration
 from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
-from llorch_worker.servers.pieces import Counted, Piece
+from llorch_worker.servers.pieces import Piece
 
 FEW_TOKENS: Final = 4
 """An answer with fewer may end at any time, such as a class or a yes."""
 _ENDED: Final = ("stop", "tool_calls")
-
-
-@dataclass(slots=True)
-class _Call:
-    id: str
-    name: str
-    arguments: str
 
 
 class ChoiceSoFar:
@@ -44,7 +36,8 @@ class ChoiceSoFar:
         self.begun = begun or JournalledChoice()
         self._texts = [self.begun.text]
         self._thoughts: list[str] = []
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, list[CallTold]] = {}
+        """The parts of each, by its index."""
         self._ids = list(self.begun.token_ids)
         self._waiting: list[int] = []
         self._scores: list[TokenScore] = []
@@ -55,7 +48,7 @@ class ChoiceSoFar:
         self._first_s = 0.0
         self.finish: str | None = None
         self.stop_string: str | None = None
-        self.counted: Counted | None = None
+        self.counted: Usage | None = None
 
     @property
     def tokens(self) -> int:
@@ -97,16 +90,17 @@ class ChoiceSoFar:
         self._texts.append(text)
         return self._tell(Piece(text=text))
 
-    def _take_call(self, part: CallPart) -> CallPart:
+    def _take_call(self, part: CallTold) -> CallTold:
         """``part``, with an id and a name if it is a call's first, and else without: servers leave
         them out, or tell them again."""
-        call = self._calls.get(part.index)
-        if call is not None:
-            call.arguments += part.arguments
-            return CallPart(index=part.index, arguments=part.arguments)
-        id = part.id or f"call_{self._job_id[:24]}_{len(self._calls)}"
-        call = self._calls[part.index] = _Call(id, part.name or "unnamed", part.arguments)
-        return CallPart(index=part.index, id=id, name=call.name, arguments=part.arguments)
+        parts = self._calls.setdefault(part.index, [])
+        if parts:
+            told = CallTold(part.index, None, None, part.arguments)
+        else:
+            id = part.id or f"call_{self._job_id[:24]}_{len(self._calls) - 1}"
+            told = CallTold(part.index, id, part.name or "unnamed", part.arguments)
+        parts.append(told)
+        return told
 
     def _take_ids(self, piece: Piece, *, has_ids: bool) -> None:
         self._waiting += piece.ids or ()
@@ -130,13 +124,18 @@ class ChoiceSoFar:
             text=piece.text,
             thought=piece.thought or None,
             scores=scores if scores and len(scores) == len(ids) else None,
-            calls=list(map(CallTold.of, piece.calls)) or None,
+            calls=list(piece.calls) or None,
         )
 
     def result(self, finish: FinishReason | None) -> Choice:
         calls = tuple(
-            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
-            for _, call in sorted(self._calls.items())
+            ToolCall(
+                id=str(parts[0].id),
+                function=FunctionCall(
+                    name=str(parts[0].name), arguments="".join(each.arguments for each in parts)
+                ),
+            )
+            for _, parts in sorted(self._calls.items())
         )
         ended = finish or ("tool_calls" if calls and self.finish in _ENDED else self.finish)
         return Choice(

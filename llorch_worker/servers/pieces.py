@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from llorch_worker.contract.tools import CallPart
-from llorch_worker.engine.told import TokenScore
+from llorch_worker.contract import Usage
+from llorch_worker.engine.told import CallTold, TokenScore
 
 MOST_COUNTED: Final = 2**31
 """Tokens."""
@@ -92,22 +92,12 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(slots=True)
-class Counted:
-    """Tokens by the server's count."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    reasoning: int = 0
-
-
-@dataclass(slots=True)
 class Piece:
     """What is new of one choice."""
 
     text: str = ""
     thought: str = ""
-    calls: tuple[CallPart, ...] = ()
+    calls: tuple[CallTold, ...] = ()
     ids: tuple[int, ...] | None = None
     """None: the server tells none."""
     generated: int | None = None
@@ -115,7 +105,8 @@ class Piece:
     scores: Sequence[TokenScore] = ()
     finish: str | None = None
     stop_string: str | None = None
-    counted: Counted | None = None
+    counted: Usage | None = None
+    """By the server, at the end."""
     error: Any = None
 
     @property
@@ -131,7 +122,7 @@ def read_piece(data: bytes) -> Piece:
         return Piece(error=event.error)
     if event.content is not None or event.stop:
         return _of_llama(event)
-    piece = Piece(counted=None if event.usage is None else _counted_of(event.usage))
+    piece = Piece(counted=None if event.usage is None else _usage_of(event.usage))
     for choice in event.choices or ():
         if choice is None or choice.index:
             continue  # one was asked for
@@ -161,31 +152,33 @@ def _of_llama(event: _Event) -> Piece:
     if event.stop:
         piece.finish = {"limit": "length", "eos": "stop", "word": "stop"}.get(event.stop_type, "")
         piece.stop_string = event.stopping_word or None
-        piece.counted = _counted(event.tokens_evaluated, event.tokens_predicted, event.cached)
+        piece.counted = Usage(
+            prompt=_count(event.tokens_evaluated),
+            cached=_count(event.cached),
+            completion=_count(event.tokens_predicted),
+        )
     return piece
 
 
-def _call(part: _Call) -> CallPart:
+def _call(part: _Call) -> CallTold:
     function = part.function or _Function()
-    return CallPart(
-        index=part.index, id=part.id, name=function.name, arguments=function.arguments or ""
+    return CallTold(part.index, part.id, function.name, function.arguments or "")
+
+
+def _usage_of(told: _Usage) -> Usage:
+    prompt = told.prompt_tokens_details or _Details()
+    completion = told.completion_tokens_details or _Details()
+    return Usage(
+        prompt=_count(told.prompt_tokens),
+        cached=_count(prompt.cached_tokens),
+        completion=_count(told.completion_tokens),
+        reasoning=_count(completion.reasoning_tokens),
     )
 
 
-def _counted_of(usage: _Usage) -> Counted:
-    prompt = usage.prompt_tokens_details or _Details()
-    completion = usage.completion_tokens_details or _Details()
-    return _counted(
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        prompt.cached_tokens,
-        completion.reasoning_tokens,
-    )
-
-
-def _counted(*counts: int | None) -> Counted:
-    """As they can be added up for a tenant: one count that cannot be right would spoil them all."""
-    return Counted(*(min(max(each or 0, 0), MOST_COUNTED) for each in counts))
+def _count(tokens: int | None) -> int:
+    """As it can be added up for a tenant: one count that cannot be right would spoil them all."""
+    return min(max(tokens or 0, 0), MOST_COUNTED)
 
 
 def _score(entry: _Logprob) -> TokenScore:
