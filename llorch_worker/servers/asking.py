@@ -75,19 +75,14 @@ class Asking:
     ) -> Sequence[int] | str | None:
         """What the server gets in place of the request's prompt, if anything. ``begun``: the ids
         that an answer has already. Raises ContextLengthExceeded."""
-        prompt = await self._replaced(request, begun)
+        prompt: Sequence[int] | str | None = None
+        native = is_native(request, self.served)
+        if begun or (native and request.messages is None):
+            prompt = [*await self._prompt_ids(request), *begun]
+        elif native:
+            prompt = await self._rendered(request)
         await self._check_fit(request, prompt, begun)
         return prompt
-
-    async def _replaced(
-        self, request: GenerationRequest, begun: Sequence[int]
-    ) -> Sequence[int] | str | None:
-        native = is_native(request, self.served)
-        if not native and not begun:
-            return None
-        if native and request.messages is not None and not begun:
-            return await self._rendered(request)
-        return [*await self._prompt_ids(request), *begun]
 
     async def _check_fit(
         self,

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container
 from collections.abc import Sequence as Ids
 from concurrent.futures import wait
 from contextlib import suppress
@@ -159,7 +159,8 @@ class ServerEngine(Mortal):
         try:
             while True:
                 try:
-                    return _call(loop, cls._find(address, max_sequences, loop, selector))
+                    found = cls._find(address, max_sequences, loop, selector)
+                    return asyncio.run_coroutine_threadsafe(found, loop).result()
                 except (ServerAway, AnswerCut) as error:
                     wait(f"waits for the server at {address.url}: {error}")
                     time.sleep(LOOK_S)
@@ -539,10 +540,6 @@ class ServerEngine(Mortal):
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
-
-
-def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 async def _patiently(
