@@ -59,7 +59,7 @@ class Producer(Background):
         self._meddler = meddler
 
     def _backlog(self) -> int:
-        return sum(waiting(self._client, MODEL).jobs.values())
+        return sum(each.jobs for each in waiting(self._client, MODEL).queues.values())
 
     def _run(self) -> None:
         for parcel in self._parcels:

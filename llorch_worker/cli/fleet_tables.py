@@ -16,9 +16,10 @@ from llorch_worker.contract import printable
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.figures.fleet import Fleet, ModelLoad, Queue
+    from llorch_worker.broker.figures.fleet import Fleet, ModelLoad
     from llorch_worker.broker.figures.listed_jobs import ListedJob
     from llorch_worker.broker.fleet.registry import WorkerCard
+    from llorch_worker.broker.waiting.waiting import Queue
     from llorch_worker.cli.fleet_reading import Reading
 
 NOTHING = "-"

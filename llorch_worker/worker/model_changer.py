@@ -18,7 +18,6 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connections.repeater import Repeater
-from llorch_worker.broker.figures import fleet
 from llorch_worker.broker.fleet import residents
 from llorch_worker.broker.fleet.residents import Note, Notes
 from llorch_worker.broker.jobs.cancellation import fail_all_waiting
@@ -26,6 +25,7 @@ from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.deadlines import next_deadlines
 from llorch_worker.broker.jobs.ended_jobs import ENDED_JOBS, EndedJob
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
+from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine.interface import ModelFacts
@@ -160,19 +160,19 @@ class ModelChanger(Repeater):
         self._measure()
         seen = self._noted()
         due_s = next_deadlines(self._redis, seen.now_ms)
-        waiting = {
+        waits = {
             model: found
             for model in self._models
             if (found := self._waiting(model, seen, due_s.get(model, math.inf))) is not None
         }
-        if waiting.keys() & {self._model, *self._may_load()}:
+        if waits.keys() & {self._model, *self._may_load()}:
             self._busy_at_s = time.monotonic()
-        for model in waiting:
+        for model in waits:
             if model in self._aside and not seen.may_serve(model):
                 self._fail_waiting(model)
         if self._asked:
             self._obey(self._asked.popleft(), seen)
-        elif (change := next_change(keepers(seen), waiting, self._terms)) is not None:
+        elif (change := next_change(keepers(seen), waits, self._terms)) is not None:
             if change.worker == self._name:
                 self._begin(change, seen)
         elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self.is_pinned:
@@ -260,7 +260,7 @@ class ModelChanger(Repeater):
 
     def _waiting(self, model: str, seen: Notes, due_s: float) -> Waiting | None:
         """What waits for the model. All that the rule knows of the queue comes from here."""
-        queues = fleet.waiting_jobs(self._redis, model)
+        queues = waiting(self._redis, model).queues
         if not any(queue.jobs for queue in queues.values()):
             self._waits_since_s.pop(model, None)
             return None
@@ -504,11 +504,11 @@ def _first_model(client: Redis, settings: Settings, name: str, names: Sequence[s
         try:
             seen = residents.read(client, names)
             kept = Counter(note.resident for note in seen.of_workers)
-            waiting = {
+            waits = {
                 each: Waiting(
                     {
                         priority: queue.jobs * DEFAULT_JOB_S
-                        for priority, queue in fleet.waiting_jobs(client, each).items()
+                        for priority, queue in waiting(client, each).queues.items()
                     }
                 )
                 for each in names
@@ -523,7 +523,7 @@ def _first_model(client: Redis, settings: Settings, name: str, names: Sequence[s
                         if note.worker != name
                     ),
                 ],
-                waiting,
+                waits,
                 terms_of(settings),
             )
             chosen = change.model if change is not None else min(names, key=lambda each: kept[each])

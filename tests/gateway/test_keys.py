@@ -113,11 +113,11 @@ def test_a_rate_holds_exactly_among_gateways_and_a_soft_one_lowers_the_priority(
         assert refused.headers["x-ratelimit-limit-requests"] == str(LIMIT)
         assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
         with toy_worker.paused():
-            before = waiting(client.redis, "toy").jobs["low"]
+            before = waiting(client.redis, "toy").queues["low"].jobs
             for beyond in (0, 1):
                 answer = submit(first, {"Authorization": f"Bearer {soft}"}, "x")
                 assert answer.status_code == 202
-                assert waiting(client.redis, "toy").jobs["low"] == before + beyond
+                assert waiting(client.redis, "toy").queues["low"].jobs == before + beyond
 
 
 def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(

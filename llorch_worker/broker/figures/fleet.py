@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 from redis import Redis
 
@@ -16,24 +15,13 @@ from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
 from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
-from llorch_worker.broker.waiting.waiting import Waiting, unserved, waiting
+from llorch_worker.broker.waiting.waiting import Queue, unserved, waiting
 from llorch_worker.contract import Priority
 from llorch_worker.contract.quantities import counted
 
 SCAN_INTERVAL_S = 30.0
 MOST_ORPHANED = 1_000
 """Jobs of dead workers that are counted."""
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
-
-
-@dataclass(frozen=True)
-class Queue:
-    """The jobs of one model and priority that wait in Redis."""
-
-    jobs: int
-    oldest_s: float | None
-    """How long the first of them has waited since it was enqueued, or retried; None if there is
-    none, or none whose producer wrote the time."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +140,7 @@ def _load(
     serving = [worker for worker in workers if worker.model == card.name]
     return ModelLoad(
         card=card,
-        queues=_queues(found),
+        queues=found.queues,
         suspects=found.suspects,
         scheduled=found.scheduled,
         workers=registry.count_serving(workers, card.name),
@@ -167,14 +155,3 @@ def _load(
         ),
         wrong_keys=found.wrong_keys,
     )
-
-
-def waiting_jobs(client: Redis, model: str) -> dict[Priority, Queue]:
-    """What waits for any worker of the model. Raises ``RedisError``."""
-    return _queues(waiting(client, model))
-
-
-def _queues(found: Waiting) -> dict[Priority, Queue]:
-    return {
-        each: Queue(jobs=found.jobs[each], oldest_s=found.oldest_s[each]) for each in PRIORITIES
-    }

@@ -35,12 +35,20 @@ PURGED_AT_ONCE_JOBS = 1_000
 
 
 @dataclass(frozen=True)
+class Queue:
+    """The jobs of one model and priority that wait in Redis."""
+
+    jobs: int
+    oldest_s: float | None
+    """How long the next of them has waited since it was enqueued, or retried; None if there is
+    none, if it is still in the inbox, or if its producer wrote no time."""
+
+
+@dataclass(frozen=True)
 class Waiting:
     """What waits for the workers of a model, in the set and in the inbox."""
 
-    jobs: dict[Priority, int]
-    oldest_s: dict[Priority, float | None]
-    """How long the next of them has waited; None if there is none, or it is still in the inbox."""
+    queues: dict[Priority, Queue]
     suspects: int
     """Among the first hundred of each priority."""
     scheduled: int
@@ -53,13 +61,14 @@ def waiting(client: Redis, model: str) -> Waiting:
     """Raises ``RedisError``."""
     reply = as_bytes(run_script(client, "figures", [model], inbox_of(model)))
     found = json.loads(reply.decode(errors="replace"))
-    classes = dict(zip(CLASSES, found["classes"], strict=True))
     now_ms = found["now_ms"]
     return Waiting(
-        jobs={priority: each["jobs"] for priority, each in classes.items()},
-        oldest_s={
-            priority: max(0.0, (now_ms - each["since_ms"]) / 1e3) if each["since_ms"] else None
-            for priority, each in classes.items()
+        queues={
+            priority: Queue(
+                each["jobs"],
+                max(0.0, (now_ms - each["since_ms"]) / 1e3) if each["since_ms"] else None,
+            )
+            for priority, each in zip(CLASSES, found["classes"], strict=True)
         },
         suspects=found["suspects"],
         scheduled=found["scheduled"],
@@ -76,8 +85,8 @@ def wrong_keys(client: Redis, model: str) -> tuple[str, ...]:
 
 def length(client: Redis, queue: str) -> int:
     """How many jobs of a queue wait. Raises ``RedisError``."""
-    jobs = waiting(client, model_of(queue)).jobs
-    return jobs["high"] if is_high(queue) else jobs["normal"] + jobs["low"]
+    queues = waiting(client, model_of(queue)).queues
+    return sum(each.jobs for name, each in queues.items() if (name == "high") == is_high(queue))
 
 
 def purge(client: Redis, queue: str) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel
 
-from llorch_worker.broker.figures.fleet import Fleet, ModelLoad, Queue
+from llorch_worker.broker.figures.fleet import Fleet, ModelLoad
 from llorch_worker.broker.figures.history import Point
 from llorch_worker.broker.figures.listed_jobs import ListedJob
 from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.broker.jobs.dead_letters import DeadLetter
 from llorch_worker.broker.jobs.ended_jobs import EndedJob
+from llorch_worker.broker.waiting.waiting import Queue
 from llorch_worker.contract import Priority
 
 

@@ -9,13 +9,14 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys, queues
-from llorch_worker.broker.figures.fleet import ModelLoad, Queue, read_fleet
+from llorch_worker.broker.figures.fleet import ModelLoad, read_fleet
 from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.fleet.recent_jobs import RecentJobs
 from llorch_worker.broker.fleet.registry import WorkerCard
 from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.messages.message import ENQUEUED_AT
 from llorch_worker.broker.queues import route
+from llorch_worker.broker.waiting.waiting import Queue
 from llorch_worker.cli.fleet_reading import Reading
 from llorch_worker.cli.fleet_tables import notices
 from llorch_worker.client import Client

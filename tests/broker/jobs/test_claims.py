@@ -687,5 +687,5 @@ def test_a_strange_key_in_place_of_a_record_stops_no_other_job(store: redis.Redi
     set_leases(store, {"late": 1})
     assert sweep(store) == []
     assert inbox_watch.look(store, "toy") is None
-    assert waiting(store, "toy").jobs["normal"] == 2
+    assert waiting(store, "toy").queues["normal"].jobs == 2
     assert [claim.job_id for claim in take(store)] == ["good"]

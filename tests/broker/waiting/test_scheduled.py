@@ -138,12 +138,12 @@ def test_a_job_has_waited_since_its_eta(store: redis.Redis) -> None:
     store.hset(keys.job("a"), "came_ms", 1)
     let_come_due(store, "a")
     store.hset(keys.job("a"), "eta_ms", round(store.time()[0] * 1e3))
-    waited_s = waiting(store, "toy").oldest_s["normal"]
+    waited_s = waiting(store, "toy").queues["normal"].oldest_s
     assert waited_s is not None
     assert waited_s < 60
     # Its dead letter was retried long after.
     store.hset(keys.job("a"), mapping={"eta_ms": 1, "came_ms": round(store.time()[0] * 1e3)})
-    waited_s = waiting(store, "toy").oldest_s["normal"]
+    waited_s = waiting(store, "toy").queues["normal"].oldest_s
     assert waited_s is not None
     assert waited_s < 60
 
