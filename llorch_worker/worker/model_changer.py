@@ -31,7 +31,7 @@ from llorch_worker.contract.quantities import counted
 from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leaving import let_leave
-from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change, rotation_s
+from llorch_worker.worker.which_model import Change, Terms, Waiting, next_change, rotation_s
 
 if TYPE_CHECKING:
     from llorch_worker.worker.engine_loader import EngineLoader
@@ -172,7 +172,7 @@ class ModelChanger(Repeater):
                 self._fail_waiting(model)
         if self._asked:
             self._obey(self._asked.popleft(), seen)
-        elif (change := next_change(keepers(seen), waits, self._terms)) is not None:
+        elif (change := next_change(seen.of_workers, waits, self._terms)) is not None:
             if change.worker == self._name:
                 self._begin(change, seen)
         elif time.monotonic() - self._busy_at_s >= self._idle_unload_s and not self.is_pinned:
@@ -469,22 +469,6 @@ def terms_of(settings: Settings) -> Terms:
     return Terms(settings.max_wait_s, settings.min_resident_s, LOOK_S)
 
 
-def keepers(seen: Notes) -> list[Keeper]:
-    """The workers as the rule sees them."""
-    return [
-        Keeper(
-            note.worker,
-            note.resident,
-            note.load_s,
-            kept_s=note.kept_s,
-            left_s=note.left_s,
-            lost_s=note.lost_s,
-            pinned=note.pinned,
-        )
-        for note in seen.of_workers
-    ]
-
-
 def first_models(
     client: Redis, settings: Settings, hostname: str, names: Sequence[str]
 ) -> list[str]:
@@ -516,9 +500,9 @@ def _first_model(client: Redis, settings: Settings, name: str, names: Sequence[s
             # The others decide for themselves.
             change = next_change(
                 [
-                    Keeper(name, None, load_s),
+                    Note(worker=name, load_s=load_s),
                     *(
-                        Keeper(note.worker, note.resident, {}, pinned=True)
+                        note.model_copy(update={"pinned": True})
                         for note in seen.of_workers
                         if note.worker != name
                     ),

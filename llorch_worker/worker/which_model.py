@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from llorch_worker.broker.fleet.residents import Note
+
 Reason = Literal["wait", "idle", "backlog", "first", "asked"]
 """Why a model is loaded. ``wait``: its oldest job has waited for so long as one may; ``idle``: the
 worker had nothing left to do; ``backlog``: it has far more to do; ``first``: the worker had none.
@@ -47,25 +49,6 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """A worker, as its note tells of it."""
-
-    name: str
-    resident: str | None
-    """The model that it keeps or is about to load."""
-    load_s: Mapping[str, float]
-    """The models that it can load now, and how long each takes there."""
-    kept_s: float = math.inf
-    """How long it has kept its model; while it loads, how long that still takes, below 0."""
-    left_s: float = 0.0
-    """How long its running jobs still take."""
-    lost_s: float = 0.0
-    """How long its prefix cache took to compute, which a change throws away."""
-    pinned: bool = False
-    """Whether it keeps its model in any case."""
-
-
-@dataclass(frozen=True)
 class Terms:
     max_wait_s: float
     min_resident_s: float
@@ -85,10 +68,10 @@ class Change:
 
 
 def next_change(
-    workers: Sequence[Keeper], waiting: Mapping[str, Waiting], terms: Terms
+    notes: Sequence[Note], waiting: Mapping[str, Waiting], terms: Terms
 ) -> Change | None:
     """The change that helps the fleet most now; None if none is worth what it costs."""
-    fleet = _Fleet(workers, waiting, terms)
+    fleet = _Fleet(notes, waiting, terms)
     return fleet.for_wait() or fleet.for_backlog()
 
 
@@ -100,19 +83,17 @@ def rotation_s(models: int, workers: int, load_s: float, terms: Terms) -> float:
 
 
 class _Fleet:
-    def __init__(
-        self, workers: Sequence[Keeper], waiting: Mapping[str, Waiting], terms: Terms
-    ) -> None:
+    def __init__(self, notes: Sequence[Note], waiting: Mapping[str, Waiting], terms: Terms) -> None:
         self._waiting = {name: each for name, each in waiting.items() if each.worth_s > 0}
         self._terms = terms
-        self._keepers = Counter(worker.resident for worker in workers)
-        self._changing = [worker for worker in workers if not worker.pinned]
-        self._kept = {worker.name: worker.resident for worker in workers}
+        self._keepers = Counter(note.resident for note in notes)
+        self._changing = [note for note in notes if not note.pinned]
+        self._kept = {note.worker: note.resident for note in notes}
         self._load_s: dict[str, float] = {}
-        for worker in self._changing:
-            for name, load_s in worker.load_s.items():
+        for note in self._changing:
+            for name, load_s in note.load_s.items():
                 self._load_s[name] = min(load_s, self._load_s.get(name, math.inf))
-        self._free_s = {worker.name: self._free_within_s(worker) for worker in self._changing}
+        self._free_s = {note.worker: self._free_within_s(note) for note in self._changing}
         unkept = [name for name in self._load_s if not self._keepers[name]]
         self._begin_s = {name: self._begin_within_s(name) for name in unkept}
         """By model without a worker: when the load of one must begin."""
@@ -125,45 +106,45 @@ class _Fleet:
         if not wanted or self._in_time(later_s, self._begin_s, self._kept):
             return None
         model = wanted[0]
-        free = [worker for worker in self._free() if model in worker.load_s]
+        free = [note for note in self._free() if model in note.load_s]
         return self._change(min(free, key=self._loss), model, "wait", 0.0) if free else None
 
     def for_backlog(self) -> Change | None:
         """For the model with most to do, if a worker has nothing left, or far less."""
         changes = [
-            (gain_s, self._loss(worker), name, worker)
-            for worker in self._free()
+            (gain_s, self._loss(note), name, note)
+            for note in self._free()
             for name in self._waiting
-            if name != worker.resident
-            and name in worker.load_s
-            and (gain_s := self._gain_s(worker, name)) > 0
+            if name != note.resident
+            and name in note.load_s
+            and (gain_s := self._gain_s(note, name)) > 0
         ]
-        for _, _, name, worker in sorted(changes, key=lambda each: (-each[0], *each[1:3])):
-            if self._leaves_time(worker, name):
-                reason: Reason = "backlog" if self._stays_s(worker) else "idle"
-                return self._change(worker, name, reason, self._begin_within_s(name))
+        for _, _, name, note in sorted(changes, key=lambda each: (-each[0], *each[1:3])):
+            if self._leaves_time(note, name):
+                reason: Reason = "backlog" if self._stays_s(note) else "idle"
+                return self._change(note, name, reason, self._begin_within_s(name))
         return None
 
-    def _gain_s(self, worker: Keeper, name: str) -> float:
-        """Positive if ``worker`` should load the model."""
+    def _gain_s(self, note: Note, name: str) -> float:
+        """Positive if the worker should load the model."""
         keepers = self._keepers[name]
         worth_s = self._waiting[name].worth_s
-        cost_s = worker.load_s[name] + worker.lost_s
-        stays_s = self._stays_s(worker)
+        cost_s = note.load_s[name] + note.lost_s
+        stays_s = self._stays_s(note)
         if not stays_s and not keepers:
             return worth_s
         # Those that keep it would be done before its load had paid.
         return worth_s / (keepers + (stays_s > 0)) - FAR_MORE * (stays_s + cost_s)
 
-    def _leaves_time(self, worker: Keeper, name: str) -> bool:
+    def _leaves_time(self, note: Note, name: str) -> bool:
         """Whether all others still come in time if the worker loads the model: also those without
         jobs, of which one may come the next moment. Where that cannot be, those with jobs."""
         begin_s = {other: within_s for other, within_s in self._begin_s.items() if other != name}
-        if worker.resident in self._load_s and self._keepers[worker.resident] == 1:
-            begin_s[worker.resident] = self._begin_within_s(worker.resident, leaves=True)
-        busy_s = worker.load_s[name] + self._terms.min_resident_s
-        kept = self._kept | {worker.name: name}
-        free_s = self._free_s | {worker.name: busy_s}
+        if note.resident in self._load_s and self._keepers[note.resident] == 1:
+            begin_s[note.resident] = self._begin_within_s(note.resident, leaves=True)
+        busy_s = note.load_s[name] + self._terms.min_resident_s
+        kept = self._kept | {note.worker: name}
+        free_s = self._free_s | {note.worker: busy_s}
         if self._in_time(free_s, begin_s, kept):
             return True
         longest_s = max(self._load_s.values())
@@ -202,29 +183,29 @@ class _Fleet:
                 heapq.heappush(due, (at_s + self._terms.max_wait_s, left))
         return True
 
-    def _free(self) -> list[Keeper]:
-        return [worker for worker in self._changing if self._free_s[worker.name] <= 0]
+    def _free(self) -> list[Note]:
+        return [note for note in self._changing if self._free_s[note.worker] <= 0]
 
-    def _free_within_s(self, worker: Keeper) -> float:
+    def _free_within_s(self, note: Note) -> float:
         """When the worker may change."""
-        if worker.resident is None:
+        if note.resident is None:
             return 0.0
         # A load is not given up.
         least_s = self._terms.min_resident_s
-        return max(0.0, least_s - worker.kept_s)
+        return max(0.0, least_s - note.kept_s)
 
-    def _stays_s(self, worker: Keeper) -> float:
+    def _stays_s(self, note: Note) -> float:
         """How long the worker has to do if it keeps its model."""
-        if worker.resident is None:
+        if note.resident is None:
             return 0.0
-        waiting = self._waiting.get(worker.resident)
-        share_s = 0.0 if waiting is None else waiting.worth_s / self._keepers[worker.resident]
-        return share_s + worker.left_s
+        waiting = self._waiting.get(note.resident)
+        share_s = 0.0 if waiting is None else waiting.worth_s / self._keepers[note.resident]
+        return share_s + note.left_s
 
-    def _loss(self, worker: Keeper) -> tuple[float, float, str]:
+    def _loss(self, note: Note) -> tuple[float, float, str]:
         """Who changes first: the worker with least to do, then the one that kept its model
         longest."""
-        return self._stays_s(worker) + worker.lost_s, -worker.kept_s, worker.name
+        return self._stays_s(note) + note.lost_s, -note.kept_s, note.worker
 
     def _order(self, name: str) -> tuple[float, str]:
         return self._begin_s[name], name
@@ -237,7 +218,7 @@ class _Fleet:
         # One that is missed in any case hurries nobody.
         return min(within_s, by_deadline_s) if by_deadline_s >= 0 else within_s
 
-    def _change(self, worker: Keeper, name: str, reason: Reason, patience_s: float) -> Change:
-        if worker.resident is None:
+    def _change(self, note: Note, name: str, reason: Reason, patience_s: float) -> Change:
+        if note.resident is None:
             reason = "first"
-        return Change(worker.name, name, reason, max(0.0, patience_s))
+        return Change(note.worker, name, reason, max(0.0, patience_s))

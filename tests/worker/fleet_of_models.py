@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, takewhile
 
-from llorch_worker.worker.which_model import Change, Keeper, Terms, Waiting, next_change
+from llorch_worker.broker.fleet.residents import Note
+from llorch_worker.worker.which_model import Change, Terms, Waiting, next_change
 
 TICK_S = 1.0
 """How often each worker looks."""
@@ -80,14 +81,14 @@ class Simulation:
         return sum(max(0, worker.loads.total() - 1) for worker in self.workers)
 
     def by_rule(self) -> Change | None:
-        return next_change(self.keepers(), self.waiting(), self.terms)
+        return next_change(self.notes(), self.waiting(), self.terms)
 
-    def keepers(self) -> list[Keeper]:
+    def notes(self) -> list[Note]:
         return [
-            Keeper(
-                worker.name,
-                worker.resident,
-                {model: took for model, took in self.load_s.items() if model not in others},
+            Note(
+                worker=worker.name,
+                resident=worker.resident,
+                load_s={m: took for m, took in self.load_s.items() if m not in others},
                 kept_s=self.now_s - worker.since_s,
                 left_s=0.0 if worker.running is None else worker.running.left_s,
             )
@@ -200,16 +201,16 @@ class Farsighted:
         wanted = [model for model in waiting if model not in kept]
         idle = [
             each
-            for each in simulation.keepers()
+            for each in simulation.notes()
             if each.left_s == 0
             and each.resident not in waiting
             and each.kept_s >= simulation.terms.min_resident_s
         ]
         if not wanted:
             return chosen
-        worker = max(idle, key=lambda each: self._next_s(simulation, each.resident))
+        note = max(idle, key=lambda each: self._next_s(simulation, each.resident))
         model = max(wanted, key=lambda each: self._soon_s(simulation, each))
-        return Change(worker.name, model, "idle")
+        return Change(note.worker, model, "idle")
 
     def _next_s(self, simulation: Simulation, model: str | None) -> float:
         return next((job.came_s for job in simulation.to_come() if job.model == model), math.inf)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from llorch_worker.broker.fleet.residents import Note
 from llorch_worker.worker.which_model import (
     Change,
-    Keeper,
     Terms,
     Waiting,
     next_change,
@@ -28,11 +28,13 @@ from tests.worker.fleet_of_models import (
 
 TERMS = Terms(max_wait_s=60.0, min_resident_s=10.0, look_s=TICK_S)
 LOADS = {"A": 5.0, "B": 5.0, "C": 5.0}
+LONG_S = 1e6
 JOBS_A_FLEET = 500
 
 
-def keeper(name: str = "w", resident: str | None = "A", **told: object) -> Keeper:
-    return replace(Keeper(name, resident, LOADS), **told)  # type: ignore[arg-type]
+def keeper(name: str = "w", resident: str | None = "A", **told: object) -> Note:
+    note = Note(worker=name, resident=resident, load_s=LOADS, kept_s=LONG_S)
+    return note.model_copy(update=told)
 
 
 def work(work_s: float, *, priority: str = "normal", **told: float) -> Waiting:

@@ -50,14 +50,17 @@ class Note(BaseModel):
     resident: str | None = None
     """What it has loaded or is loading."""
     kept_s: float = 0.0
-    """Since when; below 0 how long the load still takes."""
+    """How long it has kept that; while it loads, how long that still takes, below 0."""
     load_s: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
     """The models that it can load now, and how long each takes there."""
     job_s: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
     """How long an engine was busy for a job of a model, where it was measured."""
     left_s: NonNegativeFloat = 0.0
+    """How long its running jobs still take."""
     lost_s: NonNegativeFloat = 0.0
+    """How long its prefix cache took to compute, which a change throws away."""
     pinned: bool = False
+    """Whether it keeps its model in any case."""
     set_aside: Mapping[str, int] = Field(default_factory=dict)
     """The models that it does not try to load now, and how often each has failed in a row."""
     seen_ms: int = 0
