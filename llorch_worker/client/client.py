@@ -328,14 +328,8 @@ class Job(Generic[Result]):
         A queued job ends at once and never runs. A running one ends within one engine step. A job
         of a stock producer is unknown until a worker takes it; Celery's ``revoke`` ends it earlier.
         """
-        settings = self._client.settings
         with self._client._in_use():
-            outcome = cancel(
-                self._redis,
-                self.id,
-                result_ttl_s=settings.result_ttl_s,
-                stream_ttl_s=settings.stream_ttl_s,
-            )
+            outcome = cancel(self._redis, self.id, self._client.settings)
         return outcome in ("queued", "running")
 
     def status(self) -> JobStatus:

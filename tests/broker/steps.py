@@ -16,9 +16,11 @@ from llorch_worker.broker.figures.fleet import ModelLoad, read_fleet
 from llorch_worker.broker.fleet.registry import ModelCard
 from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.claims import Claim, ClaimRequest, ClaimTerms, Taken
+from llorch_worker.settings import Settings
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.store import announce_model
 
+SETTINGS = Settings(result_ttl_s=60, stream_ttl_s=60)
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, max_deaths=20, result_ttl_s=60, stream_ttl_s=60)
 
 

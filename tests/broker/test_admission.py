@@ -13,7 +13,7 @@ from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client
 from tests.broker.jobs.test_usage import DONE, finish
-from tests.broker.steps import take
+from tests.broker.steps import SETTINGS, take
 
 PLACES, RATES = keys.key_jobs("alice"), keys.key_rates("alice")
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
@@ -72,7 +72,7 @@ def ended(client: Client) -> None:
 
 
 def cancelled(client: Client) -> None:
-    assert cancel(client.redis, "a", result_ttl_s=60, stream_ttl_s=60) == "queued"
+    assert cancel(client.redis, "a", SETTINGS) == "queued"
 
 
 def withdrawn(client: Client) -> None:

@@ -13,6 +13,7 @@ from celery import Celery
 from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, CancelledEvent
+from tests.broker.steps import SETTINGS
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.services import begun, run_python, wait_until
@@ -85,7 +86,7 @@ def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
     ]
     for _, parts in chords:
         # As a worker does that hears of a revoke before it has seen the message.
-        assert cancel(client.redis, parts[1], result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
+        assert cancel(client.redis, parts[1], SETTINGS, heard_by="toy")
         assert state(client, parts[1]) == "REVOKED"
     start_worker()
     assert [wait_for_end(client, result) for result, _ in chords] == ["FAILURE"] * 3

@@ -25,7 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs.test_results import RESULT
-from tests.broker.steps import TERMS, push, sweep, take
+from tests.broker.steps import SETTINGS, TERMS, push, sweep, take
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 from tests.messages import QUEUE, envelope
@@ -155,7 +155,7 @@ def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
 @STEPS.breaking("take_due")
 def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
     push(stage.store, "a")
-    assert cancel(stage.store, "a", result_ttl_s=60, stream_ttl_s=60, heard_by="toy") == "queued"
+    assert cancel(stage.store, "a", SETTINGS, heard_by="toy") == "queued"
     assert take(stage.store) == []
     stage.ends()
     yield None

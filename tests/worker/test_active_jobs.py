@@ -11,7 +11,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs, CancelListener
-from tests.broker.steps import claim_on, push, take
+from tests.broker.steps import SETTINGS, claim_on, push, take
 from tests.services import RedisServer, wait_until
 from tests.store import ask_cancel
 
@@ -161,7 +161,7 @@ def test_a_cancel_in_another_database_of_the_same_redis_is_not_heard(
         for client, job_id in ((there, "same"), (here, "later")):
             push(client, job_id)
             take(client)
-            assert cancel(client, job_id, result_ttl_s=60, stream_ttl_s=60) == "running"
+            assert cancel(client, job_id, SETTINGS) == "running"
     # One subscription hears in the order of the calls.
     wait_until(later.cancelled.is_set)
     assert not same.cancelled.is_set()

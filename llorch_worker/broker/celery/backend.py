@@ -221,13 +221,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
         if request is None:
             # A worker heard of the revoke before it saw the message: the job waits somewhere.
             settings = self.app.settings
-            cancel(
-                self.client,
-                task_id,
-                result_ttl_s=settings.result_ttl_s,
-                stream_ttl_s=settings.stream_ttl_s,
-                heard_by=self.app.settings.served_name,
-            )
+            cancel(self.client, task_id, settings, heard_by=settings.served_name)
             return
         with self._following_up(task_id, request, REVOKED):
             super().mark_as_revoked(task_id, reason, request=request, **options)

@@ -29,9 +29,8 @@ def channel(client: Redis) -> str:
 def cancel(
     client: Redis,
     job_id: str,
+    settings: Settings,
     *,
-    result_ttl_s: int,
-    stream_ttl_s: int,
     heard_by: str | None = None,
     only_waiting: bool = False,
 ) -> CancelOutcome:
@@ -47,8 +46,7 @@ def cancel(
         job_id,
         revoked_document(job_id),
         CancelledEvent(),
-        result_ttl_s=result_ttl_s,
-        stream_ttl_s=stream_ttl_s,
+        settings,
         heard_by=heard_by,
         publish_on="" if only_waiting else channel(client),
     )
@@ -58,14 +56,8 @@ def end_waiting(
     client: Redis, job_id: str, error: LlorchError, settings: Settings
 ) -> CancelOutcome:
     """Fails a job with ``error`` if it waits; one that runs goes on."""
-    return _end(
-        client,
-        job_id,
-        failure_document(job_id, error),
-        Failed(error=error.document()),
-        result_ttl_s=settings.result_ttl_s,
-        stream_ttl_s=settings.stream_ttl_s,
-    )
+    failed = Failed(error=error.document())
+    return _end(client, job_id, failure_document(job_id, error), failed, settings)
 
 
 def fail_all_waiting(
@@ -82,9 +74,8 @@ def _end(
     job_id: str,
     document: str,
     event: Event,
+    settings: Settings,
     *,
-    result_ttl_s: int,
-    stream_ttl_s: int,
     heard_by: str | None = None,
     publish_on: str = "",
 ) -> CancelOutcome:
@@ -95,9 +86,9 @@ def _end(
             job_id,
             document,
             encode_event(event),
-            result_ttl_s,
-            stream_ttl_s,
-            max(LONGEST_WAIT_S, result_ttl_s),
+            settings.result_ttl_s,
+            settings.stream_ttl_s,
+            max(LONGEST_WAIT_S, settings.result_ttl_s),
             int(heard_by is not None),
             publish_on,
         ],

@@ -68,16 +68,10 @@ def _of_what_waits_too(command: Callable[..., Reply]) -> Callable[..., Reply]:
 
     def run(state: Any, *, task_id: Any, **options: Any) -> Reply:
         reply = command(state, task_id=task_id, **options)
-        settings = state.app.settings
+        app = state.app
         try:
             for job_id in map(str, maybe_list(task_id) or ()):
-                cancel(
-                    state.app.backend.client,
-                    job_id,
-                    result_ttl_s=settings.result_ttl_s,
-                    stream_ttl_s=settings.stream_ttl_s,
-                    only_waiting=True,
-                )
+                cancel(app.backend.client, job_id, app.settings, only_waiting=True)
         except RedisError as error:
             logger.warning("a revoked job that waits may run: %s", type(error).__name__)
         return reply

@@ -20,7 +20,7 @@ from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.broker.steps import TERMS, load, push, sweep, take, weigh
+from tests.broker.steps import SETTINGS, TERMS, load, push, sweep, take, weigh
 from tests.messages import QUEUE
 from tests.store import (
     cancel_asked,
@@ -36,7 +36,7 @@ DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
 
 def outcome(client: Client, job: Job) -> str:
-    return cancel(client.redis, job.id, result_ttl_s=60, stream_ttl_s=60)
+    return cancel(client.redis, job.id, SETTINGS)
 
 
 def assert_cancelled(job: Job) -> None:
@@ -64,7 +64,7 @@ def test_an_unknown_id_is_not_cancelled_and_leaves_no_trace(producer: Client) ->
 
 def test_a_revoke_that_a_worker_hears_before_the_message_ends_the_job(producer: Client) -> None:
     push(producer.redis, "stock")
-    heard = cancel(producer.redis, "stock", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
+    heard = cancel(producer.redis, "stock", SETTINGS, heard_by="toy")
     assert heard == "queued"
     assert not take(producer.redis)
     assert_cancelled(producer.job("stock"))
@@ -219,7 +219,7 @@ def test_a_job_that_was_cancelled_before_anybody_saw_it_is_remembered_until_its_
     producer: Client,
 ) -> None:
     store = producer.redis
-    heard = cancel(store, "stock", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
+    heard = cancel(store, "stock", SETTINGS, heard_by="toy")
     assert heard == "queued"
     assert ttls(store, "stock")[0] > LONGEST_WAIT_S - 60
     push(store, "stock", "stock")
@@ -256,7 +256,7 @@ def test_a_revoke_moves_what_lies_in_the_inbox_by_its_tenants_weights_and_wakes_
     weigh(store, "three=3")
     for tenant in ("one", "three"):
         push(store, *(f"{tenant}{number}" for number in range(9)), **{TENANT: tenant})
-    cancel(store, "absent", result_ttl_s=60, stream_ttl_s=60, heard_by="toy")
+    cancel(store, "absent", SETTINGS, heard_by="toy")
     assert store.llen(keys.wake(QUEUE)) == 1
     first = waiting_ids(store)[:8]
     assert sum(job_id.startswith("three") for job_id in first) == 6

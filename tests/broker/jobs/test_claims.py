@@ -24,6 +24,7 @@ from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.contract import TASK_NAME, InternalError
 from tests.broker.steps import (
     DAYS_S,
+    SETTINGS,
     TERMS,
     announce,
     dying_after,
@@ -82,7 +83,7 @@ def test_a_claimed_job_is_started_at_its_worker(
 def test_a_claim_reports_an_earlier_cancel(store: redis.Redis) -> None:
     held = take_one(store)
     assert not held.cancelled
-    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+    assert cancel(store, "a", SETTINGS) == "running"
     claims.hand_back(store, held)
     (again,) = take(store)
     assert again.cancelled
@@ -376,7 +377,7 @@ def test_a_message_that_lua_cannot_read_outlives_the_worker_that_took_it(
 def test_bytes_that_are_not_utf_8_stop_no_reader(store: redis.Redis) -> None:
     raw = json.dumps(envelope(GOOD_BODY, headers={"id": "a", "x": "@"})).encode()
     store.lpush(QUEUE, raw.replace(b"@", b"\xff"))
-    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60, heard_by="toy") == "queued"
+    assert cancel(store, "a", SETTINGS, heard_by="toy") == "queued"
     assert take(store) == []
     (followed,) = follow_ups.take(store, 60)
     assert followed.job_id == "a"
@@ -441,7 +442,7 @@ def test_what_happened_to_a_job_since_its_claims_reply_was_lost_is_seen(store: r
     call = lose_reply(store, call_of())
     store.zadd(keys.LEASES, {"swept": 0})
     assert sweep(store) == ["swept"]
-    cancel(store, "cancelled", result_ttl_s=60, stream_ttl_s=60)
+    cancel(store, "cancelled", SETTINGS)
     found = {claim.job_id: claim for claim in claims.claim(store, call, TERMS).claims}
     assert {job_id: claim.cancelled for job_id, claim in found.items()} == {
         "cancelled": True,
@@ -667,7 +668,7 @@ def test_a_job_may_have_the_id_of_another_and_a_suffix(store: redis.Redis, suffi
         inbox_watch.look(store, "toy")
     first, second = take(store)
     assert (first.job_id, second.job_id) == (f"a:{suffix}", "a")
-    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+    assert cancel(store, "a", SETTINGS) == "running"
     for claim in (first, second):
         assert claims.hand_back(store, claim)
     assert [(claim.job_id, claim.cancelled) for claim in take(store)] == [

@@ -16,7 +16,7 @@ from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.client import Client
-from tests.broker.steps import announce, dying_after, load, look, push, sweep, take
+from tests.broker.steps import SETTINGS, announce, dying_after, load, look, push, sweep, take
 from tests.messages import QUEUE, envelope
 from tests.store import set_leases, stored_result
 
@@ -124,7 +124,7 @@ def test_a_second_copy_of_a_scheduled_message_is_dropped(store: redis.Redis) -> 
 def test_a_cancel_ends_a_scheduled_job_at_once(store: redis.Redis, producer: Client) -> None:
     push(store, "a", eta=in_s(3600))
     assert take(store) == []
-    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "queued"
+    assert cancel(store, "a", SETTINGS) == "queued"
     assert producer.job("a").status().state == "cancelled"
     assert not store.zcard(SCHEDULED)
     let_come_due(store, "a")
@@ -156,7 +156,7 @@ def test_a_cancel_between_a_claim_and_its_wait_for_the_eta_ends_the_job_with_the
 
     def run(client: redis.Redis, name: str, *args: Any) -> Any:
         if name == "release":
-            assert cancel(client, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+            assert cancel(client, "a", SETTINGS) == "running"
         return real(client, name, *args)
 
     monkeypatch.setattr(claims, "run_script", run)
