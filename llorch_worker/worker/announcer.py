@@ -39,6 +39,7 @@ class Announcer(Repeater):
         """The one whose workers it was compared with."""
         self._announced = self._warned = self._leaving = False
         self._numbers = count()
+        self._announcing = threading.Lock()
         every_s = registry.ANNOUNCE_INTERVAL_S
         super().__init__("announcer", "announce the worker", self._announce, every_s)
 
@@ -46,6 +47,11 @@ class Announcer(Repeater):
         """Announces the worker once before it returns, so that clients already know its model."""
         self.attempt()
         super().start()
+
+    def attempt(self) -> None:
+        # A change of the model announces it on a thread of its own: no older card may come after.
+        with self._announcing:
+            super().attempt()
 
     def leave(self) -> None:
         """Announces that the worker takes no more jobs, without waiting for Redis."""

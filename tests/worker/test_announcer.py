@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import closing
 
@@ -57,3 +58,26 @@ def test_two_workers_of_one_name_warn_once_each(
                 wait_until(lambda: all(iterations[each] > so_far[each] + 5 for each in iterations))
         assert len(warnings()) == 2
         assert "w@h" in warnings()[0]
+
+
+def test_of_two_announcements_at_once_that_of_the_later_model_stays(
+    redis_server: RedisServer,
+) -> None:
+    models = ["before", "after"]
+
+    def made() -> WorkerCard:
+        model = models.pop(0)
+        if models:
+            # The seat changes its model, and says so, before this card is written.
+            later.start()
+            later.join(0.2)
+        return card(1.0).model_copy(update={"hostname": "seat@h", "model": model})
+
+    with connect(redis_server.url) as client:
+        announcer = Announcer(client, "seat@h", made)
+        later = threading.Thread(target=announcer.attempt)
+        announcer.attempt()
+        later.join()
+        told = [each.model for each in registry.workers(client) if each.hostname == "seat@h"]
+        announcer.close()
+    assert told == ["after"]
