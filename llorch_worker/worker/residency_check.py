@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llorch_worker.devices import DeviceUnavailable, list_cards
 from llorch_worker.worker.card.assignment import Assignment
 
 if TYPE_CHECKING:
     from llorch_worker.engine.interface import ModelFacts
+    from llorch_worker.worker.resident_engine import AnyEngine, ResidentEngine
 
 MOST_NAMED = 3
 
 
-class Placed(Protocol):
-    """What knows where an engine is."""
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
-    def misplaced_tensors(self) -> tuple[str, ...]:
-        """See :meth:`.EngineInterface.misplaced_tensors`."""
-
-
-def violation(engine: Placed, assignment: Assignment) -> str | None:
+def violation(engine: AnyEngine | ResidentEngine, assignment: Assignment) -> str | None:
     """The defect in one sentence, or None.
 
     Raises:
