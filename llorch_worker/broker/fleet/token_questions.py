@@ -114,11 +114,7 @@ def take(
 
 def wake(client: redis.Redis, taker: str) -> None:
     """Ends the wait of :func:`take`."""
-    key = keys.token_answer(taker)
-    with client.pipeline(transaction=True) as pipe:
-        pipe.rpush(key, "")
-        pipe.expire(key, KEPT_S)
-        pipe.execute()
+    _push(client, taker, "")
 
 
 def reply(client: redis.Redis, question_id: str, answer: dict[str, Any] | LlorchError) -> None:
@@ -127,8 +123,12 @@ def reply(client: redis.Redis, question_id: str, answer: dict[str, Any] | Llorch
         answered = _Answered(error=answer.document())
     else:
         answered = _Answered(answer=answer)
-    key = keys.token_answer(question_id)
+    _push(client, question_id, answered.model_dump_json(exclude_none=True))
+
+
+def _push(client: redis.Redis, waits: str, document: str) -> None:
+    key = keys.token_answer(waits)
     with client.pipeline(transaction=True) as pipe:
-        pipe.rpush(key, answered.model_dump_json(exclude_none=True))
+        pipe.rpush(key, document)
         pipe.expire(key, KEPT_S)
         pipe.execute()
