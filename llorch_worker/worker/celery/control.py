@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.app.utils import filter_hidden_settings
@@ -25,6 +26,7 @@ from llorch_worker.worker.celery.refusals import (
     NO_TIME_LIMITS,
     foreign_queue,
 )
+from llorch_worker.worker.residency import Residency
 
 logger = get_logger(__name__)
 
@@ -45,9 +47,9 @@ def install() -> None:
         "pool_grow": _refusal(FIXED_SIZE),
         "pool_shrink": _refusal(FIXED_SIZE),
         "pool_restart": _refusal(NO_CHILDREN),
-        LOAD_COMMAND: _asking_for(loads=True),
-        UNLOAD_COMMAND: _asking_for(loads=False),
-        RELOAD_COMMAND: _reload,
+        LOAD_COMMAND: _of_residency(partial(Residency.ask_for, loads=True)),
+        UNLOAD_COMMAND: _of_residency(partial(Residency.ask_for, loads=False)),
+        RELOAD_COMMAND: _of_residency(Residency.reload),
     }
 
 
@@ -79,21 +81,14 @@ def _of_what_waits_too(command: Callable[..., Reply]) -> Callable[..., Reply]:
     return run
 
 
-def _asking_for(*, loads: bool) -> Callable[..., Reply]:
-    """Loads or unloads a model."""
+def _of_residency(ask: Callable[[Residency, object], str | None]) -> Callable[..., Reply]:
+    """``ask`` of the residency, which gets a model and gives the reason why that cannot be."""
 
     def run(state: Any, model: object = None, **_: Any) -> Reply:
-        residency = state.app.residency
-        reason = "it is not ready" if residency is None else residency.ask_for(model, loads=loads)
+        reason = ask(state.app.residency, model)
         return {"ok": "soon"} if reason is None else _refused(reason)
 
     return run
-
-
-def _reload(state: Any, model: object = None, **_: Any) -> Reply:
-    residency = state.app.residency
-    reason = "it is not ready" if residency is None else residency.reload(model)
-    return {"ok": "soon"} if reason is None else _refused(reason)
 
 
 def _rate_limit(state: Any, task_name: object, rate_limit: Any, **options: Any) -> Reply:
