@@ -261,8 +261,9 @@ class JobRunner:
                 on_asked=job.attach,
             )
         except ContextLengthExceeded:
-            if self._goes_to_larger_context(claim):
-                raise HandedBack from None
+            with suppress(RedisError):
+                if self._others.hold(claim):
+                    raise HandedBack from None
             raise
         except LlorchError:
             raise
@@ -271,12 +272,6 @@ class JobRunner:
             if isinstance(told, InternalError):
                 logger.error("job %s failed", claim.job_id, exc_info=told)
             raise told from None
-
-    def _goes_to_larger_context(self, claim: Claim) -> bool:
-        try:
-            return self._others.hold(claim)
-        except RedisError:
-            return False
 
     def _check_idempotency(self, request: JobRequest, job_id: str) -> None:
         """Refuses a second job with the same key. Our client never sends one; others may."""

@@ -199,10 +199,15 @@ class Publisher(Repeater):
 
     def _write_next(self) -> bool:
         """In a call of its own, so that a thread that waits for events keeps no job."""
-        due = self._wait_for_due()
-        if due:
-            self._write_with_script(due)
-        return bool(due)
+        if not (due := self._wait_for_due()):
+            return False
+        try:
+            self._write(due)
+        except NoScriptError as error:
+            forget_frames(error)
+            # The thread checks again which jobs are due, because one may have ended.
+            scripts.load(self._redis, "append")
+        return True
 
     def _wait_for_due(self) -> list[_Outbox]:
         """Waits for outboxes that are due, and gives those that are due soon as well; none when
@@ -227,14 +232,6 @@ class Publisher(Repeater):
             return float("-inf")
         interval_s = self._interval_s if outbox.watched else UNWATCHED_INTERVAL_S
         return outbox.written_at_s + share * interval_s
-
-    def _write_with_script(self, due: list[_Outbox]) -> None:
-        try:
-            self._write(due)
-        except NoScriptError as error:
-            forget_frames(error)
-            # The thread checks again which jobs are due, because one may have ended.
-            scripts.load(self._redis, "append")
 
     def _write(self, due: list[_Outbox]) -> None:
         with self._changed:

@@ -83,7 +83,11 @@ def _figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
         "engine deaths": deaths,
         "model": [stats["model"]],
         **({"models": list(stats["models"])} if stats.get("models") else {}),
-        **({"set aside": _reasons(stats["set_aside"])} if stats.get("set_aside") else {}),
+        **(
+            {"set aside": [f"{name}: {reason}" for name, reason in stats["set_aside"].items()]}
+            if stats.get("set_aside")
+            else {}
+        ),
         "device": [stats["device"]],
         "dtype": [stats["dtype"]],
         "sequences": [
@@ -103,10 +107,6 @@ def _figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
         "memory planned": _by_part(stats["planned_bytes"]),
         "memory measured": _by_part(stats["measured_bytes"]),
     }
-
-
-def _reasons(reasons: Mapping[str, str]) -> list[str]:
-    return [f"{name}: {reason}" for name, reason in reasons.items()]
 
 
 def _by_part(sizes: Mapping[str, int]) -> list[str]:
