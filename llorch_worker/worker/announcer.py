@@ -49,9 +49,11 @@ class Announcer(Repeater):
         super().start()
 
     def attempt(self) -> None:
-        # A change of the model announces it on a thread of its own: no older card may come after.
+        # A change of the model announces it on a thread of its own: no older card may come after,
+        # and none once the worker has withdrawn.
         with self._announcing:
-            super().attempt()
+            if not self.closing.is_set():
+                super().attempt()
 
     def leave(self) -> None:
         """Announces that the worker takes no more jobs, without waiting for Redis."""
@@ -61,8 +63,9 @@ class Announcer(Repeater):
     def close(self) -> None:
         super().close()
         try:
-            if self._model is not None:
-                registry.withdraw(self._redis, self._model, self._hostname)
+            with self._announcing:
+                if self._model is not None:
+                    registry.withdraw(self._redis, self._model, self._hostname)
             ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             logger.warning(

@@ -81,3 +81,12 @@ def test_of_two_announcements_at_once_that_of_the_later_model_stays(
         told = [each.model for each in registry.workers(client) if each.hostname == "seat@h"]
         announcer.close()
     assert told == ["after"]
+
+
+def test_a_worker_that_has_withdrawn_is_not_announced_once_more(redis_server: RedisServer) -> None:
+    with connect(redis_server.url) as client:
+        announcer = Announcer(client, "w@h", lambda: card(1.0))
+        announcer.start()
+        announcer.close()
+        announcer.attempt()  # of a seat that had changed before, on a thread of its own
+        assert registry.living(client, "m") == []
