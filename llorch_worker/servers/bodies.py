@@ -12,7 +12,7 @@ from typing import Any, Final
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.contract.output_format import StructuredOutputs
 from llorch_worker.intake.constraints.gbnf import is_gbnf
-from llorch_worker.servers.fields import ALWAYS_SENT, Kind, cells, faults
+from llorch_worker.servers.fields import ALWAYS_SENT, Kind, faults, words_for
 
 LAST_FIELDS: Final = (
     *("stop", "content", "tokens", "tokens_predicted", "tokens_evaluated", "stop_type"),
@@ -88,11 +88,12 @@ def body_of(
     is_chat = prompt is None and request.messages is not None
     whole = _document(request, tuple(type(request).model_fields))
     body: dict[str, Any] = {"stream": True, "seed": seed}
-    for name, cell in cells(served.kind):
-        if not cell.parameter or name not in whole or (prompt is not None and name == "messages"):
+    for name, word in words_for(served.kind):
+        is_replaced = name == "messages" and prompt is not None
+        if not word.startswith("=") or name not in whole or is_replaced:
             continue
         if name in ALWAYS_SENT or whole[name] != type(request).model_fields[name].default:
-            body[cell.parameter] = whole[name]
+            body[word[1:] or name] = whole[name]
     if is_chat:
         if served.kind != "another server":
             body |= template_body(request)

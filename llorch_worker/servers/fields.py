@@ -4,7 +4,6 @@ made from this."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from llorch_worker.contract import Fault, GenerationRequest, describe
@@ -65,54 +64,28 @@ the worker, the queue or the sender; ``idle``: it changes no token; ``refused``;
 server does so, and false is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """How one server gets one field."""
-
-    how: str
-    parameter: str = ""
-    """Of the server, where it gets the value as it is."""
-
-    @classmethod
-    def read(cls, field: str, word: str) -> Cell:
-        return cls("sent", word[1:] or field) if word.startswith("=") else cls(word)
-
-    def refuses(self, value: object) -> bool:
-        return self.how == "refused" or (self.how == "true" and value is False)
-
-    def __str__(self) -> str:
-        return "false is refused" if self.how == "true" else self.how
-
-
-FIELDS: Final[Mapping[str, tuple[Cell, ...]]] = {
-    name: tuple(Cell.read(name, word) for word in words)
-    for name, *words in map(str.split, _TABLE.strip().splitlines())
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: tuple(words) for name, *words in map(str.split, _TABLE.strip().splitlines())
 }
 ALWAYS_SENT: Final = frozenset(CONFIG_FIELDS) | {"presence_penalty", "frequency_penalty"}
 """Also at their defaults, because a server has defaults of its own."""
 
 
-def cells(kind: Kind) -> Iterator[tuple[str, Cell]]:
+def words_for(kind: Kind) -> Iterator[tuple[str, str]]:
+    """Each field, and the word for it in the column of this server."""
     column = KINDS.index(kind)
-    for name, row in FIELDS.items():
-        yield name, row[column]
+    return ((name, row[column]) for name, row in FIELDS.items())
+
+
+def refuses(word: str, value: object) -> bool:
+    return word == "refused" or (word == "true" and value is False)
 
 
 def faults(request: GenerationRequest, kind: Kind) -> Iterator[Fault]:
     """A fault for each field whose value this server does not do."""
-    for name, cell in cells(kind):
+    for name, word in words_for(kind):
         value = getattr(request, name)
         if value == type(request).model_fields[name].default:
             continue
-        if cell.refuses(value):
+        if refuses(word, value):
             yield Fault(field=name, rule=f"is not done by {kind}", got=describe(value))
-
-
-def table() -> str:
-    """:data:`FIELDS` for the docs, in Markdown. Fields that all servers get alike share a line."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for name, row in FIELDS.items():
-        rows.setdefault(tuple(map(str, row)), []).append(f"`{name}`")
-    lines = [f"| field | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
-    lines += [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items()]
-    return "\n".join(lines)
