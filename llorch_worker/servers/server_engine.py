@@ -28,7 +28,6 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import (
-    STEP_TOKENS,
     TOKEN_GAP_S,
     Death,
     DeathLabel,
@@ -280,7 +279,6 @@ class ServerEngine(Mortal):
 
     def step_figures(self) -> StepFigures:
         return StepFigures(
-            step_tokens=TallyCounts(STEP_TOKENS).read(),
             token_gaps=self._token_gaps.read(),
             prompt_tokens=self._prompt_tokens,
             looked_up_tokens=self._prompt_tokens,
@@ -369,12 +367,8 @@ class ServerEngine(Mortal):
                 raise await self._find_out(generation, error) from None
 
     async def _answer(self, generation: ServerGeneration) -> None:
-        first, *others = generation.choices
-        request, begun = generation.request, first.begun.token_ids
+        request, begun = generation.request, generation.choices[0].begun.token_ids
         prompt = await _patiently(lambda: self._asking.prompt_of(request, begun), _AGAIN)
-        if not others:
-            await self._ask(generation, first, prompt)
-            return
         reads = [
             asyncio.ensure_future(self._ask(generation, c, prompt)) for c in generation.choices
         ]
@@ -459,7 +453,7 @@ class ServerEngine(Mortal):
             await asyncio.sleep(CUT_TOGETHER_S)
             if len(self._isolation.there) > 1 and self._cuts >= self._isolation.there:
                 self._die(_away("it was started again"), self._suspects())
-        return EngineDied(self._death) if self._death else _ended_alone(generation, str(error))
+        return EngineDied(self._death or Death("server", str(error), (generation.id,), lives=True))
 
     async def _check_model(self) -> None:
         """Dies if the server no longer takes the key or has the model, or has ended."""
@@ -579,7 +573,3 @@ def _away(reason: object) -> Death:
 
 def _busy(refusal: Refusal) -> EngineDied:
     return EngineDied(Death("server", f"the server is busy: {refusal}", lives=True))
-
-
-def _ended_alone(generation: ServerGeneration, reason: str) -> EngineDied:
-    return EngineDied(Death("server", reason, (generation.id,), lives=True))
