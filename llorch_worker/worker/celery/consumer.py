@@ -76,39 +76,34 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         room for both, so that neither waits for the other's end, and two claimers. Else one claims
         all its jobs, and that which ``reads`` texts none."""
 
-        def seat() -> Seat | None:
-            residency: Residency | None = self.app.residency
-            return None if residency is None else residency.seats[number]
-
-        def model() -> str:
-            """Whose jobs it claims now."""
-            return self.app.settings.served_name if (own := seat()) is None else own.model
+        def seat() -> Seat:
+            """There is one by the time that claims begin: the consumer starts last."""
+            residency: Residency = self.app.residency
+            return residency.seats[number]
 
         def kind() -> Kind | None:
-            if (own := seat()) is None or not own.engine.facts.does_both:
+            if not seat().engine.facts.does_both:
                 return None if reads else "any"
             return "texts" if reads else "generation"
 
-        def reads_texts() -> bool:
-            """Whether its jobs do."""
-            return reads or (
-                (own := seat()) is not None and TASK_NAME not in own.engine.facts.tasks
-            )
+        def startable(model: str) -> Startable:
+            reads_texts = reads or TASK_NAME not in seat().engine.facts.tasks
+            return self._startable(model, reads=reads_texts)
 
         def place() -> str:
-            if reads or (own := seat()) is None or not own.may_be_chosen:
+            if reads or not (own := seat()).may_be_chosen:
                 return ""
             return place_of(own.model, self.hostname)
 
         return Claimer(
             self.app.settings.redis_url,
-            model,
+            lambda: seat().model,
             self._terms,
             self.hostname,
-            sequences=lambda: MOST_JOBS_A_CLAIM if (own := seat()) is None else own.sequences,
-            startable=lambda asked: self._startable(asked, reads=reads_texts()),
+            sequences=lambda: seat().sequences,
+            startable=startable,
             place=place,
-            serves=lambda: {} if (own := seat()) is None else own.serves(),
+            serves=lambda: seat().serves(),
             on_arrival=self._call_take,
             kind=kind,
         )
@@ -234,7 +229,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """The most jobs of a model, which generate or ``reads`` texts, that its engine and the rate
         limits let start now. The others wait in Redis, where other workers can take them. The token
         itself is taken by Celery, when the job arrives."""
-        if self.app.residency is not None and not self.app.residency.is_ready(model):
+        if not self.app.residency.is_ready(model):
             return Startable(0)  # the seat says when to claim again
         tasks = TEXT_TASKS if reads else (TASK_NAME,)
         found = [] if self.disable_rate_limits else map(self.task_buckets.get, tasks)
