@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.connections.outage import RedisOutage
-from llorch_worker.broker.jobs import claims, dead_letters
+from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.claims import Claim, ClaimTerms
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 
@@ -35,12 +35,6 @@ class Settler:
     def hand_back(self, claim: Claim) -> None:
         """Returns the job to its queue; the attempt does not count."""
         self._settle(claim, lambda: self._hand_back(claim))
-
-    def refuse(self, claim: Claim, reason: str, error: Exception) -> None:
-        """Fails the job of a message that cannot become a task, and keeps it as a dead letter. The
-        slot stays taken."""
-        dead_letters.refuse(self._redis, claim, reason, error, self._terms)
-        HELD_CLAIMS.note_end(claim)
 
     def lapse(self, claim: Claim) -> None:
         """Has the job run again after the next sweep, if it is not settled. The attempt counts. The

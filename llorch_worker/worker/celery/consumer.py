@@ -18,6 +18,7 @@ from vine import promise
 
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.fleet.registry import ANNOUNCE_INTERVAL_S
+from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.jobs.claims import Claim, ClaimTerms, Kind
 from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.jobs.settling import Settler
@@ -323,5 +324,6 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
             error = InvalidRequest.from_faults([fault])
-        message.refuse(reason, error)
+        dead_letters.refuse(self._claims, message.claim, reason, error, self._terms)
+        HELD_CLAIMS.note_end(message.claim)
         message.reject_log_error(logger, self.connection_errors)

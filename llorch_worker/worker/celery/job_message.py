@@ -52,10 +52,6 @@ class JobMessage(Message):
     def requeue(self) -> None:
         self.reject(requeue=True)
 
-    def refuse(self, reason: str, error: Exception) -> None:
-        """Fails the job, whose message cannot become a task."""
-        self._settler.refuse(self.claim, reason, error)
-
     def lapse(self) -> None:
         """Has the job run again after the next sweep, if it is not settled; the attempt counts."""
         self._settler.lapse(self.claim)
