@@ -19,7 +19,7 @@ from llorch_worker.broker.jobs.deadlines import end_overdue
 from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.broker.waiting.inbox_news import InboxNews
 from llorch_worker.broker.waiting.inbox_watch import KEEP_S, LEASE_S, LOOK_S, TAKE_S
-from llorch_worker.broker.waiting.waiting import wrong_keys
+from llorch_worker.broker.waiting.waiting import waiting
 from llorch_worker.settings import Settings
 
 logger = get_logger(__name__)
@@ -131,7 +131,7 @@ class InboxWatcher(Repeater):
 
     def _count(self) -> None:
         self.alone = registry.is_alone(self._redis, self._model)
-        found = set(wrong_keys(self._redis, self._model)) if self._filled else set()
+        found = set(waiting(self._redis, self._model).wrong_keys) if self._filled else set()
         for sentence in found - self._wrong:
             logger.error("a queue is stopped: %s", sentence)
         self._wrong = found

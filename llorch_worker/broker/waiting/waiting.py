@@ -79,10 +79,6 @@ def waiting(client: Redis, model: str) -> Waiting:
     )
 
 
-def wrong_keys(client: Redis, model: str) -> tuple[str, ...]:
-    return waiting(client, model).wrong_keys
-
-
 def length(client: Redis, queue: str) -> int:
     """How many jobs of a queue wait. Raises ``RedisError``."""
     queues = waiting(client, model_of(queue)).queues
