@@ -78,6 +78,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "QUEUE_PREFIX": queues.QUEUE_PREFIX,
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
     "TENANT_HEADER": message.TENANT,
+    "OWNER_HEADER": message.OWNER,
     "WORKER_MARK": queues.WORKER_MARK,
     # A pattern of Lua: a task's name in a message's headers, however its producer writes JSON.
     "TASK_HEADER": '"task"%s*:%s*"(llorch%.%l+)"',

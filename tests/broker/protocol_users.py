@@ -223,7 +223,7 @@ class Users(RuleBasedStateMachine):
         letter, call = letters[which % len(letters)], uuid4().hex
         job = self.jobs[letter.id]
         for _ in range(1 + twice):
-            outcome = run_script(self.store, "retry", [letter.raw, call, job.owner, letter.number])
+            outcome = run_script(self.store, "retry", [letter.raw, call, letter.number])
         under_way = self.seen.state(job.id) in ("claimed", "waiting", "scheduled")
         assert outcome == "under way" if under_way else outcome in ("retried", "ended")
         if outcome == "retried":

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from llorch_worker.broker import keys
 from llorch_worker.broker.jobs import claims, dead_letters
+from llorch_worker.broker.messages.message import OWNER
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import InternalError
 from tests.broker.jobs.test_dead_letters import die_of_attempts, retry, the_letter
 from tests.broker.steps import TERMS, take
+from tests.messages import QUEUE, envelope
 
 
 def owner(client: Client, job: Job) -> str | None:
@@ -26,6 +32,18 @@ def test_a_job_that_redis_lost_comes_back_with_its_owner(producer: Client) -> No
     producer.redis.flushall()
     assert claims.restore(producer.redis, claim)
     assert owner(producer, job) == "alice"
+
+
+@pytest.mark.parametrize(("header", "found"), [("mine", "mine"), (7, None)])
+def test_an_owner_is_read_beside_a_body_that_cannot_be(
+    producer: Client, header: object, found: str | None
+) -> None:
+    message = envelope(b"{", headers={"id": "a", OWNER: header})
+    producer.redis.lpush(QUEUE, json.dumps(message))
+    (claim,) = take(producer.redis)
+    producer.redis.flushall()
+    assert claims.restore(producer.redis, claim)
+    assert producer.redis.hget(keys.job("a"), "owner") == found
 
 
 def test_a_retried_job_has_its_owner_though_its_record_had_expired(producer: Client) -> None:

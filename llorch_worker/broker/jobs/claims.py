@@ -29,7 +29,7 @@ from llorch_worker.broker.jobs.results import (
     terminal_event,
 )
 from llorch_worker.broker.messages.body import is_exit
-from llorch_worker.broker.messages.message import most_raw_bytes, owner_of, reread, unix_ms
+from llorch_worker.broker.messages.message import most_raw_bytes, reread, unix_ms
 from llorch_worker.broker.scripts import Reply, as_bytes, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Event, Failed, encode_event
 from llorch_worker.engine_options import EngineOptions
@@ -406,8 +406,7 @@ def restore(client: Redis, claim: Claim) -> bool:
     """:func:`hand_back` for a job that Redis knows nothing of, because it lost its data; False if
     it knows the job. Call it only if the records of the job's end cannot have expired."""
     known = (claim.job_id, claim.fence, claim.attempt - 1, claim.first_claimed_ms, claim.list_key)
-    owner = owner_of(claim.message)
-    return bool(run_script(client, "restore", [*known, claim.message, owner]))
+    return bool(run_script(client, "restore", [*known, claim.message]))
 
 
 def _release(

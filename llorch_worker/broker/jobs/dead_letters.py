@@ -15,7 +15,7 @@ from redis import Redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.jobs import claims
 from llorch_worker.broker.jobs.claims import Claim, ClaimTerms
-from llorch_worker.broker.messages.message import owner_of, read_task
+from llorch_worker.broker.messages.message import read_task
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import as_bytes, run_script
 
@@ -154,9 +154,7 @@ def retry(client: Redis, letter: DeadLetter) -> Retried:
     still apply.
     """
     outcome: Retried = run_script(
-        client,
-        "retry",
-        [as_bytes(letter.raw), uuid4().hex, owner_of(letter.message), letter.number],
+        client, "retry", [as_bytes(letter.raw), uuid4().hex, letter.number]
     )
     return outcome
 

@@ -9,8 +9,7 @@
 
 local raw_letter = ARGV[1] -- byte by byte
 local call_id = ARGV[2] -- names this call, which is sent again if its reply is lost
-local owner = ARGV[3] -- or '', for a record that has expired
-local number = ARGV[4] -- the letter's
+local number = ARGV[3] -- the letter's
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
@@ -54,8 +53,9 @@ redis.call('HDEL', job, 'strikes', 'deaths', 'buried')
 redis.call('ZREM', FOLLOW_UPS, letter.id)
 -- The record may have expired, and the journal not: the next claim reads it.
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
-if owner ~= '' then
-  redis.call('HSETNX', job, 'owner', owner)
+local said = read_message(letter.message) or {}
+if type(said[OWNER_HEADER]) == 'string' then
+  redis.call('HSETNX', job, 'owner', said[OWNER_HEADER]) -- the record may have expired
 end
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
@@ -68,7 +68,7 @@ else
 end
 -- Behind the jobs that already wait.
 local tenant = redis.call('HGET', job, 'tenant') or ''
-local reads = reads_texts(read_message(letter.message) or {})
+local reads = reads_texts(said)
 if reads then
   redis.call('HSET', job, 'reads', 1)
 end

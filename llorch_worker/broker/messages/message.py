@@ -232,16 +232,6 @@ def unix_ms(eta: str) -> int | None:
         return None
 
 
-def owner_of(raw: str | bytes) -> str:
-    """The header :data:`OWNER` of a message of our client; else ""."""
-    try:
-        envelope, _ = _without_body(raw.encode() if isinstance(raw, str) else raw)
-        owner = envelope["headers"].get(OWNER)
-    except _UNREADABLE:
-        return ""
-    return owner if isinstance(owner, str) else ""
-
-
 def read_task(raw: str | bytes, most_bytes: int) -> tuple[dict[str, Any], Any] | None:
     """The headers and the body of a task message, prompt included; None if it cannot be read, or
     its body has more than ``most_bytes``. The body is ``[args, kwargs, options]``."""

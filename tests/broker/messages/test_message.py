@@ -13,7 +13,6 @@ import pytest
 from llorch_worker.broker.messages.message import (
     OWNER,
     enqueue_time_s,
-    owner_of,
     read_envelope,
     read_task,
     reread,
@@ -62,7 +61,6 @@ TOO_MUCH = {
 def test_a_message_that_only_python_reads_is_bounded_too(name: str) -> None:
     assert reread(TOO_MUCH[name], MOST) is None
     assert read_task(TOO_MUCH[name], MOST) is None
-    assert owner_of(TOO_MUCH[name]) == ""
 
 
 def test_a_message_larger_than_its_body_may_be_is_not_read_for_its_id() -> None:
@@ -81,12 +79,6 @@ def test_a_protocol_1_message_names_its_job_in_its_body(mark: bytes) -> None:
         found = read_task(mark + raw, MOST)
         assert found is not None
         assert (found[0]["id"], found[1][:2]) == ("one", [[], {}])
-
-
-def test_an_owner_is_read_beside_a_body_that_cannot_be() -> None:
-    raw = json.dumps(envelope(b"{", headers={OWNER: "mine"}))
-    assert owner_of(raw) == "mine"
-    assert owner_of(json.dumps(envelope(GOOD_BODY, headers={OWNER: 7}))) == ""
 
 
 def test_names_of_ours_in_an_envelope_are_ignored() -> None:
