@@ -149,12 +149,12 @@ def several_models(
     memory, medians = changing.memory, changing.memory.medians()
     if medians:
         after = ", ".join(
-            f"after {count} {mib:.1f}"
+            f"{mib:.1f} after {count}"
             for count, mib in medians.items()
             if count in (1, len(MODELS), max(medians))
         )
         print(
-            f"RSS of a keeper, MiB: before the first load {memory.before:.1f}, changes: {after} "
+            f"RSS of a keeper, MiB: {memory.before:.1f} before the first load, {after} changes "
             f"({memory.growth:+.2%}); engines at a time: at most {memory.most_engines}"
         )
     for fault in (*changing.faults, *killed.faults):

@@ -441,7 +441,7 @@ class EngineCore:
                 sequence.drafter.end(sequence.generated_ids)
 
     def _note_launched(self, *plans: StepPlan) -> None:
-        """Before the last of these steps, which are not delivered, is launched."""
+        """Tells the board whose steps are not delivered, before the last of them is launched."""
         launched = [chunk.sequence for plan in plans for chunk in plan.chunks]
         if launched != self._launched:
             self._launched = launched

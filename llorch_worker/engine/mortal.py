@@ -32,7 +32,8 @@ class Mortal:
         generations fail; at once if it is dead."""
         with self._lock:
             if self._death is None:
-                self._mourners.append(callback)
+                if not self._closing:
+                    self._mourners.append(callback)
                 return
         callback(self._death)
 
@@ -48,7 +49,7 @@ class Mortal:
         with self._lock:
             was_healthy, self._closing = self.healthy, True
             # They are not told any more, and may hold this in turn.
-            self._mourners = []
+            self._mourners.clear()
         return was_healthy
 
     def _note_death(self, death: Death) -> bool:
@@ -57,7 +58,8 @@ class Mortal:
             if not self.healthy:
                 return False
             self._death = death
-        for callback in self._mourners:
+            mourners, self._mourners = self._mourners, []
+        for callback in mourners:
             try:
                 callback(death)
             except Exception:

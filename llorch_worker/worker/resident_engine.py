@@ -400,8 +400,6 @@ class ResidentEngine:
         if is_closing:
             engine.close()
             return
-        # What was held of the engine before.
-        return_freed_memory()
         self.load_s = loaded_s = self._served_since_s - began_s
         # Whoever planned it says so.
         (logger.debug if absence.planned else logger.info)(
@@ -412,6 +410,8 @@ class ResidentEngine:
         )
         self._mourn(engine)
         self._tell_change()
+        # What was held of the engine before.
+        return_freed_memory()
 
     def _starts_in_s(self) -> float:
         return 0.0 if self.absence is None else (self.absence.starts_at or 0.0) - time.time()

@@ -21,6 +21,7 @@ from tests.store import follow_ups_in, stored_result
 
 SEND = """
 import json, os
+from datetime import timedelta
 from celery import Celery, chain, chord, signature
 
 URL = os.environ["LLORCH_REDIS_URL"]
@@ -109,7 +110,13 @@ REFUSED = 'signature("llorch.generat", queue="llorch.toy", app=app)'
 
 
 @pytest.mark.parametrize(
-    "canvas", [f"chain({REFUSED}, generate())", f"chord([generate(), {REFUSED}], {BODY})"]
+    "canvas",
+    [
+        f"chain({REFUSED}, generate())",
+        f"chain({REFUSED}, generate().set(eta=app.now()))",
+        f"chord([generate(), {REFUSED}], {BODY})",
+        f"chord([generate(), {REFUSED}], {BODY}.set(expires=app.now() + timedelta(1)))",
+    ],
 )
 def test_what_follows_a_message_that_becomes_no_task_fails_with_it(
     client: Client, start_worker: StartWorker, canvas: str

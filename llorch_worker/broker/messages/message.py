@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -232,17 +232,22 @@ def unix_ms(eta: str) -> int | None:
         return None
 
 
-def read_task(raw: str | bytes, most_bytes: int) -> tuple[dict[str, Any], Any] | None:
+def read_task(
+    raw: str | bytes, most_bytes: int, read: Callable[[str], Any] = json.loads
+) -> tuple[dict[str, Any], Any] | None:
     """The headers and the body of a task message, prompt included; None if it cannot be read, or
-    its body has more than ``most_bytes``. The body is ``[args, kwargs, options]``."""
+    its body has more than ``most_bytes``. The body is ``[args, kwargs, options]``. ``read``: see
+    :func:`.parse`."""
     try:
-        envelope = parse(raw.encode() if isinstance(raw, str) else raw)
-        return _as_protocol_2(envelope.get("headers") or {}, _body_of(envelope, most_bytes))
+        envelope = parse(raw.encode() if isinstance(raw, str) else raw, read)
+        return _as_protocol_2(envelope.get("headers") or {}, _body_of(envelope, most_bytes, read))
     except _UNREADABLE:
         return None
 
 
-def _body_of(envelope: Mapping[str, Any], most_bytes: int) -> Any:
+def _body_of(
+    envelope: Mapping[str, Any], most_bytes: int, read: Callable[[str], Any] = json.loads
+) -> Any:
     """Raises what :data:`_UNREADABLE` names."""
     headers, properties = (envelope.get(name) or {} for name in ("headers", "properties"))
     text = text_of(
@@ -251,7 +256,7 @@ def _body_of(envelope: Mapping[str, Any], most_bytes: int) -> Any:
         compression=headers.get("compression"),
         most_bytes=most_bytes,
     )
-    return parse(text)
+    return parse(text, read)
 
 
 def _as_protocol_2(headers: Mapping[str, Any], task: Any) -> tuple[dict[str, Any], Any]:

@@ -22,6 +22,7 @@ from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs import follow_ups
 from llorch_worker.broker.jobs.follow_ups import FollowUp
 from llorch_worker.broker.jobs.results import FAILURE, REVOKED, SUCCESS
+from llorch_worker.broker.messages.body import read_typed
 from llorch_worker.broker.messages.message import read_task
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.message_faults import usable
@@ -51,15 +52,15 @@ class FollowUps(Repeater):
 
     def _follow_up(self, ended: FollowUp, events: Any) -> None:
         # Of a message that cannot be read, the id is all that Celery needs.
-        task = read_task(ended.message, self._settings.max_message_bytes)
+        task = read_task(ended.message, self._settings.max_message_bytes, read_typed)
         headers, body = task or ({}, None)
         # The result may have expired while no worker was there.
         if ended.document:
             embed = body[2] if isinstance(body, list) and len(body) == 3 else None
             beside = embed if isinstance(embed, dict) else {}
-            fields = usable(headers) | usable(beside)
-            request = Context({**fields, "id": ended.job_id, "delivery_info": {}})
             try:
+                fields = usable(headers) | usable(beside)
+                request = Context({**fields, "id": ended.job_id, "delivery_info": {}})
                 meta = self._app.backend.decode(ended.document)
                 self._end(ended.job_id, request, meta, events)
                 if request.chord and self._app.backend.sends_body(request):

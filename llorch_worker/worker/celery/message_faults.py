@@ -6,7 +6,6 @@ send the next tasks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -19,6 +18,7 @@ from kombu.serialization import registry
 from llorch_worker.contract import describe, shown
 
 MAX_ID_CHARS = 255
+_MOST_S = 1e9
 
 NEXT_TASKS = ("callbacks", "errbacks", "chain", "chord")
 """What Celery puts beside a task's arguments. Celery's tracer would take any other name for an
@@ -58,7 +58,7 @@ def id_of(message: Any) -> str | None:
 
 
 def usable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What Celery can use of a refused message's headers or options."""
+    """What Celery can use of a message's headers or options; all, unless it was refused."""
 
     def is_usable(name: str, value: Any) -> bool:
         if name in NEXT_TASKS:
@@ -78,7 +78,10 @@ def _fault_of_options(options: Mapping[str, Any]) -> str | None:
 
 
 def _can_send(name: str, value: object) -> bool:
-    return not value or (is_signature(value) if name == "chord" else are_signatures(value))
+    try:
+        return not value or (is_signature(value) if name == "chord" else are_signatures(value))
+    except RecursionError:
+        return False
 
 
 def _are_stamps(value: object) -> bool:
@@ -134,8 +137,8 @@ def is_time(value: object) -> bool:
         return False
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _is_number_of_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < _MOST_S
 
 
 def _is_count(value: object) -> bool:
@@ -178,14 +181,13 @@ _OPTIONS: Mapping[str, _Check] = {
          "routing_key", "argsrepr", "kwargsrepr"),
         is_text,
     ),
-    **dict.fromkeys(("time_limit", "soft_time_limit"), _is_number),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "countdown"), _is_number_of_seconds),
     **dict.fromkeys(("priority", "group_index", "delivery_mode"), _is_count),
     **dict.fromkeys(("headers", "stamps", "retry_policy"), is_object),
     **dict.fromkeys(("link", "link_error"), _one_or_more),
     **dict.fromkeys(("producer", "connection", "publisher", "router"), _is_nothing),
-    "countdown": lambda value: _is_number(value) and abs(value) < 1e9,
     "eta": is_time,
-    "expires": lambda value: is_time(value) or (_is_number(value) and abs(value) < 1e9),
+    "expires": lambda value: is_time(value) or _is_number_of_seconds(value),
     "serializer": lambda value: is_text(value) and value in registry.name_to_type,
     "compression": _is_compression,
     "chain": are_signatures,

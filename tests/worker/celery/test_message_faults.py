@@ -62,6 +62,14 @@ def chained(tasks: Any, kind: str = "chain") -> dict[str, Any]:
     return TASK | {"subtask_type": kind, "kwargs": {"tasks": tasks}}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """Deeper than Python follows, though not than it reads."""
+    task = TASK
+    for _ in range(levels):
+        task = TASK | {"options": {"link_error": task}}
+    return task
+
+
 ODD = [
     *(TASK | {part: odd} for part in ("args", "kwargs", "options") for odd in (None, 3, "x")),
     *(TASK | {"subtask_type": odd} for odd in (3, "map", ["chain"])),
@@ -72,6 +80,7 @@ ODD = [
             **{"serializer": "x", "compression": "x", "headers": 3, "retry_policy": [1]},
             **{"link": 3, "link_error": [3], "chain": 3, "chord": [], "stamped_headers": None},
             **{"producer": 3, "connection": {}, "task_id": 5, "time_limit": float("inf")},
+            **{"soft_time_limit": 10**400},
         }.items()
     ),
     *(chained(odd) for odd in (None, 3, [3], [{}], [chained(3)])),
@@ -92,7 +101,7 @@ def test_what_celery_cannot_send_is_refused(odd: dict[str, Any]) -> None:
 def test_a_job_with_an_odd_next_task_is_refused_without_a_traceback(
     client: Client, toy_worker: WorkerProcess, place: str, where: str
 ) -> None:
-    for number, odd in enumerate(ODD):
+    for number, odd in enumerate([*ODD, nested(380)]):
         job_id = f"{place} {where} {number}"
         given = {place: odd if place == "chord" else [odd]}
         headers = {"task": TASK_NAME, "id": job_id} | (given if where == "headers" else {})
