@@ -11,8 +11,8 @@ from tests.forks import REPOSITORY
 
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs it with ``options`` to its end, with the plug-ins alone that ``make test`` has options
-    for. The files may import what the tests may."""
+    """Runs it with ``options`` to its end, with the two plug-ins alone that the tests of it
+    use. The files may import what the tests may."""
     plugins = ("xdist", "pytest_rerunfailures")
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],

@@ -225,6 +225,8 @@ def answers(port: int) -> bool:
 def environment(redis_url: str, **settings: object) -> dict[str, str]:
     """The environment of a process with these settings; a name in capitals is taken as it is."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("LLORCH_")}
+    # Of the tests' own processes: see tests/conftest.py.
+    clean.pop("OMP_WAIT_POLICY", None)
     clean |= {"PYTHONPATH": MODULE_PATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     clean["LLORCH_REDIS_URL"] = redis_url
     for name, value in settings.items():

@@ -24,7 +24,7 @@ from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 from tests.sizes import sized
 from tests.smollm2_chats import CHATS
 
-ANSWERED = sized(usual=CHATS[2::14], full=CHATS)
+ANSWERED = sized(usual=CHATS[9::14], full=CHATS)
 NEW_TOKENS = 16
 START, END = 1, 2
 """The ids of ``<|im_start|>`` and ``<|im_end|>``."""

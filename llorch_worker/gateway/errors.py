@@ -106,7 +106,7 @@ def as_shown(error: Exception) -> LlorchError:
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """What a client hears of ``error``, with its HTTP status, where no answer can have one."""
+    """What a client hears of ``error``, and its HTTP status."""
     if not isinstance(error, HttpError):
         shown = as_shown(error)
         return status_of(shown), body_of(shown)

@@ -184,7 +184,7 @@ class WholeBody(Spelt, Shape):
 
 
 class KeyedBody(WholeBody):
-    """What becomes jobs, once."""
+    """A body that becomes jobs; with a key, only once."""
 
     idempotency_key: SkipValidation[str | None] = None
     """A second request with the same key gets the first one's answer. A client that hangs up does

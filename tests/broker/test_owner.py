@@ -11,10 +11,10 @@ from llorch_worker.broker.jobs import claims, dead_letters
 from llorch_worker.broker.messages.message import OWNER
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import InternalError
-from tests.broker.jobs.test_dead_letters import die_of_attempts, retry, the_letter
+from llorch_worker.contract import TASK_NAME, InternalError
+from tests.broker.jobs.test_dead_letters import die, die_of_attempts, retry, the_letter
 from tests.broker.steps import TERMS, take
-from tests.messages import QUEUE, envelope
+from tests.messages import GOOD_BODY, QUEUE, envelope
 
 
 def owner(client: Client, job: Job) -> str | None:
@@ -51,6 +51,18 @@ def test_a_retried_job_has_its_owner_though_its_record_had_expired(producer: Cli
     producer.redis.delete(keys.job(job.id))
     assert retry(producer, the_letter(producer)) == "retried"
     assert owner(producer, job) == "alice"
+
+
+@pytest.mark.parametrize(("header", "found"), [("mine", "mine"), (7, None)])
+def test_a_retried_job_of_a_stock_producer_has_the_owner_of_its_message(
+    producer: Client, header: object, found: str | None
+) -> None:
+    message = envelope(GOOD_BODY, headers={"id": "a", "task": TASK_NAME, OWNER: header})
+    producer.redis.lpush(QUEUE, json.dumps(message))
+    die(producer, "w")
+    producer.redis.delete(keys.job("a"))
+    assert retry(producer, the_letter(producer)) == "retried"
+    assert (producer.redis.hget(keys.job("a"), "owner") or None) == found
 
 
 def test_a_forgotten_job_leaves_no_text_and_no_dead_letter(producer: Client) -> None:

@@ -44,8 +44,12 @@ def test_the_bytes_foretold_are_the_bytes_taken(
     foretold = UnifiedCache.required_bytes(shape, 7)
     scales = {"kv_scales"} if kv_dtype == "int8" else set()
     assert foretold.keys() == PARTS | scales | ({"decode"} if decode_rows else set())
+    cache = UnifiedCache.allocate(shape, 7)
+    if scales:
+        pairs = ((group.key_scales, group.value_scales) for group in cache.kv.groups)
+        assert foretold["kv_scales"] == sum(each.nbytes for pair in pairs for each in pair)
     foretold["kv"] += foretold.pop("kv_scales", 0)
-    parts = UnifiedCache.allocate(shape, 7).parts().items()
+    parts = cache.parts().items()
     assert {name: taken_bytes(part) for name, part in parts if part is not None} == foretold
 
 

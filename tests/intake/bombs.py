@@ -94,8 +94,8 @@ _BROKEN = (
 
 
 def computing() -> Iterator[str]:
-    """Templates of one expression or statement, each expression in two uses of the eight; in full
-    size in all, which makes some 300."""
+    """Templates of one expression or statement, each expression in two of the eight uses, in full
+    size in all eight: some 300."""
     expressions = [*_NUMBERS, *(f"{text} * {size}" for text, size in product(_TEXTS, _SIZES))]
     for i, expression in enumerate(expressions):
         for k in range(sized(usual=2, full=len(_USES))):

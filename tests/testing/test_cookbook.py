@@ -17,7 +17,7 @@ import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
 """
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:hypothesispytest")
-"""Plug-ins of this repository's tests that no project needs."""
+"""Plug-ins that the cookbook does not ask for."""
 
 
 def code_of(section: str) -> list[str]:

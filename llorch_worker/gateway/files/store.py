@@ -59,7 +59,7 @@ class FileStore:
         return file
 
     def write(self, path: str, blocks: Iterable[bytes]) -> int:
-        """The number of bytes written. Nothing is left of an object of which one fails."""
+        """The number of bytes written. Nothing is left of an object that fails half-way."""
         whole = self._whole(path)
         self._files.makedirs(whole.rpartition("/")[0], exist_ok=True)
         try:

@@ -65,7 +65,7 @@ async def response_events(
                     continue
                 case Tokens():
                     has_text = True
-                    # It is made as it is listed.
+                    # A generator: it works where it is listed, beside the loop.
                     made = events.tokens(entry.event)
                     new = await bodies.run(about_bytes(entry.event), partial(list, made))
                 case _:

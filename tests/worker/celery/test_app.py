@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,18 @@ def celery(app: str, command: str, redis_url: str, **settings: object) -> tuple[
 )
 def test_a_bad_setting_ends_a_celery_command_with_one_sentence(app: str, command: str) -> None:
     code, out, err = celery(app, command, "redis://localhost:1/0", max_sequences=0, kernels="x")
+    _is_one_sentence(code, out, err)
+
+
+def test_an_interpreter_of_its_own_ends_in_the_same_way() -> None:
+    """With nothing said at an import, nor at its end."""
+    variables = environment("redis://localhost:1/0", max_sequences=0, kernels="x")
+    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    _is_one_sentence(done.returncode, done.stdout, done.stderr)
+
+
+def _is_one_sentence(code: int, out: str, err: str) -> None:
     assert (code, out) == (2, "")
     (said,) = err.splitlines()
     assert said.startswith("error: LLORCH_KERNELS: ")
