@@ -176,7 +176,8 @@ def bare_request(fields: Mapping[str, Any]) -> JobRequest:
 def fields_of(raw: RawLine) -> dict[str, Any] | InvalidRequest:
     """The line as a JSON object, or what is wrong with it."""
     if len(raw.content) > MOST_LINE_BYTES:
-        return _fault(f"line {raw.number}", f"must be at most {MOST_LINE_BYTES} bytes", "more")
+        rule = f"must be at most {MOST_LINE_BYTES} bytes"
+        return InvalidRequest.from_fault(f"line {raw.number}", rule, "more")
     try:
         fields = read_json(raw.content)
     except UnreadableJson as error:

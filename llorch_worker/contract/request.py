@@ -246,10 +246,10 @@ class GenerationRequest(JobRequest):
     @property
     def least_tokens(self) -> int:
         """The tokens for which the context must have room beside the prompt."""
-        most = self.most_tokens
+        least, most = max(1, self.min_tokens), self.most_tokens
         if most is None:
-            return 1
-        return min(1, most) if self.cut_max_tokens else most
+            return least
+        return min(least, most) if self.cut_max_tokens else most
 
     @property
     def forces_a_call(self) -> bool:

@@ -408,6 +408,8 @@ class Scheduler:
         self.blocks.reserve(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)
+        # It fits by what it shares with others, and may compute behind them.
+        self.blocks.take_cached(sequence)
 
     def _launch(self, plan: StepPlan) -> StepPlan:
         if plan.chunks:

@@ -37,9 +37,18 @@ RETRY_AFTER_S = 5
 class HttpError(Exception):
     """An answer other than 2xx that no job caused."""
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retriable: bool = False,
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
+        self.retriable = retriable
 
 
 class TooManyJobs(QueueFull):
@@ -117,7 +126,7 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
         param=error.param,
         code=error.code.lower(),
         llorch_code=error.code,
-        retriable=False,
+        retriable=error.retriable,
     )
     return status, ErrorBody(error=detail)
 
@@ -172,7 +181,7 @@ def error_answer(error: Exception, headers: Mapping[str, str] | None = None) -> 
     if status in (429, 503):
         after_s = error.retry_after_s if isinstance(error, RateLimited) else RETRY_AFTER_S
         headers["Retry-After"] = str(after_s)
-    if status == 409 and isinstance(error, LlorchError):
+    if status == 409 and not body.error.retriable:
         # OpenAI's and Anthropic's clients send again what a 409 answers.
         headers["x-should-retry"] = "false"
     return _ErrorAnswer(body, status, headers)

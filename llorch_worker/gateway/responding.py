@@ -264,7 +264,8 @@ class Creation:
         except NotKept as error:
             raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
         if isinstance(end, str):
-            raise _refused("PREVIOUS_RESPONSE_NOT_READY", "it is still being made", status=409)
+            still_made = "it is still being made"
+            raise _refused("PREVIOUS_RESPONSE_NOT_READY", still_made, status=409, retriable=True)
         if isinstance(end, LlorchError) or failure_of(end):
             raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
         # Log probabilities are many, and say nothing to the model.
@@ -381,5 +382,5 @@ def _check(end: End) -> None:
         raise failure
 
 
-def _refused(code: str, message: str, *, status: int = 400) -> HttpError:
-    return HttpError(status, code, message, param="previous_response_id")
+def _refused(code: str, message: str, *, status: int = 400, retriable: bool = False) -> HttpError:
+    return HttpError(status, code, message, param="previous_response_id", retriable=retriable)

@@ -51,9 +51,9 @@ class Absence:
     reason: str
     since: float
     """Unix time."""
-    starts_at: float | None = None
-    """Unix time of the next start; None while the engine loads, infinite if nobody has asked for
-    one."""
+    starts_s: float | None = None
+    """When the next one starts, by the monotonic clock; None while it loads, infinite if nobody has
+    asked for one."""
 
     planned: bool = False
     """Whether no engine was lost."""
@@ -65,7 +65,8 @@ class Absence:
             return f"{self.reason}; it is looked for every second"
         if self.planned:
             return self.reason
-        return f"{self.reason}; it starts again {in_words((self.starts_at or 0.0) - time.time())}"
+        in_s = (self.starts_s or 0.0) - time.monotonic()
+        return f"{self.reason}; it starts again {in_words(in_s)}"
 
 
 class ResidentEngine:
@@ -163,7 +164,7 @@ class ResidentEngine:
             self._load, self._reason = load, reason
             if awaited is not None:
                 self._awaited, self.load_s = awaited, 0.0
-            self.absence = Absence(why, time.time(), time.time(), planned=True)
+            self.absence = Absence(why, time.time(), time.monotonic(), planned=True)
             self._changed.notify_all()
         return True
 
@@ -171,7 +172,7 @@ class ResidentEngine:
         """Ends the engine, whose jobs have left, until :meth:`change`. False if one is being loaded
         now."""
         with self._changed:
-            if self.absence is not None and self.absence.starts_at is None:
+            if self.absence is not None and self.absence.starts_s is None:
                 return False
             self.absence = Absence(why, time.time(), math.inf, planned=True)
             self._restarts.end_row()
@@ -355,7 +356,8 @@ class ResidentEngine:
     def _be_away(self, reason: str, pause_s: float, *, of_server: bool = False) -> None:
         now = time.time()
         since = now if self.absence is None else self.absence.since
-        self.absence = Absence(reason, since, now + pause_s, of_server=of_server)
+        starts_s = time.monotonic() + pause_s
+        self.absence = Absence(reason, since, starts_s, of_server=of_server)
 
     def _replace(self) -> None:
         while not self._closing.is_set():
@@ -374,7 +376,7 @@ class ResidentEngine:
             absence = self.absence
             if absence is None or self._closing.is_set():
                 return
-            self.absence, load = replace(absence, starts_at=None), self._load
+            self.absence, load = replace(absence, starts_s=None), self._load
         began_s = time.monotonic()
         try:
             engine = load()
@@ -414,7 +416,7 @@ class ResidentEngine:
         return_freed_memory()
 
     def _starts_in_s(self) -> float:
-        return 0.0 if self.absence is None else (self.absence.starts_at or 0.0) - time.time()
+        return 0.0 if self.absence is None else (self.absence.starts_s or 0.0) - time.monotonic()
 
     def _tell_change(self) -> None:
         try:

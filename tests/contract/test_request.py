@@ -321,7 +321,8 @@ def test_an_answer_without_a_maximum_is_bounded_by_256_or_by_the_context() -> No
     assert (cut.max_tokens, cut.most_tokens, cut.least_tokens) == (None, None, 1)
     assert cut.wire() == {"prompt": "x", "cut_max_tokens": True}
     assert GenerationRequest(**cut.wire()) == cut
-    assert GenerationRequest(prompt="x", cut_max_tokens=True, min_tokens=999).min_tokens == 999
+    least = GenerationRequest(prompt="x", cut_max_tokens=True, min_tokens=999)
+    assert least.min_tokens == least.least_tokens == 999
     assert "min_tokens" in faults_of(prompt="x", min_tokens=257)
     assert "min_tokens" in faults_of(prompt="x", cut_max_tokens=True, max_tokens=8, min_tokens=9)
 

@@ -231,3 +231,19 @@ def test_a_prompt_never_waits_for_one_of_lower_priority(
     assert plan_step(s) == [(1, 10, 6)]
     assert plan_step(s) == [(1, 16, 6)]
     assert plan_step(s) == [(1, 22, 3), (0, 6, 3)]
+
+
+def test_a_high_job_that_takes_a_place_leaves_an_urgent_prefill_the_blocks_reserved_for_it(
+    make_sequence: MakeSequence,
+) -> None:
+    """It is admitted by what it shares with that, which it must hold at once."""
+    s = scheduler(blocks=100, sequences=2)
+    common = [2 + token % 17 for token in range(128)]
+    s.add(make_sequence(10, arrival=0, priority="low"))
+    plan_step(s)
+    s.add(make_sequence([*common, *([1] * 72)], arrival=1, priority="high"))
+    for _ in range(3):
+        plan_step(s)
+    s.add(make_sequence([*common, *([2] * 80)], arrival=2, priority="high"))
+    while {1, 2} - {arrival for arrival, *_ in plan_step(s)}:
+        pass

@@ -119,6 +119,8 @@ def test_an_ended_job_cannot_be_cancelled(api: httpx.Client) -> None:
     ended(api, job["id"])
     answer = api.delete(f"/v1/jobs/{job['id']}")
     assert (answer.status_code, answer.json()["error"]["llorch_code"]) == (409, "ALREADY_ENDED")
+    # OpenAI's clients would send it twice more.
+    assert answer.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("job_id", ["nothing", "x:events", "a%2Fb", "x" * 300])

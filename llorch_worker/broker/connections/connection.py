@@ -271,6 +271,8 @@ def _broker_error(url: str, error: BaseException) -> BrokerUnavailable:
         name = RedisUrl.parse(url).master_name
         return BrokerUnavailable(f"No Redis at {where}: no Sentinel there names a master {name}")
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if is_refused_write(error):
+        return BrokerUnavailable(f"Redis at {where} takes no writes now: {reason}")
     if isinstance(error, ResponseError | AuthenticationError):
         return BrokerRefused(f"Redis at {where} refuses: {reason}")
     start = "" if isinstance(error, NotThisRedis) else "start one or "

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from llorch_worker.contract.request import MAX_LOGPROBS
 from llorch_worker.engine.sampling.batch import LogprobRows, RandomRows, SamplingBatch
 from llorch_worker.engine.sampling.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sequence import Sequence
@@ -239,7 +240,9 @@ def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, wanting: LogprobRows) -> 
     """raw: [wanting, vocab] float32 log-softmax of the model's own logits."""
     tokens = chosen if wanting.rows is None else chosen[wanting.rows]
     of_chosen = raw.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    values, ids = raw.topk(min(max(wanting.tops), raw.shape[-1]), dim=-1)
+    # As many for one row as for another: which one of equal logits comes first depends on it.
+    most = min(MAX_LOGPROBS, raw.shape[-1]) if any(wanting.tops) else 0
+    values, ids = raw.topk(most, dim=-1)
     return Logprobs(wanting, of_chosen, values, ids)
 
 

@@ -73,18 +73,21 @@ class Compiler:
         if asked is None:
             return None
         self.prepare()
-        return self._in_time(partial(self._compile, request), *asked)
+        return self._in_time(partial(self._compile, request), *asked, self._patience_s)
 
     def compile_again(self, grammar: GrammarText) -> Matcher:
-        """A matcher of a grammar that has compiled elsewhere, with the same vocabulary.
+        """A matcher of a grammar that has compiled elsewhere, with the same vocabulary, however
+        long it takes on a busy machine.
 
         Raises what :meth:`compile` does.
         """
         self.prepare()
-        return self._in_time(partial(self._made, grammar), grammar.field, grammar.text)
+        return self._in_time(partial(self._made, grammar), grammar.field, grammar.text, None)
 
-    def _in_time(self, make: Callable[[], Matcher], field: str, source: Any) -> Matcher:
-        if not self._places.acquire(timeout=self._patience_s):
+    def _in_time(
+        self, make: Callable[[], Matcher], field: str, source: Any, patience_s: float | None
+    ) -> Matcher:
+        if not self._places.acquire(timeout=patience_s):
             raise OutOfMemory(f"the worker compiles {MOST_COMPILING} other grammars; try again")
         future: Future[Matcher] = Future()
 
@@ -117,10 +120,10 @@ class Compiler:
             finally:
                 threading.stack_size(usual)
         try:
-            return future.result(self._patience_s)
+            return future.result(patience_s)
         except TimeoutError:
             future.cancel()
-            raise refusal(field, f"must compile within {self._patience_s:g} s", source) from None
+            raise refusal(field, f"must compile within {patience_s:g} s", source) from None
 
     def _compile(self, request: GenerationRequest) -> Matcher:
         grammar = grammar_of(request, self._vocabulary)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 from kombu import Connection
+from redis.exceptions import ResponseError
 
 from llorch_worker.broker.celery.transport import ControlTransport
 from llorch_worker.broker.connections.connection import (
@@ -48,6 +49,14 @@ def test_a_redis_that_refuses_is_not_reported_as_absent(redis_server: RedisServe
     with pytest.raises(BrokerRefused) as caught, connect(url) as client, broker_errors(url):
         client.ping()
     assert str(caught.value) == f"Redis at {url} refuses: DB index is out of range"
+
+
+@pytest.mark.parametrize("code", ["NOREPLICAS", "MISCONF", "READONLY"])
+def test_a_redis_that_takes_no_writes_for_now_is_not_one_that_refuses(code: str) -> None:
+    with pytest.raises(BrokerUnavailable) as caught, broker_errors("redis://localhost:1/0"):
+        raise ResponseError(f"{code} it says why.")
+    assert not isinstance(caught.value, BrokerRefused)
+    assert str(caught.value).endswith(f" takes no writes now: {code} it says why")
 
 
 def test_replies_are_text(redis_server: RedisServer) -> None:

@@ -224,6 +224,15 @@ def test_logprobs_are_those_of_the_models_own_logits(make_sequence: MakeSequence
         assert of_row.top == pytest.approx(expected[row].topk(count).values.tolist())
 
 
+def test_alternatives_of_equal_logits_depend_on_no_neighbour(make_sequence: MakeSequence) -> None:
+    logits = torch.zeros(2, 32_000)
+    logits[:, 7] = 5.0
+    one = make_sequence(logprobs=5, temperature=0)
+    alone = Sampler(32_000, CPU).sample(logits[:1].clone(), [one])
+    beside = Sampler(32_000, CPU).sample(logits.clone(), [one, make_sequence(logprobs=20)])
+    assert alone.logprobs[0].top_ids == beside.logprobs[0].top_ids
+
+
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize(
