@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 
-ROOT = Path("/")
+from llorch_worker import control_groups
+from llorch_worker.control_groups import ROOT
 
 
 @dataclass(frozen=True, order=True)
@@ -119,38 +120,16 @@ def _ranges(listed: str) -> Iterator[range]:
 
 def _limits(root: Path) -> Iterator[float]:
     """The limits of this process' control group and of those around it, in processors."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    mount = root / "sys/fs/cgroup"
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if "cpu" in controllers.split(","):  # version 1
-            yield from _version_1(mount / "cpu", path)
-        elif not controllers:
-            yield from _version_2(mount, path)
-
-
-def _version_1(mount: Path, path: str) -> Iterator[float]:
-    for folder in _around(mount, path):
-        quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
-        if quota and period and int(quota[0]) > 0:
-            yield int(quota[0]) / int(period[0])
-
-
-def _version_2(mount: Path, path: str) -> Iterator[float]:
-    for folder in _around(mount, path):
-        quota, *period = _words(folder / "cpu.max") or ["max"]
-        if quota != "max":
-            yield int(quota) / int(period[0])
-
-
-def _around(mount: Path, path: str) -> Iterator[Path]:
-    # In a container the path may be the host's, and the mount the group itself.
-    inner = mount / path.lstrip("/")
-    yield mount
-    yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount))
+    for folder, version in control_groups.folders("cpu", root):
+        if version == 1:
+            quota = _words(folder / "cpu.cfs_quota_us")
+            period = _words(folder / "cpu.cfs_period_us")
+            if quota and period and int(quota[0]) > 0:
+                yield int(quota[0]) / int(period[0])
+        else:
+            most, *rest = _words(folder / "cpu.max") or ["max"]
+            if most != "max":
+                yield int(most) / int(rest[0])
 
 
 def _words(file: Path) -> list[str]:

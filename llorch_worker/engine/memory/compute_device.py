@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from llorch_worker import control_groups
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
 from llorch_worker.engine_options import KernelChoice
@@ -19,6 +20,13 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_LIMITS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""By the version of control groups: where the limit and what is used stand, and how the figures of
+``memory.stat`` begin that count the groups within."""
 
 EXACT_PARAMETERS = 100_000_000
 """Smaller models run in float32 on the CPU by default."""
@@ -122,21 +130,28 @@ def _free_bytes(device: torch.device) -> int:
     return free if group is None else min(free, group)
 
 
-def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left below the container's limit, which the machine's own figures ignore."""
+def _cgroup_free_bytes(root: Path = control_groups.ROOT) -> int | None:
+    """Bytes left below the least limit of this process' control group and of those around it, which
+    the machine's own figures ignore."""
+    groups = control_groups.folders("memory", root)
+    found = (_left_bytes(folder, *_LIMITS[version]) for folder, version in groups)
+    return min((left for left in found if left is not None), default=None)
+
+
+def _left_bytes(folder: Path, limit_name: str, used_name: str, prefix: str) -> int | None:
     try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
+        limit = (folder / limit_name).read_text().strip()
+        used = int((folder / used_name).read_text())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used + _cached_file_bytes(root))
+    return None if limit == "max" else max(0, int(limit) - used + _cached_bytes(folder, prefix))
 
 
-def _cached_file_bytes(root: Path) -> int:
+def _cached_bytes(folder: Path, prefix: str) -> int:
     """Bytes of cached file pages. They count as used, but the kernel drops them on demand."""
     try:
-        lines = (root / "memory.stat").read_text().splitlines()
+        lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     sizes = dict(line.split(" ", 1) for line in lines)
-    return int(sizes.get("inactive_file", 0)) + int(sizes.get("active_file", 0))
+    return sum(int(sizes.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))

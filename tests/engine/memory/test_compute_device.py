@@ -79,17 +79,37 @@ def test_a_tensor_on_another_device_is_named(loaded: LoadedModel) -> None:
 def test_a_containers_limit_counts_as_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
+    own, around = (tmp_path / f"sys/fs/cgroup/{path}" for path in ("slice/service", "slice"))
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/other\n0::/slice/service\n")
+    for folder, limit in ((own, "5000"), (around, "max")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("2000\n")
     assert compute_device._cgroup_free_bytes(tmp_path) == 3_000
     # Cached files, the model's own among them, make room for whoever asks.
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 900\nactive_file 100\n")
+    (own / "memory.stat").write_text("anon 400\ninactive_file 900\nactive_file 100\n")
     assert compute_device._cgroup_free_bytes(tmp_path) == 4_000
-    (tmp_path / "memory.max").write_text("max\n")
+    # A limit of a group around it holds as well.
+    (around / "memory.max").write_text("2500\n")
+    assert compute_device._cgroup_free_bytes(tmp_path) == 500
+    (around / "memory.max").write_text("max\n")
+    (own / "memory.max").write_text("max\n")
     assert compute_device._cgroup_free_bytes(tmp_path) is None
     assert compute_device._cgroup_free_bytes(tmp_path / "none") is None
     monkeypatch.setattr(compute_device, "_cgroup_free_bytes", lambda: 3_000)
     assert free_bytes(torch.device("cpu")) == 3_000
+
+
+def test_a_limit_of_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
+    own = tmp_path / "sys/fs/cgroup/memory/box"
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/box\n3:cpu:/\n0::/\n")
+    (own / "memory.limit_in_bytes").write_text("5000\n")
+    (own / "memory.usage_in_bytes").write_text("2000\n")
+    (own / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 900\n")
+    assert compute_device._cgroup_free_bytes(tmp_path) == 3_900
 
 
 def test_what_torch_keeps_of_a_load_is_given_back_before_free_memory_is_counted(
