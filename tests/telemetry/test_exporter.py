@@ -78,6 +78,14 @@ def test_without_redis_it_lives_and_says_so(own_server: RedisServer, exporter: s
     wait_until(lambda: scrape(exporter)("llorch_redis_up") == 1)
 
 
+def test_a_redis_that_became_a_replica_is_not_up(own_client: Client, exporter: str) -> None:
+    assert scrape(exporter)("llorch_redis_up") == 1
+    own_client.redis.replicaof("127.0.0.1", free_port())
+    wait_until(lambda: scrape(exporter)("llorch_redis_up") == 0)
+    own_client.redis.replicaof("NO", "ONE")
+    wait_until(lambda: scrape(exporter)("llorch_redis_up") == 1)
+
+
 def test_it_starts_without_redis_and_says_so_once(tmp_path: Path) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     log = tmp_path / "exporter.log"

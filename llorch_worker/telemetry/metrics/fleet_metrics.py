@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -68,6 +68,7 @@ class _Reading:
     used: list[UsageRow]
     used_bytes: int
     limit_bytes: int
+    takes_writes: bool
 
 
 class FleetCollector(Collector):
@@ -86,7 +87,8 @@ class FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Only ``llorch_redis_up 0`` while Redis does not answer: old figures would mislead."""
         found = self._read()
-        yield gauge("redis_up", "Whether Redis answers.", (), [((), found is not None)])
+        is_up = found is not None and found.takes_writes
+        yield gauge("redis_up", "Whether Redis takes writes.", (), [((), is_up)])
         if found is None:
             return
         for name, help, value in (
@@ -115,12 +117,13 @@ class FleetCollector(Collector):
         with self._reading:
             if time.monotonic() - self._read_at_s > FRESH_S:
                 try:
-                    memory, day = self._redis.info("memory"), usage.today()
+                    info, day = self._redis.info(), usage.today()
                     self._last = _Reading(
                         fleet=self._reader.read(),
                         used=usage.read(self._redis, day, day),
-                        used_bytes=int(memory["used_memory"]),
-                        limit_bytes=int(memory["maxmemory"]),
+                        used_bytes=int(info["used_memory"]),
+                        limit_bytes=int(info["maxmemory"]),
+                        takes_writes=_takes_writes(info),
                     )
                 except RedisError as error:
                     if self._last is not None:
@@ -128,6 +131,12 @@ class FleetCollector(Collector):
                     self._last = None
                 self._read_at_s = time.monotonic()
             return self._last
+
+
+def _takes_writes(info: Mapping[str, Any]) -> bool:
+    """Whether it is no replica, and can save; of its memory other figures tell."""
+    saves = (info.get(f"{name}_status", "ok") for name in ("aof_last_write", "rdb_last_bgsave"))
+    return info.get("role") != "slave" and all(each == "ok" for each in saves)
 
 
 def _backlog(found: _Reading) -> Metric:
