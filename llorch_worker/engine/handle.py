@@ -43,7 +43,7 @@ class GenerationHandle(Generic[Asked, Result]):
         self.id = id
         self.request = request
         self._on_event = on_event
-        self._tell_tokens = on_tokens or (self._keep if on_event is None else self._emit_tokens)
+        self._on_tokens = on_tokens
         self.is_read = on_tokens is None
         """Whether somebody reads its tokens as they come."""
         self._changed = threading.Condition()
@@ -128,8 +128,15 @@ class GenerationHandle(Generic[Asked, Result]):
             logger.exception("the event callback of job %s failed; it is cancelled", self.id)
             self.cancel()
 
-    def _emit_tokens(self, told: TokensTold) -> None:
-        self._emit(told.event())
+    # Not an attribute that is one of its methods: that would keep each generation, and the vectors
+    # of each job of texts, until Python collects cycles, of which an engine makes few.
+    def _tell_tokens(self, told: TokensTold) -> None:
+        if self._on_tokens is not None:
+            self._on_tokens(told)
+        elif self._on_event is None:
+            self._keep(told)
+        else:
+            self._emit(told.event())
 
     def _keep(self, event: Event | TokensTold) -> None:
         self._events.append(event)

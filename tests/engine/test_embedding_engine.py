@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
+import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -263,6 +265,19 @@ def test_numbers_are_the_same_in_both_forms(engine: EmbeddingEngine) -> None:
     )
     assert isinstance(encoded.embeddings[0], str)
     assert np.array_equal(np.float32(encoded.vectors()), np.float32(listed.vectors()))
+
+
+def test_a_job_and_its_vectors_go_with_the_last_name_of_it(engine: EmbeddingEngine) -> None:
+    """In a cycle they would stay until Python collects: 16 MB for 10,000 texts."""
+    gc.disable()
+    try:
+        generation = engine.submit(EmbedRequest(input=["w1 w2"]), on_event=lambda _: None)
+        generation.result()
+        left = weakref.ref(generation)
+        del generation
+        wait_until(lambda: left() is None)
+    finally:
+        gc.enable()
 
 
 def test_texts_are_compared_by_the_cosine_of_their_vectors(engine: EmbeddingEngine) -> None:
