@@ -50,6 +50,11 @@ class ResponseEvents:
         self._tokens = SentTokens()
         self._logprobs_sent = 0
 
+    @property
+    def last_before_text(self) -> int:
+        """The number of the event ``response.in_progress``."""
+        return 2 if self._record.response.background else 1
+
     def begin(self) -> Iterator[Event]:
         """The events before the first of the job."""
         response = self._record.response
@@ -99,8 +104,10 @@ class ResponseEvents:
         response = self._record.response.model_copy(update={"status": "completed"})
         return self._event("response.completed", response=response)
 
-    def error(self, code: str, text: str) -> Event:
-        """What ends a stream whose response goes on without it."""
+    def error(self, code: str, text: str, after: int) -> Event:
+        """What ends a stream whose response goes on without it, also for a reader who has had all
+        to the number ``after``."""
+        self._next_number = max(self._next_number, after + 1)
         return self._event("error", code=code, message=text, param=None)
 
     def _think(self, thought: str) -> Iterator[Event]:

@@ -94,21 +94,44 @@ def entries(*events: Event) -> AsyncIterator[StreamEntry]:
     return read()
 
 
-@pytest.mark.parametrize("has_text", [False, True])
-def test_a_response_that_has_sent_text_ends_with_that_error_too(has_text: bool) -> None:
-    request = ResponseRequest(input="x", model="toy")
+def sent(*events: Event, after: int = -1, background: bool = False) -> list[Mapping[str, Any]]:
+    """What a reader gets of a response whose job has these events by now."""
+    request = ResponseRequest(input="x", model="toy", background=background)
     record = new_record(request, request.input, request.to_generation(request.input),
                         job_id="job", created_at=0)  # fmt: skip
-    tokens = [Tokens(index=0, ids=(1,), text="a0")] if has_text else []
-    events = entries(STARTED, *tokens, Restarted(worker="w", attempt=2), STARTED)
     # The job itself is not read before its end.
     job: Any = None
 
     async def read() -> list[Mapping[str, Any]]:
-        return [event async for event in response_events(record, job, events, Bodies())]
+        made = response_events(record, job, entries(*events), Bodies(), after=after)
+        return [event async for event in made]
 
-    found = asyncio.run(read())
+    return asyncio.run(read())
+
+
+RESTARTED = Restarted(worker="w", attempt=2)
+TEXT = Tokens(index=0, ids=(1,), text="a0")
+
+
+@pytest.mark.parametrize("has_text", [False, True])
+def test_a_response_that_has_sent_text_ends_with_that_error_too(has_text: bool) -> None:
+    found = sent(STARTED, *[TEXT] * has_text, RESTARTED, STARTED)
     assert ("model_changed" in str(found[-1])) == has_text
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_so_does_one_that_is_read_again_from_an_event_of_the_text_before(background: bool) -> None:
+    whole = sent(STARTED, TEXT, background=background)
+    *_, last = (n for n, event in enumerate(whole) if event["type"] == "response.in_progress")
+    # The job that begins again voids its earlier events.
+    again = (RESTARTED, STARTED, TEXT)
+    for after in range(-1, last + 1):
+        found = sent(*again, after=after, background=background)
+        assert found == whole[after + 1 :]
+    for after in range(last + 1, len(whole) + 50):
+        (error,) = sent(*again, after=after, background=background)
+        assert (error["type"], error["sequence_number"]) == ("error", after + 1)
+        assert error["code"] == "model_changed"
 
 
 def test_who_waits_for_a_whole_answer_gets_that_of_the_new_model(

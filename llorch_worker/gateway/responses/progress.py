@@ -48,12 +48,19 @@ async def response_events(
     entries: AsyncIterator[StreamEntry],
     bodies: Bodies,
     read: Sequence[StreamEntry] = (),
+    *,
+    after: int = -1,
 ) -> AsyncIterator[Event]:
-    """The response's events. ``entries``: all of the job's, after those that were ``read``."""
-    events, has_text = ResponseEvents(record), False
+    """The response's events. ``entries``: all of the job's, after those that were ``read``.
+    ``after``: the number of the last event that the reader has had, here left out like all before
+    it."""
+    events = ResponseEvents(record)
+    # A stream that begins again no longer has the text that this reader may have had.
+    has_text = after > events.last_before_text
     new: Iterable[Event]
     for event in events.begin():
-        yield event
+        if event["sequence_number"] > after:
+            yield event
     try:
         async for entry in _chained(read, entries):
             match entry.event:
@@ -72,10 +79,11 @@ async def response_events(
                     end = await end_of(job)
                     new = await bodies.run(about_bytes(end), partial(list, events.end(end)))
             for event in new:
-                yield event
+                if event["sequence_number"] > after:
+                    yield event
     except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to say
         detail = body_of(as_shown(error)).error
-        yield events.error(detail.code, detail.message)
+        yield events.error(detail.code, detail.message, after)
 
 
 async def _chained(

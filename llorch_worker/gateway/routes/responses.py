@@ -129,13 +129,9 @@ async def retrieve(
         # It was made from the result, in which texts are not in the pieces that were numbered.
         message = "its events are no longer kept; retrieve it without stream"
         raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
-    events = response_events(record, job, entries, gateway.bodies, first)
     after = -1 if starting_after is None else starting_after
-    return EventSource(
-        await sse(event, gateway.bodies)
-        async for event in events
-        if event["sequence_number"] > after
-    )
+    events = response_events(record, job, entries, gateway.bodies, first, after=after)
+    return EventSource(await sse(event, gateway.bodies) async for event in events)
 
 
 @router.delete("/v1/responses/{response_id}")
