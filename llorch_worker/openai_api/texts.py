@@ -157,6 +157,8 @@ class RerankBody(TextsBody):
     @property
     def _texts(self) -> Any:
         documents: Any = self.documents  # not checked yet
+        if isinstance(documents, str):
+            return [documents]
         if not isinstance(documents, list):
             return documents
         return [each.get("text") if isinstance(each, dict) else each for each in documents]

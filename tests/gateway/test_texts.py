@@ -106,6 +106,8 @@ def test_documents_are_ranked_as_jina_does(http: httpx.Client, expected: Any) ->
     for each in answer["results"]:
         del each["document"]
     assert bare["results"] == answer["results"]
+    one = http.post("/v1/rerank", json=body | {"documents": TEXTS[2]}).json()
+    assert [each["document"] for each in one["results"]] == [{"text": TEXTS[2]}]
     refused = http.post("/v1/rerank", json=body | {"documents": ["w1", {"txt": "w2"}]})
     assert refused.json()["error"]["param"] == "documents.1"
 
