@@ -106,8 +106,7 @@ class CountTokensRequest(Body):
     chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
     """Variables for the chat template, which go before those of thinking and effort."""
 
-    n: Unsupported = None
-    mcp_servers: Unsupported = None
+    n: Literal[1] | None = None
     container: Unsupported = None
 
     @property

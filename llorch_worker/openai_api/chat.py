@@ -72,7 +72,7 @@ class ChatRequest(OpenAIBody):
             "prompt_logprobs": self.prompt_logprobs,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "response_format": self.response_format,
-            "tools": self.tools,
+            "tools": tools_of(self.tools),
             # Clients send OpenAI's default without tools too.
             "tool_choice": self.tool_choice if self.tools or self.tool_choice != "auto" else None,
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -116,3 +116,15 @@ class ChatRequest(OpenAIBody):
             rule = "must be the same, if both are given"
             faults.append(Fault(field="max_tokens | max_completion_tokens", rule=rule, got="both"))
         return faults
+
+
+def tools_of(tools: Any) -> Any:
+    """A client's ``tools`` for the contract: what stands beside a function, such as
+    ``cache_control``, says nothing to the model."""
+    if not isinstance(tools, list):
+        return tools
+    known = Tool.model_fields
+    return [
+        {name: tool[name] for name in known if name in tool} if isinstance(tool, dict) else tool
+        for tool in tools
+    ]

@@ -98,7 +98,7 @@ class ChatMessage(Loose):
             "content": self._content(),
             "name": self.name or None,
             "tool_calls": calls,
-            "tool_call_id": self.tool_call_id,
+            "tool_call_id": self.tool_call_id if self.role == "tool" else None,
         }
         if self.role in ("assistant", "tool") and calls is None:
             # An answer that is only a thought, or a tool that gave nothing.

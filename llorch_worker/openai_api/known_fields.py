@@ -125,6 +125,7 @@ OF_OTHERS_THAN_CHATS: dict[str, Known] = {
 }
 OF_OTHERS_THAN_RESPONSES: dict[str, Known] = {
     **_OF_SCORES,
+    "context_management": Known(no_ops=([],)),
     "format": Known(no_ops=("",), instead="text.format"),
     "logprobs": Known(no_ops=(False,), instead="top_logprobs"),
     "max_completion_tokens": Known(instead="max_output_tokens"),
@@ -149,6 +150,7 @@ OF_OTHERS_THAN_MESSAGES: dict[str, Known] = {
     "logprobs": Known(no_ops=(False,)),
     "max_completion_tokens": Known(instead="max_tokens"),
     "max_output_tokens": Known(instead="max_tokens"),
+    "mcp_servers": Known(no_ops=([],)),
     "parallel_tool_calls": Known(no_ops=(True,), instead="tool_choice.disable_parallel_tool_use"),
     "previous_response_id": Known(instead="messages"),
     "prompt": Known(instead="messages"),

@@ -204,10 +204,9 @@ class ResponseRequest(Sampling):
     max_tool_calls: int | None = None
     """Accepted and without effect: it limits built-in tools, of which there are none."""
 
-    n: Unsupported = None
+    n: Literal[1] | None = None
     conversation: Unsupported = None
     prompt: Unsupported = None
-    context_management: Unsupported = None
     moderation: Unsupported = None
 
     @property

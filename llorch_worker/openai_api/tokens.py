@@ -12,7 +12,7 @@ from llorch_worker.contract.message import MAX_PROMPT_CHARS
 from llorch_worker.contract.request import MAX_MESSAGES
 from llorch_worker.contract.token_ids import MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
-from llorch_worker.openai_api.chat import TEMPLATE_FIELDS
+from llorch_worker.openai_api.chat import TEMPLATE_FIELDS, tools_of
 from llorch_worker.openai_api.chat_message import ChatMessage, turns_of
 from llorch_worker.openai_api.shape import WholeBody, generation_request
 
@@ -70,8 +70,9 @@ class TokenizeRequest(WholeBody):
             )
         turns = turns_of(self.messages)
         # The contract has the only copy of the rules for turns and tools.
-        fields = {name: getattr(self, name) for name in ("tools", *TEMPLATE_FIELDS)}
-        chat = generation_request({"messages": turns, **fields}, {})
+        fields = {name: getattr(self, name) for name in TEMPLATE_FIELDS}
+        fields |= {"messages": turns, "tools": tools_of(self.tools)}
+        chat = generation_request(fields, {})
         return TokenizeChat.of(chat, strings=self.return_token_strs)
 
 

@@ -222,6 +222,21 @@ def test_fields_that_change_nothing_are_accepted() -> None:
     assert of_completions == [{**completion()[0], **shape}]
 
 
+@pytest.mark.parametrize("kind", [ResponseRequest, MessagesRequest])
+def test_one_answer_may_be_asked_for_where_there_is_only_one(kind: type[WholeBody]) -> None:
+    assert kind.model_validate(SMALLEST[kind] | {"n": 1}).refusals() == []
+    with pytest.raises(ValidationError):
+        kind.model_validate(SMALLEST[kind] | {"n": 2})
+
+
+def test_what_stands_beside_a_tools_function_is_dropped() -> None:
+    marked = TOOL | {"cache_control": {"type": "ephemeral"}}
+    assert chat(tools=[marked]) == chat(tools=[TOOL])
+    question = TokenizeRequest.model_validate({"messages": [USER], "tools": [marked]}).question()
+    plain = TokenizeRequest.model_validate({"messages": [USER], "tools": [TOOL]}).question()
+    assert question == plain
+
+
 def test_options_of_a_stream_that_nobody_knows_are_ignored() -> None:
     given = {"include_usage": None, "include_obfuscation": False, "unknown": 1}
     body = ChatRequest.model_validate({"messages": [USER], "stream_options": given})
@@ -317,6 +332,8 @@ CALLS = {"role": "assistant", "tool_calls": [CALL]}
         ({**SAID, "reasoning": {"effort": "low"}, "reasoning_details": [{}]}, SAID),
         ({**SAID, "reasoning_content": "t", "reasoning": "u"}, {**SAID, "reasoning_content": "t"}),
         ({**USER, "reasoning_content": "t", "unknown": None}, USER),
+        ({**USER, "tool_call_id": ""}, USER),
+        ({**SAID, "tool_call_id": "c1"}, SAID),
         ({"role": "assistant", "content": None, "refusal": "a"}, SAID),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "a"}]}, SAID),
         ({"role": "assistant", "content": None}, {**SAID, "content": ""}),
