@@ -9,6 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
@@ -16,14 +18,19 @@ import psutil
 import pytest
 import redis
 import redis.asyncio
+from fastapi import Response, UploadFile
 
 from llorch_worker.broker import keys
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.gateway.files import record
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.routes.files import FileUpload, upload_file
+from llorch_worker.gateway.settings import GatewaySettings
 from tests.gateways import GatewayProcess, running_gateway
-from tests.services import RedisServer
+from tests.services import RedisServer, free_port
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,23 @@ def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path
                 digest.update(block)
         assert digest.digest() == hashlib.sha256(content).digest()
         assert process.memory_info().rss - before < size / 4
+
+
+def test_an_upload_that_redis_does_not_record_leaves_no_bytes(tmp_path: Path) -> None:
+    async def upload() -> None:
+        redis_url = f"redis://127.0.0.1:{free_port()}/0"
+        async with redis.asyncio.Redis.from_url(redis_url) as nobody:
+            gateway: Any = SimpleNamespace(
+                own=GatewaySettings(),
+                file_store=FileStore(str(tmp_path)),
+                files=FileRecords(nobody, redis_url, "file", FileRecord),
+            )
+            sent = FileUpload(file=UploadFile(io.BytesIO(b"{}"), filename="a"), purpose="batch")
+            await upload_file(gateway, Caller(), sent, Response())
+
+    with pytest.raises(BrokerUnavailable):
+        asyncio.run(upload())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def remove_expired(server: RedisServer, store: FileStore, at_s: float) -> Counter[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Response, UploadFile
@@ -106,7 +107,13 @@ async def upload_file(
         path=path,
         expires_at=None if upload.seconds is None else int(now_s) + upload.seconds,
     )
-    await gateway.files.add(record, now_s)
+    try:
+        await gateway.files.add(record, now_s)
+    except BaseException:
+        # Nobody else would ever remove them.
+        with suppress(OSError):
+            await asyncio.to_thread(remove_bytes, gateway.file_store, record)
+        raise
     return _shown(record)
 
 
