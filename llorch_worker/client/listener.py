@@ -19,7 +19,7 @@ from llorch_worker.broker.scripts import database
 from llorch_worker.client.cancelling import cancelled
 from llorch_worker.client.client import RESULT_POLL_S
 from llorch_worker.client.feed import Feed
-from llorch_worker.client.lost import Trace
+from llorch_worker.client.lost import Trace, waits_or_runs
 from llorch_worker.client.patience import RETRY_S
 from llorch_worker.contract import JobLost, JobResult, LlorchError
 
@@ -60,17 +60,17 @@ class _Waiter:
         if not self.end.done():
             self.end.set_exception(error)
 
-    def note(self, exists: bool) -> None:
-        """Notes whether Redis has the job."""
+    def note(self, found: bool) -> None:
+        """Notes whether the job waits or runs."""
         try:
-            self._trace.note(exists)
+            self._trace.note(found)
         except JobLost as lost:
             self.tell(lost)
 
 
 class Listener:
-    """Hears of results and of streams by pub/sub, and also polls every ``RESULT_POLL_S``, with few
-    commands for all.
+    """Hears of results and of streams by pub/sub, and also polls every ``RESULT_POLL_S``, in few
+    round trips for all.
 
     One task serves all waiters and alone uses the subscription: redis-py's breaks if one task
     subscribes while another's read reconnects.
@@ -274,10 +274,8 @@ class Listener:
                 if document is not None and _is_end(document):
                     feed.look()
                     found += 1
-        everyone: list[_Waiter | Feed] = list(quiet)
-        everyone += [waiter for waiters in self._results.values() for waiter in waiters]
-        for some in _batches(everyone):
-            records = [keys.job(each.job_id) for each in some]
+        for some in _batches(quiet):
+            records = [keys.job(feed.job_id) for feed in some]
             if await self._redis.exists(*records) == len(records):
                 exist = [True] * len(records)
             else:
@@ -285,9 +283,21 @@ class Listener:
                     for record in records:
                         pipe.exists(record)
                     exist = [bool(each) for each in await pipe.execute()]
-            for waiter, exists in zip(some, exist, strict=True):
-                waiter.note(exists)
+            for feed, exists in zip(some, exist, strict=True):
+                feed.note(exists)
+        await self._note_lost()
         return found
+
+    async def _note_lost(self) -> None:
+        """Asks for the jobs whose results are waited for. One that is decoded now was found."""
+        found = self._decoding
+        waiting = [each for key in self._results.keys() - found for each in self._results[key]]
+        for some in _batches(waiting):
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for waiter in some:
+                    pipe.hmget(keys.job(waiter.job_id), "state", "sent")
+                for waiter, (mark, sent) in zip(some, await pipe.execute(), strict=True):
+                    waiter.note(waits_or_runs(mark, sent))
 
     async def _subscribe(self, pubsub: PubSub, wanted: Iterable[str]) -> None:
         for some in _batches(channel for channel in wanted if self._is_wanted(channel)):

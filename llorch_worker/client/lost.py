@@ -43,9 +43,7 @@ class Trace:
     def document(self, reply: Sequence[Any]) -> str | bytes | None:
         """The state as it is stored, from the reply to :meth:`ask`. Raises like :meth:`note`."""
         document, (mark, sent) = reply
-        # The result of a job that has ended may have been deleted, and comes no more.
-        waits_or_runs = mark != "ended" and (mark or sent) is not None
-        self.note(document is not None or waits_or_runs)
+        self.note(document is not None or waits_or_runs(mark, sent))
         return cast("str | bytes | None", document)
 
     def note(self, found: bool) -> None:
@@ -57,3 +55,9 @@ class Trace:
             self._missing_since_s = self._missing_since_s or now_s
             if now_s - self._missing_since_s >= self._patience_s:
                 raise JobLost(f"Redis has lost job {self._job_id}; submit it again")
+
+
+def waits_or_runs(mark: str | None, sent: str | None) -> bool:
+    """Whether a result may still come of a job whose record has this ``state`` and ``sent``. That
+    of a job that has ended may have been deleted, and comes no more."""
+    return mark != "ended" and (mark or sent) is not None

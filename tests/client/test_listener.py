@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.jobs.results import StoredState, decode_state
 from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, listener
 from llorch_worker.client.listener import TASK_NAME, Listener
-from llorch_worker.contract import Failed, InternalError
+from llorch_worker.contract import Failed, InternalError, JobLost
+from llorch_worker.settings import Settings
 from tests.client.stored_results import Results
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer
@@ -243,6 +245,20 @@ def test_a_result_that_was_not_announced_is_found(
         await waits
 
     run(redis_server.url, use)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_result_that_was_deleted_is_not_waited_for(
+    redis_server: RedisServer, results: Results
+) -> None:
+    results.redis.hset(keys.job("job"), "state", "ended")
+
+    async def main() -> None:
+        async with AsyncClient(Settings(redis_url=redis_server.url, lease_s=1)) as client:
+            with pytest.raises(JobLost):
+                await client.job("job", known=True).result(GET_S)
+
+    asyncio.run(main())
 
 
 def test_a_result_between_the_first_look_and_the_subscription_is_found(
