@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_an_upload_that_redis_does_not_record_leaves_no_bytes(tmp_path: Path) ->
     with pytest.raises(BrokerUnavailable):
         asyncio.run(upload())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_uploads_leave_the_event_loops_threads_to_jobs(tmp_path: Path) -> None:
+    store, go_on = FileStore(str(tmp_path)), threading.Event()
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            go_on.wait()
+            return super().read(size)
+
+    async def upload() -> list[int]:
+        # More than the event loop has threads.
+        uploads = [asyncio.create_task(store.copy_in(f"{n}", Slow(b"{}"))) for n in range(100)]
+        try:
+            await asyncio.wait_for(asyncio.to_thread(int), 60)
+        finally:
+            go_on.set()
+        return await asyncio.gather(*uploads)
+
+    assert asyncio.run(upload()) == [2] * 100
 
 
 def remove_expired(server: RedisServer, store: FileStore, at_s: float) -> Counter[str]:

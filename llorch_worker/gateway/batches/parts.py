@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 from llorch_worker.gateway.batches.record import BatchRecord, Counts, Part
 from llorch_worker.gateway.files.record import FileRecord, new_file_id
 from llorch_worker.gateway.files.store import BLOCK_BYTES, FileStore
+from llorch_worker.gateway.files.threads import in_thread
 
 PART_LINES = 1_000
 PART_BYTES = 16 * 2**20
@@ -83,9 +84,7 @@ class PartWriter:
         name = f"{self._token}-{self._count}"
         self._count += 1
         sizes = {
-            kind: await asyncio.to_thread(
-                self._store.write, part_path(self._folder, name, kind), lines
-            )
+            kind: await in_thread(self._store.write, part_path(self._folder, name, kind), lines)
             if lines
             else 0
             for kind, lines in self._lines.items()

@@ -36,6 +36,7 @@ from llorch_worker.gateway.batches.record import (
 from llorch_worker.gateway.batches.store import LEASE_S, BatchStore, LeaseLost
 from llorch_worker.gateway.files.record import FileRecord
 from llorch_worker.gateway.files.store import FileStore
+from llorch_worker.gateway.files.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class BatchRun:
 
     async def _work(self) -> None:
         try:
-            found = await asyncio.to_thread(self._survey)
+            found = await in_thread(self._survey)
         except FileNotFoundError:
             await self._fail("file_not_found", "the input file was deleted")
         except ValueError as error:
@@ -159,7 +160,7 @@ class BatchRun:
         async with aclosing(self._driver.ends(self._lines(found))) as ends:
             async for line, end in ends:
                 # A long answer would stop the event loop.
-                document = await asyncio.to_thread(_written, line, self._driver.job_id(line), end)
+                document = await in_thread(_written, line, self._driver.job_id(line), end)
                 await self._parts.add(document)
         await self._parts.write()
         await self._finish()
@@ -176,12 +177,12 @@ class BatchRun:
             refuse_unknown=self._refuse_unknown,
         )
         skip = self._done.total
-        file = await asyncio.to_thread(self._files.open, self._record.input_path)
+        file = await in_thread(self._files.open, self._record.input_path)
         try:
             some = raw_lines(read_blocks(file))
-            while (lines := await asyncio.to_thread(next, some, None)) is not None:
+            while (lines := await in_thread(next, some, None)) is not None:
                 # A large line would stop the event loop.
-                for line in await asyncio.to_thread(_read, lines[skip:], rules):
+                for line in await in_thread(_read, lines[skip:], rules):
                     yield line
                 skip = max(0, skip - len(lines))
         finally:
@@ -198,7 +199,7 @@ class BatchRun:
             await self._save()
         keep_s = self._record.output_keep_s or self._keep_s
         output, error = [
-            await asyncio.to_thread(joined, self._files, self._record, self._token, kind, keep_s)
+            await in_thread(joined, self._files, self._record, self._token, kind, keep_s)
             for kind in KINDS
         ]
         self._batch.output_file_id = None if output is None else output.id
@@ -218,7 +219,7 @@ class BatchRun:
         setattr(self._batch, f"{status}_at", _now())
         await self._save(ended=True, files=files)
         await self._on_end(self._record.id)
-        await asyncio.to_thread(remove_parts, self._files, self._record, [f.path for f in files])
+        await in_thread(remove_parts, self._files, self._record, [f.path for f in files])
 
     async def _save(self, *, ended: bool = False, files: Sequence[FileRecord] = ()) -> None:
         """Saves the whole record, once Redis answers."""

@@ -16,6 +16,7 @@ from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.documents import READ_AT_ONCE, Documents, Record
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.store import FileStore
+from llorch_worker.gateway.files.threads import in_thread
 from llorch_worker.gateway.keys import Caller
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class FileRecords(Documents[FileRecord]):
         (record,) = await self._read([file_id])
         if record is not None:
             # First: a gateway that dies in between leaves a record, by which another goes on.
-            await asyncio.to_thread(remove_bytes, store, record)
+            await in_thread(remove_bytes, store, record)
             await self.remove(record)
         else:
             with broker_errors(self._url):

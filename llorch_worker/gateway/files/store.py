@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -16,6 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from llorch_worker.contract import shown
 from llorch_worker.contract.command_errors import USAGE, CommandError
 from llorch_worker.gateway.errors import HttpError, no_space
+from llorch_worker.gateway.files.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,7 @@ class FileStore:
 
     async def copy_in(self, path: str, source: BinaryIO) -> int:
         """The number of bytes written."""
-        return await asyncio.to_thread(
-            self.write, path, iter(lambda: source.read(BLOCK_BYTES), b"")
-        )
+        return await in_thread(self.write, path, iter(lambda: source.read(BLOCK_BYTES), b""))
 
     def remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -100,7 +98,7 @@ class FileStore:
 async def blocks_of(file: BinaryIO) -> AsyncIterator[bytes]:
     """The whole of ``file``, which is then closed."""
     with file:
-        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+        while block := await in_thread(file.read, BLOCK_BYTES):
             yield block
 
 

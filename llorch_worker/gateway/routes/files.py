@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +24,7 @@ from llorch_worker.gateway.files.record import (
     remove_bytes,
 )
 from llorch_worker.gateway.files.store import blocks_of, storage_errors
+from llorch_worker.gateway.files.threads import in_thread
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.openai_api.known_fields import UNKNOWN
 
@@ -112,7 +112,7 @@ async def upload_file(
     except BaseException:
         # Nobody else would ever remove them.
         with suppress(OSError):
-            await asyncio.to_thread(remove_bytes, gateway.file_store, record)
+            await in_thread(remove_bytes, gateway.file_store, record)
         raise
     return _shown(record)
 
@@ -154,7 +154,7 @@ async def delete_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> F
     record = await gateway.files.get(caller, file_id)
     deleted = await gateway.files.remove(record)
     with storage_errors():
-        await asyncio.to_thread(remove_bytes, gateway.file_store, record)
+        await in_thread(remove_bytes, gateway.file_store, record)
     return FileDeleted(id=file_id, deleted=deleted)
 
 
@@ -167,7 +167,7 @@ async def get_content(file_id: str, gateway: TheGateway, caller: TheCaller) -> S
     """The file's bytes."""
     record = await gateway.files.get(caller, file_id)
     with storage_errors():
-        file = await asyncio.to_thread(gateway.file_store.open, record.path)
+        file = await in_thread(gateway.file_store.open, record.path)
     return StreamingResponse(
         blocks_of(file),
         media_type="application/octet-stream",
