@@ -10,7 +10,7 @@ from kombu.message import Message
 from llorch_worker.broker.jobs.claims import Claim
 from llorch_worker.broker.jobs.settling import Settler
 from llorch_worker.broker.messages.body import Unreadable, is_exit
-from llorch_worker.broker.messages.message import ENQUEUED_AT, read_envelope
+from llorch_worker.broker.messages.message import ENQUEUED_AT, read_envelope, unix_ms
 
 logger = get_logger(__name__)
 
@@ -87,9 +87,19 @@ def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:
     """The message's headers for this claim: Celery need not wait for an ETA that has come, nor end
     a job that expired after its first claim."""
     changed: dict[str, Any] = {}
-    if claim.due_ms is not None:
+    due_ms = _due_ms(claim, headers)
+    if due_ms is not None:
         # Its wait begins with its ETA.
-        changed |= {"eta": None, ENQUEUED_AT: claim.due_ms / 1e3}
+        changed |= {"eta": None, ENQUEUED_AT: due_ms / 1e3}
     if not claim.first:
         changed |= {"expires": None}
     return headers | changed
+
+
+def _due_ms(claim: Claim, headers: dict[str, Any]) -> int | None:
+    """The job's ETA, if it had one that can be read. Where a restore or a retry made a new record,
+    only the message has it, and it has come."""
+    eta = headers.get("eta")
+    if claim.due_ms is None and not claim.first and isinstance(eta, str):
+        return unix_ms(eta)
+    return claim.due_ms

@@ -4,7 +4,7 @@ refused before the job runs."""
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,9 +12,16 @@ from celery import Celery, chain, chord, group
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
+from llorch_worker.broker import keys
+from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs.settling import Settler
+from llorch_worker.broker.messages.message import ENQUEUED_AT
+from llorch_worker.broker.waiting import inbox_watch
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, InvalidRequest
-from llorch_worker.worker.celery.message_faults import is_signature
+from llorch_worker.worker.celery.job_message import JobMessage
+from llorch_worker.worker.celery.message_faults import fault_of, is_signature
+from tests.broker.steps import TERMS, push, take
 from tests.messages import QUEUE, envelope
 from tests.services import WorkerProcess, wait_until
 from tests.store import follow_ups_in
@@ -51,6 +58,31 @@ def test_what_celery_writes_is_taken(shop: Celery) -> None:
         group(chain(task(), task()), chord([task()], task())),
     ):
         assert is_signature(loads(dumps(canvas))), canvas
+
+
+@pytest.mark.parametrize(
+    ("eta", "fault"),
+    [(None, None), ("tomorrow", "its eta is not a time as Celery writes it")],
+)
+def test_an_eta_that_has_come_is_none_of_a_job_that_was_put_back_without_its_record(
+    own_client: Client, eta: str | None, fault: str | None
+) -> None:
+    store = own_client.redis
+    due = datetime.now(UTC) + timedelta(hours=1)
+    push(store, "a", task=TASK_NAME, eta=eta or due.isoformat())
+    if not eta:
+        assert not take(store)
+        store.zadd(keys.scheduled("toy"), {"a": 0})
+        inbox_watch.look(store, "toy", wakes_anyway=True)
+    (lost,) = take(store)
+    store.flushall()
+    assert claims.restore(store, lost)
+    (again,) = take(store)
+    assert not again.first
+    message = JobMessage(again, Settler(store, TERMS, lambda: None), TERMS.max_message_bytes)
+    assert fault_of(message) == fault
+    if not eta:
+        assert message.headers[ENQUEUED_AT] == pytest.approx(due.timestamp(), abs=0.001)
 
 
 TASK: dict[str, Any] = {
