@@ -58,6 +58,7 @@ _TASK_ATTRIBUTES = {
     "serializer": "json",
     "time_limit": None,
     "soft_time_limit": None,
+    "autoretry_for": (),
 }
 """What the settings ``task_...`` and annotations must leave as it is."""
 _REASONS = {
@@ -67,6 +68,7 @@ _REASONS = {
     "task_ignore_result": "its result is how a job ends",
     "task_track_started": "the claim stores STARTED",
     "task_always_eager": "this process would run the next tasks of a chain itself",
+    "task_autoretry_for": "an id runs once; workers try again by themselves",
     "task_time_limit": NO_TIME_LIMITS,
     "task_soft_time_limit": NO_TIME_LIMITS,
     "task_queues": "a worker serves the queues of its model; choose among them with -Q",

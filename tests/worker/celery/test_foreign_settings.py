@@ -137,10 +137,19 @@ def test_a_setting_that_would_change_an_answer_or_lose_a_job_is_refused_by_name(
     assert "secret" not in said
 
 
-def test_an_annotation_that_would_lose_the_result_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("ignore_result", True, "task_ignore_result = True (in an annotation)"),
+        ("autoretry_for", (ValueError,), "task_autoretry_for = "),
+    ],
+)
+def test_an_annotation_that_would_lose_the_result_is_refused(
+    attribute: str, value: object, said: str
+) -> None:
     app = app_at(HERE)
-    app.conf.task_annotations = {"*": {"ignore_result": True}}
-    assert (refused_setting(app) or "").startswith("task_ignore_result = True (in an annotation)")
+    app.conf.task_annotations = {"*": {attribute: value}}
+    assert (refused_setting(app) or "").startswith(said)
 
 
 def test_settings_that_change_nothing_or_are_obeyed_are_accepted() -> None:
