@@ -45,6 +45,7 @@ _DEFAULTS = dict.fromkeys(_UNSET) | {
     "task_always_eager": False,
     "worker_direct": False,
     "result_failure_expires": None,
+    "worker_deduplicate_successful_tasks": False,
     "worker_enable_remote_control": True,
     "worker_soft_shutdown_timeout": 0,
 }
@@ -80,6 +81,7 @@ _REASONS = {
     "worker_concurrency": "set LLORCH_MAX_SEQUENCES",
     "control_exchange": "revokes and commands of other applications would not arrive",
     "event_exchange": "monitors of other applications would hear nothing",
+    "worker_deduplicate_successful_tasks": "a job that runs again would end without a result",
     "worker_enable_remote_control": "a revoke could not end a running job",
     "worker_direct": "jobs are for any worker of their model",
     "worker_soft_shutdown_timeout": "set LLORCH_DRAIN_S",

@@ -103,6 +103,7 @@ REFUSED: dict[str, Any] = {
     "task_track_started": True,
     "worker_cancel_long_running_tasks_on_connection_loss": True,
     "worker_concurrency": 3,
+    "worker_deduplicate_successful_tasks": True,
     "worker_direct": True,
     "worker_enable_remote_control": False,
     "worker_pool": "solo",
