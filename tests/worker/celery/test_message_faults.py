@@ -47,6 +47,8 @@ def test_what_celery_writes_is_taken(shop: Celery) -> None:
         task(),
         task().set(countdown=3, priority=1, queue="x", link=task(), link_error=[task()]),
         task().set(eta=at, expires=at, serializer="json", compression="gzip", headers={"a": 1}),
+        task().set(delivery_mode="transient"),
+        task().set(delivery_mode="persistent"),
         task().set(expires=1.5, retry=True, retry_policy={"max_retries": 3}, time_limit=5),
         task().stamp(shop="x"),
         chain(task(), group(task(), task()), task()),
@@ -112,7 +114,7 @@ ODD = [
             **{"serializer": "x", "compression": "x", "headers": 3, "retry_policy": [1]},
             **{"link": 3, "link_error": [3], "chain": 3, "chord": [], "stamped_headers": None},
             **{"producer": 3, "connection": {}, "task_id": 5, "time_limit": float("inf")},
-            **{"soft_time_limit": 10**400},
+            **{"soft_time_limit": 10**400, "delivery_mode": "x"},
         }.items()
     ),
     *(chained(odd) for odd in (None, 3, [3], [{}], [chained(3)])),
