@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -228,6 +229,15 @@ def test_names_of_ours_in_an_envelope_change_nothing(
     client.redis.lpush(QUEUE, raw("named as ours", **others))
     assert client.job("named as ours").result(GET_S).text == "w0 "
     assert secret not in toy_worker.text()
+
+
+def test_names_of_celery_in_the_options_of_an_expired_job_change_nothing(client: Client) -> None:
+    job_id, expired = "expired with options", datetime.now(UTC) - timedelta(seconds=9)
+    headers = {"task": TASK_NAME, "id": job_id, "expires": expired.isoformat()}
+    body = [[], {"prompt": "x", "max_tokens": 1}, {"properties": {"delivery_tag": "another"}}]
+    client.redis.lpush(QUEUE, json.dumps(envelope(body, headers=headers)))
+    wait_until(lambda: client.job(job_id).status().ended)
+    assert client.job(job_id).status().state == "cancelled"
 
 
 BAD_FOLLOW_UPS = {

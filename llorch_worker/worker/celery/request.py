@@ -40,6 +40,8 @@ class JobRequest(Request):  # type: ignore[misc]
         args, kwargs, beside = message.payload
         known = {name: value for name, value in (beside or {}).items() if name in NEXT_TASKS}
         self._body, self._content_type, self._content_encoding = [args, kwargs, known], None, None
+        # For a request that ends without the tracer: one that expired or was revoked.
+        self._payload = self._body
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs, self.name)
