@@ -104,7 +104,7 @@ class ResponseEvents:
         response = self._record.response.model_copy(update={"status": "completed"})
         return self._event("response.completed", response=response)
 
-    def error(self, code: str, text: str, after: int) -> Event:
+    def error(self, code: str, text: str, after: int = -1) -> Event:
         """What ends a stream whose response goes on without it, also for a reader who has had all
         to the number ``after``."""
         self._next_number = max(self._next_number, after + 1)
