@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,3 +29,14 @@ def wait_until(look: Callable[[], T], *, timeout_s: float = WAIT_TIMEOUT_S, what
             raise AssertionError(f"waited {timeout_s} s for {what or look}; last saw {found!r}")
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
+
+
+def wait_until_freed(make: Callable[[], object]) -> None:
+    """Waits until what ``make`` returned is gone. Python collects no cycles meanwhile, as a quiet
+    process does not for hours."""
+    gc.disable()
+    try:
+        left = weakref.ref(make())
+        wait_until(lambda: left() is None)
+    finally:
+        gc.enable()

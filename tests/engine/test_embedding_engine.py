@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import threading
-import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +46,7 @@ from tests.decoders import write_embedder, write_judge
 from tests.encoders import LONGEST, WIDTH, WORDS, text_of, write_cross_encoder, write_encoder
 from tests.model.test_encoder import random_model, write_gguf
 from tests.unigrams import SENTENCES, add_vocabulary, unigram
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_freed
 
 STEP_TOKENS = 100
 
@@ -268,16 +266,12 @@ def test_numbers_are_the_same_in_both_forms(engine: EmbeddingEngine) -> None:
 
 
 def test_a_job_and_its_vectors_go_with_the_last_name_of_it(engine: EmbeddingEngine) -> None:
-    """In a cycle they would stay until Python collects: 16 MB for 10,000 texts."""
-    gc.disable()
-    try:
+    def ended() -> object:
         generation = engine.submit(EmbedRequest(input=["w1 w2"]), on_event=lambda _: None)
         generation.result()
-        left = weakref.ref(generation)
-        del generation
-        wait_until(lambda: left() is None)
-    finally:
-        gc.enable()
+        return generation
+
+    wait_until_freed(ended)
 
 
 def test_texts_are_compared_by_the_cosine_of_their_vectors(engine: EmbeddingEngine) -> None:

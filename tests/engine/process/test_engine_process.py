@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -41,7 +39,7 @@ from llorch_worker.intake.process import IntakeProcess
 from llorch_worker.processes.frames import FrameTooLarge
 from tests.engine.process import faulty_engine as faults
 from tests.engine.structured import AS_RECORD, asking
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_freed
 
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
 TIMEOUT_S = 60
@@ -416,20 +414,15 @@ def test_a_death_while_loading_is_explained_whatever_was_unread(path: Path) -> N
 
 @pytest.mark.usefixtures("forks")
 def test_what_the_keeper_holds_of_it_goes_with_its_last_name(path: Path) -> None:
-    """In a cycle it would stay until Python collects, which a quiet keeper does after hours."""
-    gc.disable()
-    try:
+    def closed() -> EngineProcess:
         engine = EngineProcess.load(path, **SIZES)
         engine.on_death(partial(print, engine))
-        asked = GenerationRequest(prompt="a", max_tokens=2)
-        engine.submit(asked, on_event=lambda _: None, on_tokens=lambda _: None).result()
+        engine.submit(GenerationRequest(prompt="a", max_tokens=2)).result()
         assert engine.stats().running == 0
         engine.close()
-        left = weakref.ref(engine)
-        del engine
-        wait_until(lambda: left() is None)
-    finally:
-        gc.enable()
+        return engine
+
+    wait_until_freed(closed)
 
 
 def prompt_of(fault: int) -> GenerationRequest:
