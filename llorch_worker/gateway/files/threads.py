@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -16,6 +18,6 @@ _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="llorch-files")
 
 
 async def in_thread(do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What ``do`` returns, which may block."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, lambda: do(*args, **kwargs))
+    """As :func:`asyncio.to_thread`."""
+    call = partial(copy_context().run, do, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
