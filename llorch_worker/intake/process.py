@@ -18,7 +18,6 @@ from typing import Any, Final, Self
 from llorch_worker.contract import (
     Cancelled,
     DeadlineExceeded,
-    Fault,
     GenerationRequest,
     InternalError,
     InvalidRequest,
@@ -175,7 +174,7 @@ class IntakeProcess:
             if ended.phase == Phase.COMPILES and grammar is not None:
                 field, source = grammar
                 rule = f"must compile: its compiler {broken}"
-                raise _refusal(field, rule, describe(source)) from None
+                raise InvalidRequest.from_fault(field, rule, describe(source)) from None
             names = (*PROMPT_FIELDS, *TEXT_FIELDS)
             field = next(name for name in names if getattr(request, name, None) is not None)
             raise _prompt_refusal(field, broken, getattr(request, field)) from None
@@ -241,7 +240,7 @@ class IntakeProcess:
             except FrameTooLarge as error:
                 del self._asked[number]
                 rule = "must fit into a message to the intake"
-                raise _refusal("request", rule, str(error)) from None
+                raise InvalidRequest.from_fault("request", rule, str(error)) from None
 
         def withdraw() -> None:
             self._withdraw(number, Cancelled("the job was cancelled while it was prepared"))
@@ -362,8 +361,4 @@ def _cannot_start(error: BaseException | None) -> InternalError:
 
 def _prompt_refusal(field: str, broken: str, got: Any) -> InvalidRequest:
     what = "chat template or tokenizer" if field == "messages" else "tokenizer"
-    return _refusal(field, f"the model's {what} {broken} for it", describe(got))
-
-
-def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
+    return InvalidRequest.from_fault(field, f"the model's {what} {broken} for it", describe(got))

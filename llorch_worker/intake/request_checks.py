@@ -103,8 +103,7 @@ def _tokenise(request: GenerationRequest, tokenizer: Tokenizer, at_most: int) ->
     assert prompt is not None
     if special is None and request.prompt_logprobs is not None and tokenizer.has_control(prompt):
         rule = "must be true or false: the prompt has the spelling of a control token"
-        fault = Fault(field="parse_special", rule=rule, got="null")
-        raise InvalidRequest.from_faults([fault])
+        raise InvalidRequest.from_fault("parse_special", rule, "null")
     return tokenizer.encode(prompt, request.add_special_tokens, bool(special), at_most=at_most)
 
 

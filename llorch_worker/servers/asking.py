@@ -146,8 +146,7 @@ class Asking:
             left = max(1, self.served.max_context - len(ids))
         if left is None and is_text and self.served.kind == "another server":
             rule = "must be given, and fit: the server does not say what its context holds"
-            fault = Fault(field="max_tokens", rule=rule, got=describe(request.max_tokens))
-            raise InvalidRequest.from_faults([fault])
+            raise InvalidRequest.from_fault("max_tokens", rule, describe(request.max_tokens))
         seed = choice_seed(generation.seed, choice.index)
         path, body = body_of(request, self.served, seed=seed, prompt=prompt, most_tokens=left)
         most = left or self.served.max_context or request.most_tokens or MOST_TOKENS
@@ -200,8 +199,7 @@ class Asking:
         if refusal.is_for_context:
             return _beyond(self.served.max_context, said)
         if refusal.status in (400, 404, 413, 422) or refusal.type == "invalid_request_error":
-            fault = Fault(field="request", rule="must suit the server", got=said)
-            return InvalidRequest.from_faults([fault])
+            return InvalidRequest.from_fault("request", "must suit the server", said)
         return WrongAnswer(f"the server failed: {said}")
 
 

@@ -54,10 +54,8 @@ class Delivery:
         if faults:
             raise InvalidRequest.from_faults(faults)
         if self.args:
-            fault = Fault(
-                field="args", rule="must be empty: fields go by name", got=describe(self.args)
-            )
-            raise InvalidRequest.from_faults([fault])
+            rule = "must be empty: fields go by name"
+            raise InvalidRequest.from_fault("args", rule, describe(self.args))
         request = REQUESTS[self.task](
             **{
                 name: unmark_plain(value) if name in _JSON_FIELDS else value
@@ -66,8 +64,7 @@ class Delivery:
         )
         if request.tenant not in (None, self.tenant):
             rule = "has a share only in jobs that Client or a gateway sends: leave it out"
-            fault = Fault(field="tenant", rule=rule, got=describe(request.tenant))
-            raise InvalidRequest.from_faults([fault])
+            raise InvalidRequest.from_fault("tenant", rule, describe(request.tenant))
         queued = priority_of(self.claim.list_key)
         # A stock producer says it with the queue alone. A job from the high queue may be here
         # beyond the worker's room: if it preempted nothing, it would keep other high jobs out.

@@ -28,7 +28,6 @@ from llorch_worker.contract import (
     Cancelled,
     ContextLengthExceeded,
     Event,
-    Fault,
     InternalError,
     InvalidRequest,
     JobRequest,
@@ -283,10 +282,8 @@ class JobRunner:
         except RedisError:
             return
         if first != job_id:
-            fault = Fault(
-                field="idempotency_key", rule=f"was used by job {first}", got="the same key again"
-            )
-            raise InvalidRequest.from_faults([fault])
+            rule = f"was used by job {first}"
+            raise InvalidRequest.from_fault("idempotency_key", rule, "the same key again")
 
     # Out of the engine -----------------------------------------------------------------------
 
@@ -368,5 +365,5 @@ def _request_of(delivery: Delivery) -> JobRequest:
             raise
         # Only the type: the message may quote the prompt.
         logger.error("job %s is refused: %s", delivery.claim.job_id, type(error).__name__)
-        fault = Fault(field="request", rule="cannot be read", got=describe(delivery.fields))
-        raise InvalidRequest.from_faults([fault]) from None
+        got = describe(delivery.fields)
+        raise InvalidRequest.from_fault("request", "cannot be read", got) from None

@@ -55,7 +55,7 @@ redis.call('ZREM', FOLLOW_UPS, letter.id)
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
 local said = read_message(letter.message) or {}
 if type(said[OWNER_HEADER]) == 'string' then
-  redis.call('HSETNX', job, 'owner', said[OWNER_HEADER]) -- the record may have expired
+  redis.call('HSETNX', job, 'owner', said[OWNER_HEADER])
 end
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)

@@ -24,7 +24,6 @@ import msgspec
 from llorch_worker.contract import (
     Event,
     Failed,
-    Fault,
     GenerationRequest,
     InternalError,
     InvalidRequest,
@@ -319,8 +318,7 @@ class EngineProcess(Mortal):
         except FrameTooLarge as error:
             self._forget(handle)
             rule = "must fit into a message to the engine"
-            fault = Fault(field="request", rule=rule, got=str(error))
-            raise InvalidRequest.from_faults([fault]) from None
+            raise InvalidRequest.from_fault("request", rule, str(error)) from None
         try:
             fitting = message.fitting if message.is_quick else accepting.result()
         except LlorchError as error:

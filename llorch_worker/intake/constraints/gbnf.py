@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from typing import Final, NoReturn, Protocol
 
-from llorch_worker.contract import Fault, InvalidRequest, describe
+from llorch_worker.contract import InvalidRequest, describe
 from llorch_worker.intake.constraints.character_rules import (
     CharacterRules,
     Item,
@@ -77,8 +77,8 @@ def as_lark(field: str, grammar: str, tokens: ControlTokens) -> str:
     try:
         return _Reader(grammar, tokens).rules.lark(_ROOT)
     except ValueError as error:
-        fault = Fault(field=field, rule=f"must be GBNF: {error}", got=describe(grammar))
-        raise InvalidRequest.from_faults([fault]) from None
+        rule = f"must be GBNF: {error}"
+        raise InvalidRequest.from_fault(field, rule, describe(grammar)) from None
 
 
 class _Reader:

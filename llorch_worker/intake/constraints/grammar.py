@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from llorch_worker.contract import (
-    Fault,
     GenerationRequest,
     InvalidRequest,
     NamedToolChoice,
@@ -205,7 +204,7 @@ def _checks(field: str, source: Any, **schemas: Any) -> Checks:
 
 
 def refusal(field: str, rule: str, source: Any) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=describe(source))])
+    return InvalidRequest.from_fault(field, rule, describe(source))
 
 
 def _with_calls(

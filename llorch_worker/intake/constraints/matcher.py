@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract import InvalidRequest
 from llorch_worker.intake.constraints.grammar import GrammarText
 from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 
@@ -170,7 +170,7 @@ class Matcher:
         # Without an error, an end came where the grammar has none, because nothing else fitted.
         error = self._matcher.get_error() or _NO_TOKEN
         got = next((got for part, got in _FAILURES.items() if part in error), _TOO_COMPLEX)
-        return InvalidRequest.from_faults([Fault(field=self.grammar.field, rule=rule, got=got)])
+        return InvalidRequest.from_fault(self.grammar.field, rule, got)
 
 
 def _has(bits: Bits, token_id: int) -> bool:

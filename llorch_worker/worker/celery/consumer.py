@@ -24,7 +24,7 @@ from llorch_worker.broker.jobs.held_claims import HELD_CLAIMS
 from llorch_worker.broker.jobs.settling import Settler
 from llorch_worker.broker.messages.body import is_exit
 from llorch_worker.broker.queues import place_of
-from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
+from llorch_worker.contract import TASK_NAME, InvalidRequest, shown
 from llorch_worker.contract.kinds import TEXT_TASKS
 from llorch_worker.worker.celery.job_message import JobMessage
 from llorch_worker.worker.celery.job_source import JobSource
@@ -322,8 +322,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         size = message.size
         logger.error("refused a message of %d bytes: %s", size, reason)
         if error is None:
-            fault = Fault(field="message", rule=reason, got=f"{size} bytes")
-            error = InvalidRequest.from_faults([fault])
+            error = InvalidRequest.from_fault("message", reason, f"{size} bytes")
         dead_letters.refuse(self._claims, message.claim, reason, error, self._terms)
         HELD_CLAIMS.note_end(message.claim)
         message.reject_log_error(logger, self.connection_errors)
