@@ -25,6 +25,9 @@ class Hub(ThreadingHTTPServer):
         self.announced_sizes: dict[str, int] = {}
         self.cut_after: int | None = None
         """Bytes of the next file after which the connection is closed, once."""
+        self.stalls_after: int | None = None
+        """Bytes of the next file after which nothing comes until :attr:`goes_on`, once."""
+        self.goes_on = threading.Event()
         self.served: list[tuple[str, str | None]] = []
         """(file, Range) of each GET of a file."""
         self.tokens: set[str | None] = set()
@@ -110,7 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hub.served.append((file, asked))
         cut, hub.cut_after = hub.cut_after, None
-        if cut is None:
+        stalls, hub.stalls_after = hub.stalls_after, None
+        if stalls is not None:
+            self.wfile.write(data[first : first + stalls])
+            self.wfile.flush()
+            hub.goes_on.wait()
+        elif cut is None:
             self.wfile.write(data[first:])
         else:
             self.wfile.write(data[first : first + cut])
@@ -132,6 +140,7 @@ def running_hub(repos: dict[str, dict[str, bytes]]) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.goes_on.set()
         hub.shutdown()
         hub.server_close()
         thread.join()

@@ -91,6 +91,7 @@ class EngineLoader:
 
     def survey(self) -> Surveyed:
         """Looks at the model's files again. Raises ModelLoadFailed if that is not possible."""
+        local_path(self.model, meanwhile=state.maybe_shutdown)
         options = replace(self._settings.engine_options, memory_bytes=self.memory_bytes)
         [self.surveyed] = survey([self.model], options, fingerprints=True)
         return self.surveyed
@@ -114,14 +115,14 @@ class EngineLoader:
         """Whether the engine is ours; another class, for tests, has no files."""
         return self._engine_class == ENGINE and not self.is_server
 
-    def intake(self) -> IntakeProcess:
-        """One for all engines, started when it is first needed. Raises ModelLoadFailed if the model
-        cannot be downloaded."""
+    def intake(self, meanwhile: Callable[[], None] = lambda: None) -> IntakeProcess:
+        """One for all engines, started when it is first needed. ``meanwhile``: see
+        :func:`.local_path`. Raises ModelLoadFailed if the model cannot be downloaded."""
         with self._starting:
             if self._closed:
                 raise InternalError(f"{self._settings.served_name} has new weights")
             if self._intake is None:
-                self._path = local_path(self._settings.model)
+                self._path = local_path(self._settings.model, meanwhile=meanwhile)
                 self._read = revision(self._path)
                 self._intake = IntakeProcess(self._path)
             return self._intake
@@ -211,7 +212,7 @@ class EngineLoader:
         settings, assignment = self._settings, self._assignment
         self._report(f"loading {settings.served_name}")
         # Another class, for tests, takes requests as they are.
-        intake = self.intake() if self.is_of_ours else None
+        intake = self.intake(state.maybe_shutdown) if self.is_of_ours else None
         engine = EngineProcess.load(
             self._path,
             settings.engine_options,
@@ -301,6 +302,8 @@ def survey_all(loaders: Mapping[str, EngineLoader], settings: Settings) -> None:
     """Finds out what the models of a worker with several are, and whether each can be loaded alone.
     Raises ModelLoadFailed for one that cannot."""
     of_ours = [loader for loader in loaders.values() if loader.is_of_ours]
+    for loader in of_ours:
+        local_path(loader.model, meanwhile=state.maybe_shutdown)
     found = survey([loader.model for loader in of_ours], settings.engine_options, settings.resident)
     for loader, surveyed in zip(of_ours, found, strict=True):
         loader.surveyed, loader.memory_bytes = surveyed, surveyed.memory_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.settings import default_model_name
 from tests.hub import COMMIT, Hub, running_hub
+from tests.waiting import wait_until
 
 STORY = STORY_MODEL.read_bytes()
 LOOK_UP = """
@@ -91,6 +93,44 @@ def test_a_download_that_is_cut_goes_on_where_it_ended(hub: Hub, machine: Machin
     assert whole is None
     assert rest is not None
     assert int(rest.removeprefix("bytes=").split("-")[0]) >= 10_000_000
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from llorch_worker.model_files.hub import local_path
+def meanwhile():
+    if {stops} and any(Path(sys.argv[1]).rglob("*.incomplete")):
+        raise SystemExit("the worker stops")
+local_path(Path("hf:me/one"), meanwhile=meanwhile)
+"""
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", "its caller"])
+def test_a_download_ends_at_once_and_leaves_nothing(hub: Hub, machine: Machine, by: str) -> None:
+    hub.repos["me/one"]["story.gguf"] = STORY * (20_000_000 // len(STORY) + 1)
+    hub.stalls_after = 15_000_000
+    downloading = machine.start("-c", STOPPED.format(stops=by == "its caller"), str(machine.home))
+    wait_until(lambda: list(machine.home.rglob("*.incomplete")))
+    if by == "Ctrl-C":
+        downloading.send_signal(signal.SIGINT)
+    words = downloading.communicate(timeout=120)[1]
+    assert ("KeyboardInterrupt" if by == "Ctrl-C" else "the worker stops") in words
+    assert downloading.returncode
+    assert not list(machine.home.rglob("*.incomplete"))
+    assert not hub.goes_on.is_set()
+
+
+def test_what_a_killed_download_left_goes_with_the_next_one(hub: Hub, machine: Machine) -> None:
+    blobs = machine.home / "hub" / "models--me--one" / "blobs"
+    blobs.mkdir(parents=True)
+    left, written = blobs / "a.1.incomplete", blobs / "b.2.incomplete"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    written.write_bytes(b"half")
+    assert machine.look_up("hf:me/one").endswith("story.gguf")
+    assert not left.exists()
+    assert written.exists()
 
 
 def test_processes_that_start_together_download_once(hub: Hub, machine: Machine) -> None:
