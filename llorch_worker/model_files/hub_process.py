@@ -153,10 +153,11 @@ def _choose(text: str, choice: str | None, files: tuple[str, ...]) -> tuple[str,
             return folder
         fitting = list(models)
     else:
-        quant = re.compile(rf"(^|[-._/]){re.escape(choice)}([-._/]|$)", re.IGNORECASE)
-        fitting = [m for m, parts in models.items() if choice in (m, *parts)] or [
-            m for m in models if quant.search(m.removesuffix(".gguf"))
-        ]
+        fitting = [model for model, parts in models.items() if choice in (model, *parts)]
+        # Q6_K is x-Q6_K.gguf and not x-Q6_K_L.gguf, unless there is no other.
+        for border in ("-./", "-._/"):
+            quant = re.compile(rf"(.*[-._/])?{re.escape(choice)}([{border}].*)?", re.IGNORECASE)
+            fitting = fitting or [m for m in models if quant.fullmatch(m.removesuffix(".gguf"))]
     if len(fitting) == 1:
         return tuple(models[fitting[0]])
     if not models:

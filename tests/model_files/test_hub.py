@@ -38,6 +38,7 @@ def hub() -> Iterator[Hub]:
     weights = {"model-00001-of-00001.safetensors": b"w" * 100, "consolidated.safetensors": b"c"}
     split = {f"big-Q8_0-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
     several = {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-m.gguf": b"GGUFp"}
+    several |= {"m-Q6_K.gguf": b"GGUF6", "m-Q6_K_L.gguf": b"GGUF6l", "m-Q3_K_S.gguf": b"GGUF3"}
     repos = {"me/one": {"story.gguf": STORY}, "me/several": several, "me/split": split}
     with running_hub(repos | {"me/folder": folder | weights}) as running:
         yield running
@@ -143,8 +144,12 @@ def test_processes_that_start_together_download_once(hub: Hub, machine: Machine)
 def test_a_quantisation_all_parts_and_only_needed_files_are_chosen(
     hub: Hub, machine: Machine
 ) -> None:
-    one, split, name = machine.look_up("hf:me/several:q8_0", "hf:me/split", "hf:me/folder").split()
+    names = ("hf:me/several:q8_0", "hf:me/several:q6_K", "hf:me/several:Q3_K")
+    one, plain, longer = machine.look_up(*names).split()
+    split, name = machine.look_up("hf:me/split", "hf:me/folder").split()
     assert one.endswith("m-Q8_0.gguf")
+    assert plain.endswith("m-Q6_K.gguf")
+    assert longer.endswith("m-Q3_K_S.gguf")
     assert split.endswith("big-Q8_0-00001-of-00002.gguf")
     folder = Path(name)
     assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == {
@@ -154,7 +159,7 @@ def test_a_quantisation_all_parts_and_only_needed_files_are_chosen(
         "tokenizer.json",
         "model-00001-of-00001.safetensors",
     }
-    assert len(hub.served) == 1 + 2 + 5
+    assert len(hub.served) == 3 + 2 + 5
 
 
 def test_what_cannot_be_had_is_one_sentence(hub: Hub, machine: Machine) -> None:
@@ -167,7 +172,7 @@ def test_what_cannot_be_had_is_one_sentence(hub: Hub, machine: Machine) -> None:
         "hf:me": "not of the form",
         "hf:me/one@nowhere": "no such revision",
         "hf:me/one:Q2_K": "no .gguf file Q2_K",
-        "hf:me/several": "m-Q4_0.gguf, m-Q8_0.gguf.",
+        "hf:me/several": "m-Q3_K_S.gguf, m-Q4_0.gguf, m-Q6_K.gguf, m-Q6_K_L.gguf, m-Q8_0.gguf.",
         "hf:me/gated": "is gated",
         "hf:me/huge": "free some",
     }
