@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -123,7 +124,9 @@ def _follow(client: Client, seconds: float) -> list[float]:
 
 
 def _send(redis_url: str, model: str, kind: str, sent: Any) -> None:
-    """Sends jobs of this kind until it is killed, each when the one before has ended."""
+    """Sends jobs of this kind until it is killed, each when the one before has ended. It gives way:
+    who sends has other processors than the worker."""
+    os.nice(19)
     fields = json.loads(json.dumps(KINDS[kind]()))
     with Client(redis_url, model=model) as client:
         while True:
