@@ -11,6 +11,7 @@ from llorch_worker.batches.lines import End, Line, NotRun
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.contract import (
     Cancelled,
+    JobLost,
     JobRequest,
     JobResult,
     LlorchError,
@@ -163,7 +164,8 @@ class Driver:
             return await self._called_off(job_id) if known else self._stopped.result()
 
     async def _result(self, job: AsyncJob[Result]) -> Result:
-        """Raises ``TimeoutError`` if it does not come, or if the batch is stopped."""
+        """Raises ``TimeoutError`` if it does not come, if Redis lost the job, or if the batch is
+        stopped."""
         result = asyncio.create_task(job.result())
         try:
             await asyncio.wait(
@@ -172,6 +174,12 @@ class Driver:
             if not result.done():
                 raise TimeoutError
             return result.result()
+        except JobLost:
+            if (await job.status()).forgotten:
+                # It would not run again, because its record says that it has ended.
+                raise
+            # `llorch purge` leaves no record either, so what it deletes of a batch is sent again.
+            raise TimeoutError from None
         finally:
             result.cancel()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from uuid import uuid4
+from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import UUID, uuid4
 
 import redis
 
@@ -23,6 +23,7 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
+from llorch_worker.settings import Settings
 from tests.broker.steps import TERMS, announce, take
 from tests.services import RedisServer
 
@@ -99,22 +100,66 @@ async def answers(store: redis.Redis, url: str) -> list[str]:
     """The codes of three lines. The model of the first two is forgotten in between."""
     announce(store)
 
-    async def fail_one() -> None:
-        while not (claims := take(store)):
-            await asyncio.sleep(0.01)
-        assert fail(store, claims[0], InternalError("the end"), TERMS)
-
     async def lines() -> AsyncIterator[Line]:
         yield line(1, "toy")
-        await fail_one()
+        await fail_next(store)
         store.delete(keys.MODELS)
         # The client knows it for a while.
         await asyncio.sleep(MODELS_FRESH_S)
         yield line(2, "toy")
-        await fail_one()
+        await fail_next(store)
         yield line(3, "never served")
 
     async with AsyncClient(url) as client:
         driver = Driver(client, uuid4(), window=1, on_wait=lambda _: announce(store))
         ends = [end async for _, end in driver.ends(lines())]
         return [end.code for end in ends if isinstance(end, LlorchError)]
+
+
+def test_a_job_that_redis_lost_is_sent_again(own_server: RedisServer) -> None:
+    with connect(own_server.url) as store:
+        announce(store)
+
+        async def lose() -> None:
+            while not store.zcard(keys.waiting("toy")):
+                await asyncio.sleep(0.01)
+            store.flushall()
+            announce(store)
+            await fail_next(store)
+
+        assert asyncio.run(asyncio.wait_for(code_of_one(own_server.url, lose), GET_S)) == "INTERNAL"
+
+
+def test_a_job_whose_result_was_deleted_is_not_run_again(own_server: RedisServer) -> None:
+    batch_id = uuid4()
+    with connect(own_server.url) as store:
+        announce(store)
+        first = code_of_one(own_server.url, lambda: fail_next(store), batch_id)
+        assert asyncio.run(asyncio.wait_for(first, GET_S)) == "INTERNAL"
+        (result,) = store.keys(keys.result("*"))
+        store.delete(result)
+        again = code_of_one(own_server.url, lambda: asyncio.sleep(0), batch_id)
+        assert asyncio.run(asyncio.wait_for(again, GET_S)) == "JOB_LOST"
+        assert not take(store)
+
+
+async def fail_next(store: redis.Redis) -> None:
+    while not (claims := take(store)):
+        await asyncio.sleep(0.01)
+    assert fail(store, claims[0], InternalError("the end"), TERMS)
+
+
+async def code_of_one(
+    url: str, meanwhile: Callable[[], Awaitable[None]], batch_id: UUID | None = None
+) -> str:
+    """The code of a line that fails."""
+
+    async def lines() -> AsyncIterator[Line]:
+        yield line(1, "toy")
+        await meanwhile()
+
+    async with AsyncClient(Settings(redis_url=url, lease_s=1)) as client:
+        driver = Driver(client, batch_id or uuid4(), window=1)
+        ((_, end),) = [each async for each in driver.ends(lines())]
+        assert isinstance(end, LlorchError)
+        return end.code
