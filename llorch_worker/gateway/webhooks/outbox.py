@@ -122,12 +122,15 @@ class Outbox:
 
     async def revive(self, webhook: Webhook) -> bool:
         """Delivers a dead letter after all; False if it is none, or none of this caller."""
-        if not await self._redis.zrem(keys.dead_webhooks(webhook.caller), webhook.id):
+        dead = keys.dead_webhooks(webhook.caller)
+        if await self._redis.zscore(dead, webhook.id) is None:
             return False
         now_ms = await self.now_ms()
+        # At once: a letter that left its list alone would be lost if Redis refused the rest.
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(keys.webhook(webhook.id), mapping={"attempts": 0, "since_ms": now_ms})
-            pipe.zadd(keys.WEBHOOKS, {webhook.id: 0})
+            pipe.zadd(keys.WEBHOOKS, {webhook.id: now_ms})
+            pipe.zrem(dead, webhook.id)
             await pipe.execute()
         return True
 
