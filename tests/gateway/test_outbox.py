@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.client import AsyncClient
-from llorch_worker.gateway.webhooks.outbox import Outbox
+from llorch_worker.gateway.batches.record import Counts
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.webhook_secret import new_secret
+from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
+from llorch_worker.gateway.webhooks.webhooks import Event, EventOf, Webhooks
 from tests.broker.test_maxmemory import fill
+from tests.gateway.receiver import Receiver, running_receiver
 from tests.services import RedisServer
+
+SECRET = new_secret()
+GET_S = 60
 
 
 def test_a_dead_letter_outlives_a_retry_that_redis_has_no_room_for(
@@ -36,3 +49,35 @@ def test_a_dead_letter_outlives_a_retry_that_redis_has_no_room_for(
             assert [each.id for each in await outbox.due()] == ["a"]
 
     asyncio.run(retry())
+
+
+@asynccontextmanager
+async def delivering(
+    redis_url: str, files: Path, event_of: EventOf, **settings: Any
+) -> AsyncIterator[tuple[Webhooks, AsyncClient]]:
+    own = GatewaySettings(files=str(files), private_callbacks=True, **settings)
+    async with AsyncClient(redis_url) as client:
+        webhooks = Webhooks(client, own, lambda _: SECRET, {"job": event_of})
+        async with webhooks.running():
+            yield webhooks, client
+
+
+def test_a_webhook_is_sent_where_redis_has_no_room(own_server: RedisServer, tmp_path: Path) -> None:
+    happened = asyncio.Event()
+
+    async def event_of(_: Webhook) -> Event | None:
+        return ("job.completed", Counts(total=3)) if happened.is_set() else None
+
+    async def send(receiver: Receiver) -> None:
+        async with delivering(own_server.url, tmp_path, event_of) as (webhooks, client):
+            await webhooks.expect("a", receiver.url, Caller())
+            with connect(own_server.url) as store:
+                fill(store)
+                happened.set()
+                while await Outbox(client.redis).get("a") is not None:
+                    await asyncio.sleep(0.1)
+
+    with running_receiver() as receiver:
+        asyncio.run(asyncio.wait_for(send(receiver), GET_S))
+        (delivery,) = receiver.deliveries
+    assert delivery.verified(SECRET)["data"]["total"] == 3

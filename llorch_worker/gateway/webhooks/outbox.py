@@ -9,6 +9,7 @@ from typing import Any
 import redis.asyncio
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.connection import unless_refused
 from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.broker.waiting.enqueue import LONGEST_WAIT_S
@@ -68,7 +69,8 @@ class Outbox:
         """Looks at them again ``in_s`` from now."""
         if webhook_ids:
             due_ms = await self.now_ms() + int(in_s * 1e3)
-            await self._redis.zadd(keys.WEBHOOKS, dict.fromkeys(webhook_ids, due_ms), xx=True)
+            with unless_refused():
+                await self._redis.zadd(keys.WEBHOOKS, dict.fromkeys(webhook_ids, due_ms), xx=True)
 
     async def get(self, webhook_id: str) -> Webhook | None:
         fields = await self._redis.hgetall(keys.webhook(webhook_id))
@@ -89,16 +91,21 @@ class Outbox:
             await pipe.execute()
 
     async def complete(self, webhook: Webhook, body: str) -> Webhook:
-        """Keeps the event, because the job's result may expire before the last attempt."""
+        """Keeps the event, because the job's result may expire before the last attempt.
+
+        A Redis that refuses it does not keep it from being sent: the next attempt makes it anew.
+        """
         now_ms = await self.now_ms()
         fields = {"body": body, "since_ms": now_ms}
-        await self._redis.hset(keys.webhook(webhook.id), mapping=fields)
+        with unless_refused():
+            await self._redis.hset(keys.webhook(webhook.id), mapping=fields)
         return replace(webhook, body=body, since_ms=now_ms)
 
     async def remove(self, webhook_id: str) -> None:
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.zrem(keys.WEBHOOKS, webhook_id)
+        # At maxmemory Redis refuses every transaction, and one that was sent would be sent again.
+        async with self._redis.pipeline(transaction=False) as pipe:
             pipe.delete(keys.webhook(webhook_id))
+            pipe.zrem(keys.WEBHOOKS, webhook_id)
             await pipe.execute()
 
     async def bury(self, webhook: Webhook, reason: str) -> None:
