@@ -17,20 +17,21 @@ MOST_DUE = 1000
 
 
 class Due(NamedTuple):
-    """A piece of work whose time has come. ``owner`` is the name of a key, ``what`` a field of the
-    piece's hash."""
+    """A piece of work whose time has come. ``owner`` is the name of a key, ``what`` and ``more``
+    are fields of the piece's hash."""
 
     id: str
     owner: str
     what: str
+    more: str = ""
 
 
 async def due(
     client: redis.asyncio.Redis, work: str, longest_s: float, piece: Key, *fields: str
 ) -> list[Due]:
     """Up to ``MOST_DUE`` pieces of ``work``, the oldest first; ``fields`` of their hashes hold
-    owner and ``what``, which are ``""`` for a piece without a hash. ``longest_s``: the longest time
-    from now after which a piece may be due."""
+    owner, ``what`` and perhaps ``more``, which are ``""`` where a hash has none. ``longest_s``: the
+    longest time from now after which a piece may be due."""
     listing = leases.due(work, 0, MOST_DUE, latest_s=longest_s)
     ids = await run_script_async(client, *listing)
     # redis-py's annotations cover all its clients at once.

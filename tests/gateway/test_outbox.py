@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
 from llorch_worker.gateway.webhooks.webhooks import Event, EventOf, Webhooks
 from tests.broker.test_maxmemory import fill
 from tests.gateway.receiver import Receiver, running_receiver
-from tests.services import RedisServer
+from tests.services import RedisServer, free_port
 
 SECRET = new_secret()
 GET_S = 60
@@ -81,3 +81,32 @@ def test_a_webhook_is_sent_where_redis_has_no_room(own_server: RedisServer, tmp_
         asyncio.run(asyncio.wait_for(send(receiver), GET_S))
         (delivery,) = receiver.deliveries
     assert delivery.verified(SECRET)["data"]["total"] == 3
+
+
+def test_an_event_is_kept_while_its_receiver_does_not_answer(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    async def event_of(_: Webhook) -> Event:
+        return "job.completed", Counts()
+
+    async def keep() -> None:
+        nobody = f"http://127.0.0.1:{free_port()}/"
+        async with delivering(own_server.url, tmp_path, event_of, webhook_retry_s=3600) as (
+            webhooks,
+            client,
+        ):
+            outbox = Outbox(client.redis)
+
+            async def until(webhook_id: str, done: Callable[[Webhook], Any]) -> None:
+                await webhooks.expect(webhook_id, nobody, Caller())
+                await webhooks.due(webhook_id)
+                while (found := await outbox.get(webhook_id)) is None or not done(found):
+                    await asyncio.sleep(0.1)
+
+            await until("tried", lambda webhook: webhook.attempts)
+            await until("next", lambda webhook: webhook.body and not webhook.attempts)
+            # It waits for its turn, and only that.
+            while [each.id for each in await outbox.due()] != ["next"]:
+                await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(keep(), GET_S))

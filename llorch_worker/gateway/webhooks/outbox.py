@@ -54,8 +54,9 @@ class Outbox:
             await pipe.execute()
 
     async def due(self) -> list[Due]:
-        """Webhooks whose time has come, each with its key and its URL."""
-        return await due(self._redis, keys.WEBHOOKS, KEPT_S, keys.webhook, "caller", "url")
+        """Webhooks whose time has come, each with its key and its URL; ``more``: if its event is
+        kept."""
+        return await due(self._redis, keys.WEBHOOKS, KEPT_S, keys.webhook, "caller", "url", "kept")
 
     async def claim(self, chosen: Sequence[str], lease_s: float) -> list[str]:
         """Those of them that are still due. Nobody else gets them before the lease ends."""
@@ -96,7 +97,7 @@ class Outbox:
         A Redis that refuses it does not keep it from being sent: the next attempt makes it anew.
         """
         now_ms = await self.now_ms()
-        fields = {"body": body, "since_ms": now_ms}
+        fields = {"body": body, "since_ms": now_ms, "kept": 1}
         with unless_refused():
             await self._redis.hset(keys.webhook(webhook.id), mapping=fields)
         return replace(webhook, body=body, since_ms=now_ms)
@@ -136,7 +137,7 @@ class Outbox:
         # At once: a letter that left its list alone would be lost if Redis refused the rest.
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(keys.webhook(webhook.id), mapping={"attempts": 0, "since_ms": now_ms})
-            pipe.zadd(keys.WEBHOOKS, {webhook.id: now_ms})
+            pipe.zadd(keys.WEBHOOKS, {webhook.id: 0})
             pipe.zrem(dead, webhook.id)
             await pipe.execute()
         return True

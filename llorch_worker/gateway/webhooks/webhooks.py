@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from redis.exceptions import RedisError
@@ -47,6 +47,13 @@ Event = tuple[str, BaseModel]
 EventOf = Callable[[Webhook], Awaitable[Event | None]]
 """A webhook's event; None: its job has not ended. Raises ``LookupError`` if Redis does not know
 the job, or not any more."""
+
+
+class _Chosen(NamedTuple):
+    webhook: Due
+    posts: bool
+    """Else its receiver has no room, and its event is only kept: a job's result may expire before
+    the first attempt."""
 
 
 class Webhooks:
@@ -161,7 +168,7 @@ class Webhooks:
             await poster.close()
 
     async def _deliver_all(self, poster: Poster) -> None:
-        attempts: dict[asyncio.Task[None], Due] = {}
+        attempts: dict[asyncio.Task[None], _Chosen] = {}
         waiting: list[Due] = []
         clock = asyncio.get_running_loop().time
         look_at_s = clock()
@@ -174,7 +181,10 @@ class Webhooks:
                 chosen = self._startable(waiting, list(attempts.values()))
                 waiting = [each for each in waiting if each.id not in chosen]
                 for webhook_id in await self._claim(list(chosen)):
-                    attempt = asyncio.create_task(self._attempt(webhook_id, poster))
+                    posts = chosen[webhook_id].posts
+                    attempt = asyncio.create_task(
+                        self._attempt(webhook_id, poster if posts else None)
+                    )
                     attempts[attempt] = chosen[webhook_id]
                     attempt.add_done_callback(attempts.pop)
                 news = asyncio.create_task(self._news.wait())
@@ -202,17 +212,19 @@ class Webhooks:
         self._outage.over()
         return due
 
-    def _startable(self, waiting: list[Due], under_way: list[Due]) -> dict[str, Due]:
+    def _startable(self, waiting: list[Due], under_way: list[_Chosen]) -> dict[str, _Chosen]:
         """What may be tried now: each key has a fair share, and every receiver has its bounds."""
-        per_receiver = Counter(receiver_of(each.what) for each in under_way)
-        chosen: dict[str, Due] = {}
-        for each in fairly(waiting, Counter(each.owner for each in under_way), len(waiting)):
+        per_receiver = Counter(receiver_of(each.webhook.what) for each in under_way if each.posts)
+        per_owner = Counter(each.webhook.owner for each in under_way)
+        chosen: dict[str, _Chosen] = {}
+        for each in fairly(waiting, per_owner, len(waiting)):
             if len(under_way) + len(chosen) == MOST_AT_ONCE:
                 break
             receiver = receiver_of(each.what)
-            if self._receivers.has_room(receiver, per_receiver[receiver]):
-                per_receiver[receiver] += 1
-                chosen[each.id] = each
+            posts = self._receivers.has_room(receiver, per_receiver[receiver])
+            if posts or not each.more:
+                per_receiver[receiver] += posts
+                chosen[each.id] = _Chosen(each, posts)
         return chosen
 
     async def _claim(self, chosen: list[str]) -> list[str]:
@@ -222,7 +234,7 @@ class Webhooks:
             self._outage.failed(error)
             return []
 
-    async def _attempt(self, webhook_id: str, poster: Poster) -> None:
+    async def _attempt(self, webhook_id: str, poster: Poster | None) -> None:
         try:
             webhook = await self._outbox.get(webhook_id)
             if webhook is None:
@@ -235,12 +247,16 @@ class Webhooks:
         except Exception as error:
             logger.error("webhook %s failed", webhook_id, exc_info=defect_of(error, "gateway"))
 
-    async def _try(self, webhook: Webhook, poster: Poster) -> None:
+    async def _try(self, webhook: Webhook, poster: Poster | None) -> None:
         if webhook.body is None:
             complete = await self._completed(webhook)
             if complete is None:
                 return
             webhook = complete
+        if poster is None:
+            # In its turn, before those whose events were kept later.
+            await self._outbox.put_off([webhook.id], 0)
+            return
         secret = self._secret_of(webhook.caller)
         try:
             if secret is None:
