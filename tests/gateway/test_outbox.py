@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhook_secret import new_secret
 from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
+from llorch_worker.gateway.webhooks.post import NotDelivered, Poster
 from llorch_worker.gateway.webhooks.webhooks import Event, EventOf, Webhooks
 from tests.broker.test_maxmemory import fill
 from tests.gateway.receiver import Receiver, running_receiver
@@ -110,3 +113,35 @@ def test_an_event_is_kept_while_its_receiver_does_not_answer(
                 await asyncio.sleep(0.1)
 
     asyncio.run(asyncio.wait_for(keep(), GET_S))
+
+
+def test_slow_name_servers_of_one_key_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, go_on = socket.getaddrinfo, threading.Event()
+
+    def slow(host: Any, *rest: Any, **more: Any) -> Any:
+        if host == "slow.example":
+            go_on.wait(GET_S)
+            raise OSError
+        return ask(host, *rest, **more)
+
+    def webhook(caller: str, url: str) -> Webhook:
+        return Webhook("a", url, caller, "job", since_ms=0, body="{}")
+
+    async def post(receiver: Receiver) -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        poster = Poster(private=True)
+        held_up = [
+            asyncio.create_task(poster.post(webhook("one", "http://slow.example/"), SECRET))
+            for _ in range(20)
+        ]
+        await poster.post(webhook("other", receiver.url), SECRET)
+        assert not any(each.done() for each in held_up)
+        go_on.set()
+        assert {*map(type, await asyncio.gather(*held_up, return_exceptions=True))} == {
+            NotDelivered
+        }
+        await poster.close()
+
+    with running_receiver() as receiver:
+        asyncio.run(asyncio.wait_for(post(receiver), GET_S))
+        assert len(receiver.deliveries) == 1

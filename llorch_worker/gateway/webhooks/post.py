@@ -31,13 +31,21 @@ class Poster:
 
     def __init__(self, *, private: bool) -> None:
         """``private``: whether private addresses are allowed."""
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl.create_default_context(),
-            # Those who deliver bound it; waiting here for slow receivers would fail others.
-            max_connections=None,
-            max_keepalive_connections=0,
-            network_backend=PinnedBackend(private=private),
-        )
+        self._private = private
+        self._ssl = ssl.create_default_context()
+        # Each key's own: slow name servers of one must not hold up the webhooks of others.
+        self._pools: dict[str, httpcore.AsyncConnectionPool] = {}
+
+    def _pool(self, caller: str) -> httpcore.AsyncConnectionPool:
+        if caller not in self._pools:
+            self._pools[caller] = httpcore.AsyncConnectionPool(
+                ssl_context=self._ssl,
+                # Those who deliver bound it; waiting here for slow receivers would fail others.
+                max_connections=None,
+                max_keepalive_connections=0,
+                network_backend=PinnedBackend(private=self._private),
+            )
+        return self._pools[caller]
 
     async def post(self, webhook: Webhook, secret: str) -> None:
         """Raises ``NotDelivered`` unless the receiver answers 2xx."""
@@ -52,7 +60,7 @@ class Poster:
         }
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                async with self._pool.stream(
+                async with self._pool(webhook.caller).stream(
                     "POST",
                     webhook.url,
                     headers=headers,
@@ -72,4 +80,5 @@ class Poster:
             raise NotDelivered(f"the receiver answered {status}", for_good=status == 410)
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        for pool in self._pools.values():
+            await pool.aclose()
