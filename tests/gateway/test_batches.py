@@ -216,7 +216,7 @@ def test_the_end_of_a_batch_is_told(
         (delivery,) = receiver.deliveries
         told = delivery.verified(secret)
         assert told["type"] == "batch.completed"
-        assert Batch.model_validate(told["data"]) == ended(api, batch)
+        assert told["data"] == httpx.get(f"{gateway.url}/v1/batches/{batch.id}").json()
         event = api.webhooks.unwrap(delivery.body, delivery.headers, secret=secret)
         assert type(event) is BatchCompletedWebhookEvent
         # With every field, of its type.

@@ -21,6 +21,7 @@ from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import InvalidRequest, LlorchError, describe
 from llorch_worker.contract.errors import defect_of
 from llorch_worker.gateway.fair_share import MOST_DUE, Due, fairly
+from llorch_worker.gateway.job_document import JobDocument
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.ownership import may
 from llorch_worker.gateway.settings import GatewaySettings
@@ -314,7 +315,8 @@ def _body(webhook_id: str, type: str, data: BaseModel) -> str:
         timestamp=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         data=data,
     )
-    return envelope.model_dump_json(exclude_none=True)
+    # Of a job, a GET returns what there is.
+    return envelope.model_dump_json(by_alias=True, exclude_none=isinstance(data, JobDocument))
 
 
 class _Envelope(BaseModel):
