@@ -139,10 +139,11 @@ async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> Dele
     """Deletes it and its text, also that of its job and webhook. One that is not finished is
     cancelled."""
     record = await store.get(response_id)
-    await store.delete(record)
-    await gateway.forget(gateway.client.job(record.job_id, known=True))
     if record.response.background:
         await gateway.webhooks.forget(record.job_id)
+    await gateway.forget(gateway.client.job(record.job_id, known=True))
+    # Last: who sends a deletion again that failed half-way needs it.
+    await store.delete(record)
     return DeletedResponse(id=response_id)
 
 
