@@ -138,10 +138,14 @@ class BatchRun:
             )
 
     async def _work(self) -> None:
+        if self._batch.status == "finalizing":
+            # All lines are in its parts, and the input may be gone.
+            await self._finish()
+            return
         try:
             found = await in_thread(self._survey)
         except FileNotFoundError:
-            await self._fail("file_not_found", "the input file was deleted")
+            await self._fail_without_input()
         except ValueError as error:
             await self._fail("too_many_lines", str(error))
         else:
@@ -205,6 +209,17 @@ class BatchRun:
         self._batch.output_file_id = None if output is None else output.id
         self._batch.error_file_id = None if error is None else error.id
         await self._end(self._record.stopped_as or "completed", [f for f in (output, error) if f])
+
+    async def _fail_without_input(self) -> None:
+        fault = BatchFault(code="file_not_found", message="the input file was deleted")
+        if not self._record.parts:
+            await self._fail_with([fault])
+            return
+        # The answers that an earlier driver wrote are kept; those that it only counted are lost.
+        self._batch.errors = BatchFaults(data=[fault])
+        self._record.stopped_as = self._record.stopped_as or "failed"
+        self._shown = Counts()
+        await self._finish()
 
     async def _fail(self, code: str, message: str) -> None:
         await self._fail_with([BatchFault(code=code, message=message)])
