@@ -20,7 +20,7 @@ from llorch_worker.gateway.batches.record import (
 )
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
-from llorch_worker.gateway.files.record import FileRecord, FileRecords
+from llorch_worker.gateway.files.record import FileRecord, FileRecords, remove_bytes
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import Caller
 from tests.services import RedisServer
@@ -89,3 +89,28 @@ async def taken_over(url: str, files: FileStore, was: Status) -> tuple[Batch, Fi
         assert done.output_file_id is not None
         records = FileRecords(client.redis, url, "file", FileRecord)
         return done, await records.get(NOBODY, done.output_file_id)
+
+
+def test_parts_that_a_batch_left_go_with_its_first_file(tmp_path: Path) -> None:
+    files = FileStore(str(tmp_path))
+    folder = "batches/batch_x"
+    names = ["token.output", "token.error", "token-0.output", "dead-0.error", "dead.output"]
+    output, errors, *_ = [f"{folder}/{name}" for name in names]
+    for name in names:
+        files.write(f"{folder}/{name}", [b"x"])
+    remove_bytes(files, written_by_batch(output))
+    assert files.names(folder) == [errors]
+    remove_bytes(files, written_by_batch(errors))
+    assert not (tmp_path / folder).exists()
+
+
+def written_by_batch(path: str) -> FileRecord:
+    return FileRecord(
+        id="file-x",
+        owner="",
+        created_at=0,
+        filename="x",
+        purpose="batch_output",
+        bytes=1,
+        path=path,
+    )

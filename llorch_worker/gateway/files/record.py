@@ -100,7 +100,14 @@ def remove_bytes(store: FileStore, record: FileRecord) -> None:
     """Blocks. The files of a batch have a folder of their own, which goes with the last one."""
     store.remove(record.path)
     if record.purpose == "batch_output":
-        store.remove_folder(record.path.rpartition("/")[0])
+        folder = record.path.rpartition("/")[0]
+        # Its output and its errors differ in their endings alone. Any other is a part that stayed
+        # because the gateway died at the batch's end.
+        stem = record.path.rpartition(".")[0]
+        for path in store.names(folder):
+            if path.rpartition(".")[0] != stem:
+                store.remove(path)
+        store.remove_folder(folder)
 
 
 def new_file_id() -> str:
