@@ -22,7 +22,8 @@ def purge(
     as_json: JsonOption = False,
 ) -> None:
     """Delete the jobs of a queue that wait, without ending them: whoever waits for one is told that
-    it is lost. ``celery purge`` sees only those that no worker has looked at."""
+    it is lost, and a batch sends it again. ``celery purge`` sees only those that no worker has
+    looked at."""
     screen = Screen(as_json=as_json)
     from llorch_worker.broker.connections.connection import broker_errors, connect
     from llorch_worker.broker.queues import is_job_queue
