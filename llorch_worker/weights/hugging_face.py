@@ -28,6 +28,8 @@ _PACKED = {"I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _INSIDE, _BARE = "model.", "embed_tokens.weight"
 """What a model with a head puts before the names of its decoder's tensors, and one of these."""
+_OLD_NORMS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+"""What models converted from TensorFlow call a norm's parts, as transformers takes them."""
 _DESCRIPTIONS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json",
     "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -67,6 +69,13 @@ class HuggingFaceCheckpoint(Checkpoint):
                     f"{path / file_name} lacks tensor {name}, which {_INDEX} says it holds; "
                     "download the model again."
                 )
+        self._old_names: dict[str, str] = {}
+        for old in tuple(self.tensors):
+            head, norm, kind = old.rpartition(".LayerNorm")
+            name = head + _OLD_NORMS.get(norm + kind, norm + kind)
+            if name not in self.tensors:
+                self._old_names[name] = old
+                self.tensors[name] = replace(self.tensors.pop(old), name=name)
         # Saved without a head, as folders of sentence-transformers are.
         self._is_bare = _BARE in self.tensors
         if self._is_bare:
@@ -74,7 +83,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             self.tensors = {each.name: each for each in named}
 
     def stored_name(self, name: str) -> str:
-        return name.removeprefix(_INSIDE) if self._is_bare else name
+        name = name.removeprefix(_INSIDE) if self._is_bare else name
+        return self._old_names.get(name, name)
 
     def _index(self, file: ModelFile, weight_map: Mapping[str, str]) -> None:
         """``weight_map``: the file of each tensor, for those that files of one model share."""

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
+    BertForPreTraining,
     BertForSequenceClassification,
     BertModel,
     RobertaForSequenceClassification,
@@ -259,6 +260,35 @@ def test_a_pooling_that_is_no_number_is_none(tmp_path: Path) -> None:
         add_more=lambda writer: writer.add_array("bert.pooling_type", [1]),
     )
     assert resolve_encoder(open_checkpoint(path)).pooling is None
+
+
+def with_old_names(folder: Path) -> None:
+    """Calls the parts of norms what TensorFlow does, as google-bert/bert-base-uncased has them."""
+    file = folder / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {}
+    for name, values in load_file(file).items():
+        for now, before in old.items():
+            name = name.replace(now, before)
+        tensors[name] = values
+    save_file(tensors, file)
+
+
+def test_a_folder_converted_from_tensorflow_gives_the_same_states(tmp_path: Path) -> None:
+    random_model(BertForPreTraining).save_pretrained(tmp_path)
+    texts = some_texts()
+    expected = loaded(tmp_path)[0].hidden(texts)
+    with_old_names(tmp_path)
+    assert torch.equal(loaded(tmp_path)[0].hidden(texts), expected)
+
+
+def test_a_tensor_with_an_old_name_is_refused_by_the_name_in_the_file(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path)
+    with_old_names(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"more.LayerNorm.gamma": torch.ones(64)}, file)
+    with pytest.raises(ModelLoadFailed, match=r"a tensor more\.LayerNorm\.gamma"):
+        loaded(tmp_path)
 
 
 def test_native_types_keep_a_vectors_direction(tmp_path: Path) -> None:
