@@ -23,6 +23,8 @@ def tokenizer_of_folder(folder: Path, find_around: FindAroundTurns) -> Tokenizer
     config = _object(folder / "config.json")
     generation = _object(folder / "generation_config.json")
     settings = _object(folder / "tokenizer_config.json")
+    # Of sentence-transformers, for a vocabulary that keeps capitals, too.
+    lowers = _object(folder / "sentence_bert_config.json").get("do_lower_case")
     if "added_tokens_decoder" not in settings:
         # Newer files have all in tokenizer_config.json.
         settings |= _object(folder / "special_tokens_map.json")
@@ -94,6 +96,7 @@ def tokenizer_of_folder(folder: Path, find_around: FindAroundTurns) -> Tokenizer
         eos_token_ids=ends,
         chat=chat_format(templates, codec, bos, eos, add_bos=False),
         model_vocab_size=rows,
+        lowers=bool(lowers),
     )
 
 

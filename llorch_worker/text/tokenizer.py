@@ -45,6 +45,7 @@ class Tokenizer:
         eos_token_ids: Collection[int],
         chat: ChatFormat,
         model_vocab_size: int = 0,
+        lowers: bool = False,
     ) -> None:
         """``prefix_ids``, ``suffix_ids``: what ``add_special_tokens`` puts around a text.
         ``find_between``: finds what is between the two of a pair; None: what is behind a text.
@@ -53,6 +54,8 @@ class Tokenizer:
 
         ``model_vocab_size``: rows of the embedding, which may be padded beyond the vocabulary. A
         model may sample the padding's ids; they have no text.
+
+        ``lowers``: whether :meth:`encode` reads a text in lower case.
         """
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -63,6 +66,7 @@ class Tokenizer:
         self._suffix_ids = list(suffix_ids)
         self._find_between = find_between
         self._chat = chat
+        self._lowers = lowers
 
     @property
     def vocab_size(self) -> int:
@@ -88,6 +92,8 @@ class Tokenizer:
         """
         if not text.isascii():
             text = SURROGATE.sub("\ufffd", text)
+        if self._lowers and not parse_special:
+            text = text.lower()
         if at_most is not None:
             self._codec.check_length(text, at_most)
         ids = self._codec.encode(text, parse_special)

@@ -98,6 +98,20 @@ def test_words_are_put_together_from_their_pieces(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == "hello unaffable world"
 
 
+def test_what_sentence_transformers_reads_in_lower_case_is_read_so(
+    library: tokenizers.Tokenizer, source: Any, tmp_path: Path
+) -> None:
+    cased = tokenizers.Tokenizer.from_str(library.to_str())
+    cased.normalizer = normalizers.BertNormalizer(lowercase=False)
+    cased.save(str(tmp_path / "tokenizer.json"))
+    for says in (False, True):
+        file = tmp_path / "sentence_bert_config.json"
+        file.write_text(json.dumps({"max_seq_length": 20, "do_lower_case": says}))
+        made = load_tokenizer(source(tmp_path, "hugging_face", {}))
+        text = "Hello WORLD \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"
+        assert made.encode(text) == cased.encode(text.lower() if says else text).ids
+
+
 def test_a_gguf_file_may_keep_upper_case(source: Any) -> None:
     metadata = in_gguf(**{"tokenizer.ggml.normalizer.lowercase": False})
     cased = load_tokenizer(source(Path("model.gguf"), "gguf", metadata))
