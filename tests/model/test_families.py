@@ -23,7 +23,9 @@ from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.quantised_matrix import quantised_linear
 from llorch_worker.model import Transformer, resolve_config
 from llorch_worker.model.block import Block
+from llorch_worker.model.families.gemma import GEMMA2, GEMMA3
 from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.model.reader import Reader
 from llorch_worker.weights import DenseLinears, Linears, open_checkpoint
 from llorch_worker.weights.native_linear import NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
@@ -378,6 +380,14 @@ def test_a_gguf_tensor_that_is_renamed_or_of_another_shape_is_named(
             path.write_bytes(changed)
             with pytest.raises(ModelLoadFailed, match=name[:-1].replace(".", r"\.")):
                 resolve_config(open_checkpoint(path))
+
+
+def test_the_first_files_of_gemma_2_have_its_own_window() -> None:
+    named = {"embedding_length": 64, "block_count": 4, "attention.head_count": 4}
+    read = Reader(Path("model.gguf"), named)
+    assert GEMMA2.from_gguf(read).windows == (4096, None, 4096, None)
+    with pytest.raises(ModelLoadFailed, match=r"attention\.sliding_window is missing"):
+        GEMMA3.from_gguf(read)
 
 
 def test_an_unknown_architecture_or_rope_type_of_a_gguf_file_is_named(

@@ -27,11 +27,12 @@ def _common(hidden: int, scale: float | None, window: int, sliding: tuple[bool, 
     )
 
 
-def _from_gguf(read: Reader, step: int) -> Graph:
+def _from_gguf(read: Reader, step: int, window: int | None = None) -> Graph:
+    """``window``: of a file that names none."""
     hidden, layers = read.integer("embedding_length"), read.integer("block_count")
     heads = read.integer("attention.head_count")
     scale = (hidden / heads) ** -0.5 if layers in _LARGEST else None
-    window = read.integer("attention.sliding_window")
+    window = read.integer("attention.sliding_window", window)
     return _common(hidden, scale, window, sliding_layers(read, layers, step))
 
 
@@ -57,7 +58,8 @@ def _capped(graph: Graph, read: Reader, scores: float | None, logits: float | No
 
 
 def _gemma2_gguf(read: Reader) -> Graph:
-    return _capped(_from_gguf(read, 2), read, 50.0, 30.0)
+    # The first files name no window, as llama.cpp needs none.
+    return _capped(_from_gguf(read, 2, 4096), read, 50.0, 30.0)
 
 
 def _gemma2_folder(read: Reader) -> Graph:
