@@ -71,10 +71,13 @@ class TokenizersCodec:
             self._parsing.normalizer = self._literal.normalizer = parts["normalizer"] = None
         self._decoders = _parts(parts.get("decoder"), "decoders")
         self._is_byte_level = any(part["type"] == "ByteLevel" for part in self._decoders)
-        self._kept_bytes = _kept_bytes(parts, self._is_byte_level)
+        # The library then puts a space between any two tokens.
+        self._spaces_all = parts.get("decoder") is None
+        kept = [] if self._spaces_all else _kept_bytes(parts, self._is_byte_level)
+        self._kept_bytes = kept
         known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
         unknown = [part["type"] for part in self._decoders if part["type"] not in known]
-        if unknown:
+        if unknown and not self._spaces_all:
             raise ValueError(f"it decodes with {unknown[0]!r}, which is not done here")
         with _no_panic("\n"):
             self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
@@ -243,7 +246,10 @@ class TokenizersCodec:
         word_piece = "WordPiece" in types
         token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
         for token, token_id in tokens.items():
-            if token_id in added:
+            if self._spaces_all:
+                control = token_id in added and added[token_id].special
+                token_bytes[token_id] = b"" if control else f" {token}".encode()
+            elif token_id in added:
                 token_bytes[token_id] = b"" if added[token_id].special else token.encode()
             elif byte_level:
                 token_bytes[token_id] = _byte_level_bytes(token)
@@ -254,7 +260,7 @@ class TokenizersCodec:
                 token_bytes[token_id] = (token[2:] if inside else f" {token}").encode()
             else:
                 token_bytes[token_id] = token.replace(SPACE, " ").encode()
-        strips = bool(types & {"Metaspace", "WordPiece"}) or any(
+        strips = bool(types & {"none", "Metaspace", "WordPiece"}) or any(
             part["type"] == "Strip" and part["start"] for part in self._decoders
         )
         return DecodingTable(

@@ -112,6 +112,20 @@ def test_what_sentence_transformers_reads_in_lower_case_is_read_so(
         assert made.encode(text) == cased.encode(text.lower() if says else text).ids
 
 
+def test_without_a_decoder_tokens_are_put_together_as_the_library_does(
+    library: tokenizers.Tokenizer, source: Any, tmp_path: Path
+) -> None:
+    definition = json.loads(library.to_str()) | {"decoder": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    plain = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    made = load_tokenizer(source(tmp_path, "hugging_face", {}))
+    ids = plain.encode("Hello unaffable world").ids
+    assert made.encode("Hello unaffable world") == ids
+    inside = [*ids[1:3], 3, *ids[3:-1]]
+    for each in (ids, inside, inside[2:]):
+        assert made.decode(each) == plain.decode(each)
+
+
 def test_a_gguf_file_may_keep_upper_case(source: Any) -> None:
     metadata = in_gguf(**{"tokenizer.ggml.normalizer.lowercase": False})
     cased = load_tokenizer(source(Path("model.gguf"), "gguf", metadata))
