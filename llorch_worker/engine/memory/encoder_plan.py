@@ -101,12 +101,12 @@ class EncoderPlan:
         """For how many tokens a decoder has cells; a text may be longer than a step."""
         return max(self.options.cell_tokens, self.longest_context)
 
-    @property
+    @cached_property
     def vocabulary_bytes(self) -> int:
         """0 on a card."""
         if self.device.type != "cpu":
             return 0
-        return vocabulary_bytes(self.checkpoint, self.config.vocab_size)
+        return vocabulary_bytes(self.checkpoint, self.config.vocab_size, generates=False)
 
     @property
     def total_bytes(self) -> int:

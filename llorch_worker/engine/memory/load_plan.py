@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ from llorch_worker.model import (
 )
 from llorch_worker.model.native_layers import native_refusal
 from llorch_worker.model_files.generation_config import read_generation_config
+from llorch_worker.model_files.side_file import read_bytes
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.control_tokens import AroundTurns
 from llorch_worker.text.loading import VocabularySource
@@ -63,8 +65,8 @@ TOKENIZERS_BYTES: Final = 560
 was held twice, which takes 235 to 280."""
 UNIGRAM_BYTES: Final = 1250
 """A token of XLM-RoBERTa (250,002 of them) takes 1,244: the library has a map for each byte."""
-_UNIGRAM_TYPES: Final = ("xlm-roberta", "camembert")
-"""``model_type`` of folders with such a vocabulary."""
+_UNIGRAM: Final = re.compile(rb'"vocab"\s*:\s*\[')
+"""Only in a tokenizer.json of such a vocabulary; inside of a token its quotes are escaped."""
 GRAMMAR_BYTES: Final = 210
 """What llguidance keeps of a token: 217 with Gemma 3, 194 with Qwen 2.5."""
 
@@ -442,20 +444,24 @@ def _plan(checkpoint: Checkpoint, options: EngineOptions, *, generates: bool = T
     return plan.fitted_to(plan.free_bytes - plan.weights_bytes - plan.vocabulary_bytes)
 
 
-def vocabulary_bytes(checkpoint: VocabularySource, vocab_size: int) -> int:
-    """Bytes of the tokenizer, and of the grammars' vocabulary if a worker prepares it.
+def vocabulary_bytes(
+    checkpoint: VocabularySource, vocab_size: int, *, generates: bool = True
+) -> int:
+    """Bytes of the tokenizer, and of the grammars' vocabulary if a worker prepares it, as one that
+    ``generates`` does.
 
     This is a plan; the constants are measured on real files by ``benches.memory_plan``.
     """
     if checkpoint.layout == "gguf":
         kind = checkpoint.metadata.get("tokenizer.ggml.model")
-    elif not (checkpoint.path / "tokenizer.json").is_file():
+    elif not (file := checkpoint.path / "tokenizer.json").is_file():
         kind = "llama"
     else:
-        kind = "t5" if checkpoint.metadata.get("model_type") in _UNIGRAM_TYPES else None
+        kind = "t5" if _UNIGRAM.search(read_bytes(file)) else None
     libraries = {"llama": SENTENCEPIECE_BYTES, "t5": UNIGRAM_BYTES}
     each = libraries.get(str(kind), TOKENIZERS_BYTES)
-    return vocab_size * (each + (GRAMMAR_BYTES if vocab_size >= LARGE_VOCABULARY else 0))
+    prepares = generates and vocab_size >= LARGE_VOCABULARY
+    return vocab_size * (each + (GRAMMAR_BYTES if prepares else 0))
 
 
 def cache_shape(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from llorch_worker.engine.memory.load_plan import (
+    GRAMMAR_BYTES,
+    TOKENIZERS_BYTES,
+    UNIGRAM_BYTES,
+    vocabulary_bytes,
+)
+from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
+from llorch_worker.text.vocabulary_file import VocabularyFile
 
 MEASURE = """
 import gc, itertools, string, sys
@@ -76,3 +87,24 @@ def test_the_plan_of_a_large_vocabulary_is_what_the_process_takes(kind: str) -> 
     )
     measured, planned = map(int, run.stdout.split())
     assert 0.6 < measured / planned < 1.3, f"{measured:,} measured, {planned:,} planned"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "each"),
+    [
+        ([["<s>", 0.0], ["a", -1.0]], UNIGRAM_BYTES),
+        ({"<s>": 0, '"vocab":[': 1}, TOKENIZERS_BYTES),
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_folders_kind_of_vocabulary_is_its_own_and_not_its_graphs(
+    tmp_path: Path, vocab: object, each: int, separators: tuple[str, str]
+) -> None:
+    """multilingual-e5-small is a BERT with XLM-RoBERTa's vocabulary."""
+    definition = {"added_tokens": [], "model": {"unk_id": 0, "vocab": vocab}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition, separators=separators))
+    file = VocabularyFile(tmp_path, "hugging_face", {"model_type": "bert"})
+    assert vocabulary_bytes(file, 1000) == 1000 * each
+    size = LARGE_VOCABULARY
+    assert vocabulary_bytes(file, size, generates=False) == size * each
+    assert vocabulary_bytes(file, size) == size * (each + GRAMMAR_BYTES)
