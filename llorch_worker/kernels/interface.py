@@ -85,6 +85,9 @@ class AttentionRoom:
     dtype: torch.dtype
     max_context: int
     max_sequences: int
+    max_step_tokens: int
+    windows: int = 1
+    """How many lengths of windows its layers have, no window being one."""
 
     @property
     def gathered_bytes(self) -> int:

@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
-from llorch_worker.kernels.tiled_attention import TiledAttention
+from llorch_worker.kernels.interface import (
+    AttentionRoom,
+    CausalMask,
+    PagedAttention,
+    PagedSequences,
+)
+from llorch_worker.kernels.tiled_attention import TiledAttention, tiled_bytes
 from llorch_worker.kernels.torch_ops import TorchOps
 
 ONE_THREAD_ELEMENTS = 16384
@@ -21,6 +26,9 @@ class InvariantOps(TorchOps):
     """
 
     reads_mask = False
+
+    def attention_bytes(self, room: AttentionRoom) -> int:
+        return tiled_bytes(room)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return _in_one_thread(super().silu_and_mul, gate_up)

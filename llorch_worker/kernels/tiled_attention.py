@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from llorch_worker.kernels.interface import AttentionForm, PagedSequences
+from llorch_worker.kernels.interface import AttentionForm, AttentionRoom, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.upload import on_device
 
@@ -23,6 +23,29 @@ QUERIES = 8
 KEYS = 64
 AT_ONCE = 8
 """Tiles of queries that share a call, and see as many keys as the one that sees most."""
+KEYS_AT_ONCE = 16384
+"""The most keys of all of them: each has its own copies. A tile that sees more is alone."""
+
+
+def tiled_bytes(room: AttentionRoom) -> int:
+    """The most memory that :class:`TiledAttention` takes."""
+    heads, head_dim = room.heads, room.head_dim
+    cell, item, wide = room.kv_heads * head_dim, room.dtype.itemsize, torch.float32.itemsize
+    context = -(-room.max_context // KEYS) * KEYS
+    at_once = min(AT_ONCE * context, max(context, KEYS_AT_ONCE))
+    # Slots, and a byte for each query and key; a sequence's last tile is padded.
+    queries = room.max_step_tokens + (QUERIES - 1) * room.max_sequences
+    kept = room.windows * context * (8 * room.max_sequences + queries)
+    rows = 5 * AT_ONCE * QUERIES * heads * head_dim * wide
+    # Keys and values as they are gathered, and in tiles; one of them in float32 on its way.
+    gathered = at_once * cell * (2 * item + 2 * wide + (wide if item < wide else 0))
+    # In tiles, and a copy for each of several tiles of queries, which see half as many at most.
+    copied = min((1 + AT_ONCE) * context, 3 * KEYS_AT_ONCE // 2)
+    tiled = 2 * wide * cell * max(at_once, copied)
+    # For each key the queries, and their scores twice, or once beside the result.
+    query, scores = QUERIES * head_dim * wide // KEYS, QUERIES * wide
+    attended = at_once * heads * (query + max(2 * scores, scores + query))
+    return kept + rows + max(gathered, tiled + attended)
 
 
 class TiledAttention:
@@ -45,11 +68,25 @@ class TiledAttention:
 
 def _groups(sequences: PagedSequences, window: int | None) -> list[_Group]:
     count = len(sequences.first_rows)
+    size = 1
     # Decodes are gathered together, sequences with more new tokens one by one.
-    size = AT_ONCE if max(sequences.query_lengths) == 1 else 1
+    if max(sequences.query_lengths) == 1:
+        size = _at_once(_tiles(max(sequences.context_lengths), 1, window))
     return [
         _Group(sequences, slice(first, first + size), window) for first in range(0, count, size)
     ]
+
+
+def _tiles(longest: int, new: int, window: int | None) -> int:
+    """How many tiles of keys the ``new`` last tokens of a context see."""
+    # A window's keys may begin and end anywhere in a tile.
+    touched = ((window or longest) + new - 1 + KEYS - 2) // KEYS + 1
+    return min(-(-longest // KEYS), touched)
+
+
+def _at_once(tiles: int) -> int:
+    """How many tiles of queries share a call if each sees so many of keys."""
+    return max(1, min(AT_ONCE, KEYS_AT_ONCE // (tiles * KEYS)))
 
 
 class _Group:
@@ -64,9 +101,7 @@ class _Group:
             contexts = on_device(sequences.context_lengths, torch.int64, device)
         lengths = contexts[members, None]
         reach = window or longest
-        # A window's keys may begin and end anywhere in a tile.
-        touched = (reach + new - 1 + KEYS - 2) // KEYS + 1
-        self._count, self._tiles = len(tables), min(-(-longest // KEYS), touched)
+        self._count, self._tiles = len(tables), _tiles(longest, new, window)
         first_seen = (lengths - new + 1 - reach).clamp_(min=0)
         places = first_seen // KEYS * KEYS + torch.arange(self._tiles * KEYS, device=device)
         # Padding repeats tokens that are seen: masked values are still multiplied, and a NaN from
@@ -76,8 +111,9 @@ class _Group:
         first_rows = on_device(sequences.first_rows[members], torch.int64, device)[:, None]
         self._queries: list[tuple[torch.Tensor, torch.Tensor, slice]] = []
         skipped = max(0, longest - new + 1 - reach) // KEYS
-        for first in range(0, new, AT_ONCE * QUERIES):
-            end = min(first + AT_ONCE * QUERIES, new)
+        step = _at_once(self._tiles) * QUERIES
+        for first in range(0, new, step):
+            end = min(first + step, new)
             padded = -(-(end - first) // QUERIES) * QUERIES
             # Padding repeats the last new token, and writes its result again.
             offsets = torch.arange(first, first + padded, device=device).clamp_(max=new - 1)
@@ -133,10 +169,12 @@ def _attend(
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.permute(1, 2, 3, 4, 0, 5).flatten(4).masked_fill_(hidden, -math.inf)
+    # Under one name, because no two of them are needed at once.
     # A softmax adds lane by lane along the row; zeros at its ends change nothing.
-    weights = scores.softmax(-1).view(count, kv_heads, rows, tiles, KEYS).permute(3, 0, 1, 2, 4)
+    scores = scores.softmax(-1).view(count, kv_heads, rows, tiles, KEYS)
+    scores = scores.permute(3, 0, 1, 2, 4).reshape(-1, rows, KEYS)
     total: torch.Tensor
-    total, *others = torch.bmm(weights.reshape(-1, rows, KEYS), values).view(*each, -1)
+    total, *others = torch.bmm(scores, values).view(*each, -1)
     for piece in others:
         total = total + piece
     return total.view(count, kv_heads, QUERIES, group, head_dim)

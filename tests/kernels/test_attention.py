@@ -256,7 +256,7 @@ def test_what_waits_to_be_joined_is_planned(monkeypatch, contexts, queries):
     (decoded if queries is None else prefilled)(ops, made)
     room = AttentionRoom(
         heads=4, kv_heads=2, head_dim=16, dtype=torch.float32,
-        max_context=max(contexts), max_sequences=len(contexts),
+        max_context=max(contexts), max_sequences=len(contexts), max_step_tokens=64,
     )  # fmt: skip
     assert 0 < sum(taken) <= ops.attention_bytes(room)
 
@@ -264,7 +264,7 @@ def test_what_waits_to_be_joined_is_planned(monkeypatch, contexts, queries):
 def test_the_parts_of_a_full_card_are_bounded():
     room = AttentionRoom(
         heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
-        max_context=131_072, max_sequences=256,
+        max_context=131_072, max_sequences=256, max_step_tokens=8192,
     )  # fmt: skip
     taken = TritonOps(processors=132).attention_bytes(room)
     assert 130 * 2**20 < taken < 140 * 2**20 < room.gathered_bytes

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.engine_options import KvDtype
-from llorch_worker.kernels import PLAIN, AttentionForm
+from llorch_worker.kernels import PLAIN, AttentionForm, tiled_attention
 from llorch_worker.kernels.fixed_linear import fixed_linear
 from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.invariant_ops import InvariantOps
@@ -105,6 +105,20 @@ def test_a_tokens_attention_is_the_same_in_every_batch(
             spans.append((i, rng.choice([end - 1, rng.randrange(end)]), end))
         for (i, first, end), rows in zip(spans, attended(ops, made, form, spans), strict=True):
             assert torch.equal(rows, whole[i][first:end])
+
+
+@pytest.mark.parametrize("form", [PLAIN, AttentionForm(window=200)], ids=["plain", "window"])
+def test_no_bit_depends_on_how_many_tiles_share_a_call(
+    form: AttentionForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (900, 70, 320, 1, 259)
+    spans = [(0, 500, 900), (1, 69, 70), (2, 319, 320), (3, 0, 1), (4, 100, 259)]
+    made = scene(lengths, lengths, heads=4, kv_heads=2, head_dim=32, dtype=torch.float32)
+    expected = attended(InvariantOps(), made, form, spans)
+    for keys in (64, 700, 2000):
+        monkeypatch.setattr(tiled_attention, "KEYS_AT_ONCE", keys)
+        for rows, each in zip(attended(InvariantOps(), made, form, spans), expected, strict=True):
+            assert torch.equal(rows, each)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -60,7 +60,7 @@ def estimated_recorded_bytes(config: ModelConfig, shape: CacheShape, ops: Ops) -
     mixed = piece_sizes(shape.max_step_tokens)[-1]
     # What is exchanged with attention, and what a piece computes.
     pieces = mixed * (_qkv_row(config, shape) + _mlp_row(config, shape))
-    return pieces + rows * row + ops.attention_bytes(_attention_room(config, shape, rows))
+    return pieces + rows * row + ops.attention_bytes(_attention_room(config, shape, rows, rows))
 
 
 def scored_rows(
@@ -90,7 +90,8 @@ def _step_bytes(
     draft_rows: int = 0,
 ) -> int:
     item = shape.dtype.itemsize
-    attention = ops.attention_bytes(_attention_room(config, shape, max_sequences))
+    room = _attention_room(config, shape, max_sequences, max_step_tokens)
+    attention = ops.attention_bytes(room)
     sampled_row = config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
     sampled_row += 2 * config.hidden_size * item + _token(config)
     return max(
@@ -102,7 +103,9 @@ def _step_bytes(
     )
 
 
-def _attention_room(config: ModelConfig, shape: CacheShape, max_sequences: int) -> AttentionRoom:
+def _attention_room(
+    config: ModelConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+) -> AttentionRoom:
     return AttentionRoom(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
@@ -110,6 +113,8 @@ def _attention_room(config: ModelConfig, shape: CacheShape, max_sequences: int) 
         dtype=shape.dtype,
         max_context=shape.max_context,
         max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        windows=len(shape.groups),
     )
 
 

@@ -14,9 +14,13 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.loading import resident_tensors
 from llorch_worker.engine.memory.workspace import workspace_bytes
+from llorch_worker.kernels import AttentionForm, AttentionRoom
+from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel
 from tests.engine.together import all_at_once
+from tests.kernels.paged import scene
+from tests.kernels.test_attention import NoMask
 
 PLAIN = {"temperature": 1.0, "seed": 1}
 EVERYTHING = PLAIN | {
@@ -124,3 +128,28 @@ def test_a_step_of_a_long_prompt_keeps_to_what_is_planned(
     request = GenerationRequest(prompt_token_ids=[1] * 500, max_tokens=2)
     measured, planned = measured_and_planned(loaded, [request], max_step_tokens)
     assert 0.85 * planned < measured <= planned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("longest", [100, 2000, 7000, 17_000])
+@pytest.mark.parametrize("decodes", [True, False])
+def test_attention_over_long_contexts_keeps_to_what_is_planned(
+    decodes: bool, longest: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    sequences, tokens = 9, 100
+    contexts = [longest] * sequences if decodes else [longest]
+    queries = [1] * sequences if decodes else [tokens]
+    shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
+    made, ops = scene(contexts, queries, **shape), InvariantOps()
+    room = AttentionRoom(
+        **shape, max_context=longest, max_sequences=sequences, max_step_tokens=tokens
+    )
+    with PeakBytes(made.qkv, made.kv, made.sequences.block_tables) as counted:
+        out = made.zeros()
+        if decodes:
+            ops.paged_decode(made.sequences)(made.qkv, made.kv, out, AttentionForm())
+        else:
+            ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out, AttentionForm())
+    planned = ops.attention_bytes(room)
+    assert planned / 2 < counted.peak <= planned
