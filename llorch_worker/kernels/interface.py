@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from llorch_worker.engine_options import KvDtype
 from llorch_worker.kernels.layer_kv import LayerKV
 
 
@@ -86,8 +87,14 @@ class AttentionRoom:
     max_context: int
     max_sequences: int
     max_step_tokens: int
-    windows: int = 1
-    """How many lengths of windows its layers have, no window being one."""
+    windows: tuple[int | None, ...] = (None,)
+    """Those that its layers have; see ``AttentionForm``."""
+    device_type: str = "cpu"
+    softcap: bool = False
+    """Whether scores have a cap."""
+    kv_dtype: KvDtype = "auto"
+    mask_rows: int = 0
+    """Of the causal mask."""
 
     @property
     def gathered_bytes(self) -> int:

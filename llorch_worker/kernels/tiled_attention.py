@@ -35,7 +35,7 @@ def tiled_bytes(room: AttentionRoom) -> int:
     at_once = min(AT_ONCE * context, max(context, KEYS_AT_ONCE))
     # Slots, and a byte for each query and key; a sequence's last tile is padded.
     queries = room.max_step_tokens + (QUERIES - 1) * room.max_sequences
-    kept = room.windows * context * (8 * room.max_sequences + queries)
+    kept = len(room.windows) * context * (8 * room.max_sequences + queries)
     rows = 5 * AT_ONCE * QUERIES * heads * head_dim * wide
     # Keys and values as they are gathered, and in tiles; one of them in float32 on its way.
     gathered = at_once * cell * (2 * item + 2 * wide + (wide if item < wide else 0))

@@ -1,7 +1,7 @@
 """Attention with torch's scaled_dot_product_attention on copies of the KV blocks.
 
-Sequences with one new token (decode) share one call, padded to the longest context. Sequences with
-more (prefill, or a chunk of it) get a call each.
+Sequences with one new token (decode) share a call, padded to the longest context, as far as
+``DECODED_AT_ONCE`` allows. Sequences with more (prefill, or a chunk of it) get a call each.
 
 Grouped heads need no copies. In decode, the query heads of one KV head take the place of queries,
 because they see the same keys. In prefill, KV heads are expanded with stride 0. torch's own
@@ -19,17 +19,58 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.kernels.interface import AttentionForm, CausalMask, PagedSequences
+from llorch_worker.kernels.interface import (
+    AttentionForm,
+    AttentionRoom,
+    CausalMask,
+    PagedSequences,
+)
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.upload import on_device
 
 PIECE_QUERIES = 256
+DECODED_AT_ONCE = {"cpu": 8192, "cuda": 131_072}
+"""The most tokens that sequences which share a call have together, padding included. On a CPU what
+leaves its caches is slower; on a card each call costs time."""
+
+
+def gathered_attention_bytes(room: AttentionRoom) -> int:
+    """The most memory that the classes here take."""
+    item, wide = room.dtype.itemsize, torch.float32.itemsize
+    context, tokens = room.max_context, room.max_step_tokens
+    # Slots, and which of them are padding.
+    kept = len(room.windows) * room.max_sequences * context * 9
+    # Of a number of a key and of its value: an int8 one is in float32 twice on its way.
+    pair = max(2 * item, item + 2 * wide) if room.kv_dtype == "int8" else 2 * item
+    results = 2 * min(room.max_sequences, tokens) * room.heads * room.head_dim * item
+    at_once = min(room.max_sequences * context, max(context, _decoded_at_once(room.device_type)))
+    # Without a cap, torch makes the mask of numbers.
+    scores, decode_pair = item, pair
+    if room.softcap:
+        scores, decode_pair = 3 * room.heads * wide, max(pair, 3 * wide)
+    cell = room.kv_heads * room.head_dim
+    decode = at_once * (cell * decode_pair + scores) + results
+    rows = min(tokens, PIECE_QUERIES if room.softcap else max(PIECE_QUERIES, room.mask_rows))
+    seen = context * rows * item
+    if room.softcap:
+        # Keys of each head in float32 and transposed, beside the scores; or those three times.
+        keys = 2 * room.heads * room.head_dim * wide
+        seen = context * (max(keys, 2 * rows * room.heads * wide) + rows * (room.heads * wide + 2))
+    in_pieces = room.softcap or any(room.windows) or tokens > room.mask_rows
+    results = (1 + in_pieces) * tokens * room.heads * room.head_dim * item
+    return kept + max(decode, context * cell * pair + seen + results)
+
+
+def _decoded_at_once(device_type: str) -> int:
+    return DECODED_AT_ONCE["cpu" if device_type == "cpu" else "cuda"]
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What decode reads of each sequence with one window."""
+    """What decode reads of some sequences with one window."""
 
+    rows: torch.Tensor
+    """Their tokens: [sequences] int64."""
     count: int
     """Tokens of each sequence, the last ones; padded."""
     slots: torch.Tensor
@@ -48,42 +89,55 @@ class GatheredDecode:
         known = sequences.device_contexts
         lengths = on_device(contexts, torch.int64, device) if known is None else known
         self._lengths = lengths[:, None]
-        self._readings: dict[int | None, _Reading] = {}
+        self._readings: dict[int | None, list[_Reading]] = {}
 
     def __call__(
         self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
     ) -> None:
         window = form.window_in(self._longest)
-        reading = self._readings.get(window)
-        if reading is None:
-            reading = self._readings[window] = self._read(window)
-        kv_heads, head_dim = kv.keys.shape[-2:]
-        q = qkv[:, : qkv.shape[1] - 2 * kv_heads].index_select(0, self._rows)
-        keys, values = kv.gather(reading.slots, qkv.dtype)
-        shape = (len(q), reading.count, kv_heads, head_dim)
-        attended = _attend(
-            q.view(len(q), kv_heads, -1, head_dim),  # [sequences, kv_heads, group, d]
-            keys.view(shape).transpose(1, 2),  # [.., kv_heads, count, d]
-            values.view(shape).transpose(1, 2),
-            reading.visible,
-            form,
-        )
-        out.index_copy_(0, self._rows, attended.reshape(len(q), -1))
+        readings = self._readings.get(window)
+        if readings is None:
+            most = _decoded_at_once(self._rows.device.type)
+            step = max(1, most // (window or self._longest))
+            readings = self._readings[window] = [
+                self._read(window, slice(first, first + step))
+                for first in range(0, len(self._rows), step)
+            ]
+        for reading in readings:
+            _decode(reading, qkv, kv, out, form)
 
-    def _read(self, window: int | None) -> _Reading:
-        tables, size = self._sequences.block_tables, self._sequences.block_size
-        places = torch.arange(window or self._longest, device=tables.device)
+    def _read(self, window: int | None, members: slice) -> _Reading:
+        contexts, lengths = self._sequences.context_lengths[members], self._lengths[members]
+        tables, size = self._sequences.block_tables[members], self._sequences.block_size
+        places = torch.arange(window or max(contexts), device=tables.device)
         if window is not None:
-            places = (self._lengths - window).clamp_(min=0) + places
+            places = (lengths - window).clamp_(min=0) + places
         # Padding repeats the sequence's own last token: masked values are still multiplied, and a
         # NaN from another sequence's block would pass through the mask.
-        own = torch.minimum(places, self._lengths - 1)
+        own = torch.minimum(places, lengths - 1)
         slots = torch.add(own % size, tables.gather(1, own // size), alpha=size).view(-1)
-        count, shortest = places.shape[-1], min(self._sequences.context_lengths)
+        count, shortest = places.shape[-1], min(contexts)
         visible = None
         if self._sequences.device_contexts is not None or shortest < count:
-            visible = (places < self._lengths)[:, None, None, :]
-        return _Reading(count, slots, visible)
+            visible = (places < lengths)[:, None, None, :]
+        return _Reading(self._rows[members], count, slots, visible)
+
+
+def _decode(
+    reading: _Reading, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor, form: AttentionForm
+) -> None:
+    kv_heads, head_dim = kv.keys.shape[-2:]
+    q = qkv[:, : qkv.shape[1] - 2 * kv_heads].index_select(0, reading.rows)
+    keys, values = kv.gather(reading.slots, qkv.dtype)
+    shape = (len(q), reading.count, kv_heads, head_dim)
+    attended = _attend(
+        q.view(len(q), kv_heads, -1, head_dim),  # [sequences, kv_heads, group, d]
+        keys.view(shape).transpose(1, 2),  # [.., kv_heads, count, d]
+        values.view(shape).transpose(1, 2),
+        reading.visible,
+        form,
+    )
+    out.index_copy_(0, reading.rows, attended.reshape(len(q), -1))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from llorch_worker.kernels.interface import (
     SampledRows,
 )
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.torch_attention import GatheredDecode, GatheredPrefill
+from llorch_worker.kernels.torch_attention import (
+    GatheredDecode,
+    GatheredPrefill,
+    gathered_attention_bytes,
+)
 from llorch_worker.kernels.uniforms import uniforms
 
 
@@ -25,7 +29,7 @@ class TorchOps:
     reads_mask = True
 
     def attention_bytes(self, room: AttentionRoom) -> int:
-        return room.gathered_bytes
+        return gathered_attention_bytes(room)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

@@ -114,7 +114,11 @@ def _attention_room(
         max_context=shape.max_context,
         max_sequences=max_sequences,
         max_step_tokens=max_step_tokens,
-        windows=len(shape.groups),
+        windows=tuple(group.window for group in shape.groups),
+        device_type=shape.device.type,
+        softcap=config.graph.softcap is not None,
+        kv_dtype=shape.kv_dtype,
+        mask_rows=shape.max_query_tokens,
     )
 
 

@@ -11,16 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.loading import resident_tensors
 from llorch_worker.engine.memory.workspace import workspace_bytes
-from llorch_worker.kernels import AttentionForm, AttentionRoom
+from llorch_worker.kernels import AttentionForm, AttentionRoom, TorchOps, torch_attention
 from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel
 from tests.engine.together import all_at_once
 from tests.kernels.paged import scene
-from tests.kernels.test_attention import NoMask
 
 PLAIN = {"temperature": 1.0, "seed": 1}
 EVERYTHING = PLAIN | {
@@ -130,26 +130,61 @@ def test_a_step_of_a_long_prompt_keeps_to_what_is_planned(
     assert 0.85 * planned < measured <= planned
 
 
+def taken_and_planned(
+    ops: TorchOps, contexts: list[int], queries: list[int], form: AttentionForm, **shape: Any
+) -> tuple[int, int]:
+    made = scene(contexts, queries, heads=4, kv_heads=2, **shape)
+    decodes, device = max(queries) == 1, torch.device("cpu")
+    mask = CausalMasks(max_query=64, max_context=max(contexts), device=device)
+    with PeakBytes(made.qkv, made.kv, made.sequences.block_tables, mask) as counted:
+        out = made.zeros()
+        attend = (
+            ops.paged_decode(made.sequences) if decodes else ops.paged_prefill(made.sequences, mask)
+        )
+        attend(made.qkv, made.kv, out, form)
+    room = AttentionRoom(
+        heads=4,
+        kv_heads=2,
+        max_context=max(contexts),
+        max_sequences=9,
+        max_step_tokens=100,
+        windows=(form.window,),
+        softcap=form.softcap is not None,
+        mask_rows=64,
+        **shape,
+    )
+    return counted.peak - out.nbytes, ops.attention_bytes(room)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("longest", [100, 2000, 7000, 17_000])
-@pytest.mark.parametrize("decodes", [True, False])
-def test_attention_over_long_contexts_keeps_to_what_is_planned(
-    decodes: bool, longest: int, head_dim: int, dtype: torch.dtype
+@pytest.mark.parametrize("queries", [[1] * 9, [100]], ids=["decode", "prefill"])
+def test_invariant_attention_over_long_contexts_keeps_to_what_is_planned(
+    queries: list[int], longest: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    sequences, tokens = 9, 100
-    contexts = [longest] * sequences if decodes else [longest]
-    queries = [1] * sequences if decodes else [tokens]
-    shape: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
-    made, ops = scene(contexts, queries, **shape), InvariantOps()
-    room = AttentionRoom(
-        **shape, max_context=longest, max_sequences=sequences, max_step_tokens=tokens
-    )
-    with PeakBytes(made.qkv, made.kv, made.sequences.block_tables) as counted:
-        out = made.zeros()
-        if decodes:
-            ops.paged_decode(made.sequences)(made.qkv, made.kv, out, AttentionForm())
-        else:
-            ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out, AttentionForm())
-    planned = ops.attention_bytes(room)
-    assert planned / 2 < counted.peak <= planned
+    contexts, shape = [longest] * len(queries), {"head_dim": head_dim, "dtype": dtype}
+    taken, planned = taken_and_planned(InvariantOps(), contexts, queries, AttentionForm(), **shape)
+    assert planned / 3 < taken <= planned
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize(
+    "form", [AttentionForm(), AttentionForm(window=1500), AttentionForm(softcap=30.0)]
+)
+@pytest.mark.parametrize("queries", [[1] * 9, [100]], ids=["decode", "prefill"])
+def test_attention_over_long_contexts_keeps_to_what_is_planned(
+    queries: list[int],
+    form: AttentionForm,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(torch_attention.DECODED_AT_ONCE, "cpu", 9000)
+    shape = {"head_dim": head_dim, "dtype": dtype, "kv_dtype": kv_dtype}
+    contexts = [4000, *(3000 for _ in queries[1:])]
+    taken, planned = taken_and_planned(TorchOps(), contexts, queries, form, **shape)
+    assert taken <= planned
