@@ -37,7 +37,7 @@ def exporter(
     """
     extras.require("metrics")
     from llorch_worker.broker.connections.url import in_brackets
-    from llorch_worker.broker.jobs.deadlines import ending_overdue
+    from llorch_worker.broker.standing_in import standing_in
     from llorch_worker.telemetry.logs.setup import configure
     from llorch_worker.telemetry.metrics.exporter import Exporter
 
@@ -61,7 +61,7 @@ def exporter(
         )
     try:
         _warn_without_redis(settings.redis_url)
-        with ending_overdue(settings):
+        with standing_in(settings):
             server.serve_forever()
     finally:
         server.server_close()

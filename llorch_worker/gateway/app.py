@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from llorch_worker import __version__
 from llorch_worker.broker.figures.history import keeping_history
-from llorch_worker.broker.jobs.deadlines import ending_overdue
+from llorch_worker.broker.standing_in import standing_in
 from llorch_worker.client.cancelling import beside
 from llorch_worker.gateway import documentation, errors
 from llorch_worker.gateway.access_log import logging_access
@@ -82,7 +82,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        with ending_overdue(settings), keeping_history(settings.redis_url):
+        with standing_in(settings), keeping_history(settings.redis_url):
             async with (
                 gateway.webhooks.running(),
                 beside(drive_all(gateway.batches, gateway.new_run), "llorch-batches"),

@@ -18,6 +18,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.jobs import dead_letters
 from llorch_worker.broker.queues import place_of
+from llorch_worker.broker.standing_in import release_late
 from llorch_worker.broker.waiting import older_version
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled, QueueFull
@@ -42,7 +43,7 @@ from tests.services import (
     token_ids,
     wait_until,
 )
-from tests.store import held_ids
+from tests.store import held_ids, waiting_ids
 from tests.telemetry.exporters import running_exporter
 from tests.telemetry.scraping import scrape
 
@@ -362,6 +363,18 @@ def test_an_operator_sees_the_fleet_and_drops_a_dead_letter(
     assert run("doctor", LLORCH_REDIS_URL=url).code == 0
     assert run("dead", "drop", "--all", LLORCH_REDIS_URL=url).code == 0
     assert dead_letters.count(admin) == 0
+
+
+def test_a_gateway_lets_due_jobs_of_a_model_without_workers_wait(
+    redis_server: RedisServer, admin: redis.Redis
+) -> None:
+    announce(admin, name="absent")
+    admin.hset(keys.job("due"), mapping={"state": "scheduled", "list": "llorch.absent"})
+    admin.zadd(keys.scheduled("absent"), {"due": 1})
+    admin.lpush("llorch.absent", json.dumps(envelope(GOOD_BODY, headers={"id": "stock"})))
+    with connect(url_of(redis_server, "llorch-gateway")) as client:
+        release_late(client)
+    assert set(waiting_ids(admin, "absent")) == {"due", "stock"}
 
 
 def test_flower_shows_a_worker_and_its_jobs(

@@ -6,15 +6,11 @@ stay in its stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connections.connection import connect
-from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.fleet.leases import due
 from llorch_worker.broker.jobs.cancellation import end_waiting
 from llorch_worker.broker.queues import model_of
@@ -65,17 +61,3 @@ def next_deadlines(client: Redis, now_ms: int) -> dict[str, float]:
                 # They are in order.
                 found.setdefault(model_of(list_key), max(0.0, (at_ms - now_ms) / 1e3))
     return found
-
-
-@contextmanager
-def ending_overdue(settings: Settings) -> Iterator[None]:
-    """Does so every second meanwhile, in a thread."""
-    with connect(settings.redis_url) as client:
-        ending = Repeater(
-            "deadlines", "end overdue jobs", lambda: end_overdue(client, settings), LOOK_S
-        )
-        ending.start()
-        try:
-            yield
-        finally:
-            ending.close()
