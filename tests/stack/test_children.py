@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,7 +14,7 @@ import pytest
 
 from llorch_worker.stack.children import Child, Program, describe_exit, python
 from tests.cli.command import alive, environment
-from tests.services import wait_until
+from tests.services import REPOSITORY, wait_until
 
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 PARENT = f"""
@@ -85,3 +86,9 @@ def test_an_exit_is_described_in_words() -> None:
     assert describe_exit(1) == "exit code 1"
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(-40) == "killed by SIGRTMIN+6"
+
+
+@pytest.mark.parametrize("extra", ["worker", "server"])
+def test_either_extra_for_workers_brings_what_finds_the_port_of_a_child(extra: str) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert "psutil>=6" in project["optional-dependencies"][extra]
