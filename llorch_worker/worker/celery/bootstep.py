@@ -185,7 +185,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             hand_back=lambda ids: pool.call_soon(lambda: pool.hand_back_running(ids)),
         )
         residency.start()
-        reload_on_sighup(residency.reload)
+        answer_sighup(residency.reload)
         pool.figures = lambda: shown_figures(residency.stats())
         worker.app.out_of_time = pool.out_of_time
         self._follow_ups = FollowUps(worker.app, settings, worker.hostname)
@@ -343,12 +343,16 @@ def _take_over_jobs(settings: Settings, model: str) -> None:
             logger.warning("cannot look for jobs of an older version: %s", error)
 
 
-def reload_on_sighup(reload: Callable[[], object]) -> None:
-    """Celery's handler would restart the whole worker. It has none on a terminal, where closing the
-    window ends the worker."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and callable(signal.getsignal(signal.SIGHUP)):
+def answer_sighup(reload: Callable[[], object]) -> None:
+    """Reloads where Celery's handler would restart the whole worker. On a terminal Celery has none,
+    and the signal says that the window was closed: the worker drains, as after SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGHUP)
+    if callable(handler):
         signal.signal(signal.SIGHUP, lambda *_: reload() and None)
+    elif handler == signal.SIG_DFL:  # no nohup
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
 def _shut_down() -> None:
