@@ -75,7 +75,10 @@ def test_every_setting_reaches_its_service(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
     assert set(services["worker"]["environment"]) == settings | TRACES | HUB
     fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
-    assert fields | TRACES <= set(services["gateway"]["environment"])
+    kept = {"LLORCH_RESULT_TTL_S", "LLORCH_STREAM_TTL_S", "LLORCH_LOG_FORMAT"}
+    sent = {"LLORCH_PLACEMENT", "LLORCH_GENERATION_CONFIG", "LLORCH_LEASE_S"}
+    assert fields | TRACES | kept | sent <= set(services["gateway"]["environment"])
+    assert kept <= set(services["exporter"]["environment"])
     flower = services["flower"]["environment"]
     assert {name: str(flower[name]) for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
 
