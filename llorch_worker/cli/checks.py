@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from llorch_worker.broker.connections.connection import broker_errors, connect
@@ -21,7 +21,7 @@ from llorch_worker.broker.connections.url import (
 from llorch_worker.broker.figures.fleet_client import FleetClient
 from llorch_worker.broker.waiting.waiting import remedy_for
 from llorch_worker.cli.terminal import extras
-from llorch_worker.contract import LlorchError
+from llorch_worker.contract import LlorchError, ModelLoadFailed
 from llorch_worker.contract.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -224,7 +224,37 @@ def _card(name: str, card: Card, locks: Path) -> Check:
     return Check("device", "ok", f"{name} ({card.name}) {card.model}, {memory}; {taken}")
 
 
-def model_file(settings: Settings) -> Iterator[Check]:
+def models(settings: Settings) -> Iterator[Check]:
+    """Each model that a worker would serve: a file by itself, and a server's."""
+    for each in settings.of_each_model:
+        if each.engine_url is None:
+            yield from _model_file(each)
+        else:
+            yield _model_of_server(each, each.engine_url)
+
+
+def _model_of_server(settings: Settings, url: str) -> Check:
+    """Does the server answer, and does it serve the model?"""
+    if missing := extras.missing_modules("server"):
+        finding = f"not installed ({', '.join(missing)}): workers cannot ask the server at {url}"
+        return Check("server", "warn", finding, install_command("server"))
+    from llorch_worker.servers.server_engine import Address, ServerEngine
+    from llorch_worker.worker.engine_loader import key_of
+
+    def away(reason: str) -> NoReturn:
+        raise ModelLoadFailed(reason.removeprefix("waits for "))
+
+    try:
+        address = Address(url, key_of(settings), str(settings.model), settings.served_name)
+        engine = ServerEngine.load(address, max_sequences=None, wait=away)
+    except ModelLoadFailed as error:
+        remedy = "start the server, or correct its URL, its key or the model's name"
+        return Check("model", "fail", error.message, remedy)
+    engine.close()
+    return Check("model", "ok", f"{settings.served_name}: {engine.facts.device} at {url} serves it")
+
+
+def _model_file(settings: Settings) -> Iterator[Check]:
     """Does the model's metadata load, and does the model fit? A missing device skips the latter."""
     if extras.missing_modules("worker"):
         return

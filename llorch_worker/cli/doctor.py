@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_options
+from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_of_one_worker
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import printable
 from llorch_worker.contract.command_errors import FAILED
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
-@settings_options("model", "device", "redis_url", "drafter")
+@settings_of_one_worker("device", "redis_url", "drafter")
 def doctor(
     settings: Settings,
     flower_port: FlowerPortOption = None,
@@ -41,7 +41,7 @@ def doctor(
         checks.environment(),
         checks.redis_server(settings.redis_url, asked_for=asked_for_redis),
         checks.devices(settings),
-        checks.model_file(settings),
+        checks.models(settings),
         checks.flower(flower_port),
         checks.served_workers(settings.redis_url, found),
     ):

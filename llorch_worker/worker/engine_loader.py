@@ -261,7 +261,7 @@ class EngineLoader:
                 settings.served_name,
                 silent_s=SILENT_WATCHDOGS * settings.watchdog_s,
             )
-        self._address.key = _key_of(settings)
+        self._address.key = key_of(settings)
 
         def wait(reason: str) -> None:
             nonlocal said_at_s
@@ -361,7 +361,8 @@ def warn_of_ignored(settings: Settings) -> None:
         )
 
 
-def _key_of(settings: Settings) -> str | None:
+def key_of(settings: Settings) -> str | None:
+    """The key of the servers. Raises ModelLoadFailed if its file cannot be read."""
     if settings.engine_key is not None:
         return settings.engine_key.get_secret_value().strip()
     if settings.engine_key_file is None:

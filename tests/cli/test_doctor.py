@@ -11,7 +11,8 @@ from celery import Celery
 
 from llorch_worker.broker.connections.connection import connect
 from tests.cli.command import Ran, Served, run
-from tests.services import free_node_port, own_redis
+from tests.servers.stand_in import StandIn
+from tests.services import free_node_port, free_port, own_redis
 
 
 def by_subject(ran: Ran) -> dict[str, Any]:
@@ -99,6 +100,24 @@ def test_a_variable_that_is_no_setting_is_a_warning(redis_url: str) -> None:
         ("warn", "did you mean LLORCH_GATEWAY_PORT?"),
         ("warn", "did you mean LLORCH_MAX_SEQUENCES?"),
     ]
+
+
+def test_each_model_of_a_worker_is_checked(redis_url: str, demo_model: Path) -> None:
+    with StandIn("vLLM").running() as server:
+        models = [str(demo_model), "/nowhere.gguf", f"{server.url}=toy", f"{server.url}=other"]
+        away = f"http://127.0.0.1:{free_port()}/v1=toy2"
+        ran = run("doctor", "--redis", redis_url, "--json", LLORCH_MODELS=",".join([*models, away]))
+        # As a worker's, the option is in place of the variable.
+        alone = run(
+            *("doctor", "--redis", redis_url, "--model", demo_model, "--json"),
+            LLORCH_MODELS="/nowhere.gguf",
+        )
+    assert (ran.code, alone.code) == (1, 0), (ran, alone)
+    found = [check for check in ran.json["checks"] if check["subject"] == "model"]
+    assert [check["verdict"] for check in found] == ["ok", "fail", "ok", "fail", "fail"]
+    assert found[2]["finding"] == f"toy: vLLM at {server.url} serves it"
+    assert "serves toy, and not other" in found[3]["finding"]
+    assert found[4]["remedy"].startswith("start the server")
 
 
 def test_a_context_beyond_the_models_own_fails(redis_url: str) -> None:
