@@ -16,6 +16,7 @@ from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.command_line import command_line
 from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.quantities import counted, human_bytes, human_time, iso_time
 from llorch_worker.settings import Settings
 
@@ -122,20 +123,22 @@ def retry(
     It continues after the tokens that it already has. A job past its deadline ends with them.
     """
     screen = Screen(as_json=as_json)
-    with _redis(settings) as client:
+    outcomes: dict[str, str] = {}
+    retried: list[str] = []
+    with _telling(retried, "job", "put back into the queue"), _redis(settings) as client:
         from llorch_worker.broker.jobs import dead_letters
 
-        outcomes = {}
         for letter in _chosen(client, letter_id, every=every):
             outcome = "malformed" if letter.is_kept else "too large"
             if letter.retriable:
                 outcome = dead_letters.retry(client, letter)
             outcomes[letter.id] = outcome
+            if outcome == "retried":
+                retried.append(letter.id)
     if not every:
         (outcome,) = outcomes.values()
         if outcome != "retried":
             raise CommandError("NOT_RETRIED", f"{letter_id} was not retried: {_WHY_NOT[outcome]}")
-    retried = [it for it, outcome in outcomes.items() if outcome == "retried"]
     left = {it: outcome for it, outcome in outcomes.items() if outcome != "retried"}
     if as_json:
         screen.document({"retried": retried, "left": left})
@@ -156,15 +159,28 @@ def drop(
 ) -> None:
     """Delete a dead letter for good. Its job stays failed."""
     screen = Screen(as_json=as_json)
-    with _redis(settings) as client:
+    dropped: list[str] = []
+    with _telling(dropped, "letter", "dropped"), _redis(settings) as client:
         from llorch_worker.broker.jobs import dead_letters
 
-        chosen = _chosen(client, letter_id, every=every)
-        dropped = [letter.id for letter in chosen if dead_letters.drop(client, letter)]
+        for letter in _chosen(client, letter_id, every=every):
+            if dead_letters.drop(client, letter):
+                dropped.append(letter.id)
     if as_json:
         screen.document({"dropped": dropped})
     else:
         screen.line(f"{counted(len(dropped), 'letter')} dropped.")
+
+
+@contextmanager
+def _telling(done: list[str], noun: str, what: str) -> Iterator[None]:
+    """If Redis fails, the error says how many were done before."""
+    try:
+        yield
+    except BrokerUnavailable as error:
+        if not done:
+            raise
+        raise type(error)(f"{counted(len(done), noun)} {what}, then: {error}") from error
 
 
 @contextmanager

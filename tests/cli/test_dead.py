@@ -182,6 +182,28 @@ def test_an_unknown_id_and_a_wrong_command_are_refused() -> None:
         assert run("dead", command, "nobody", "--all").code == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [("retry", "1 job put back into the queue"), ("drop", "1 letter dropped")]
+)
+def test_a_failure_in_the_middle_says_what_was_done(
+    command: str, said: str, own_server: RedisServer, own_client: Client
+) -> None:
+    store = own_client.redis
+    for job_id in ("older", "newer"):
+        push(store, job_id)
+        (claim,) = take(store)
+        terms = claims.ClaimTerms.of(own_client.settings)
+        dead_letters.bury(store, claim, "attempts exhausted", terms)
+        claims.fail(store, claim, AttemptsExhausted("it died"), terms)
+    # Nothing can be done with the second.
+    store.set(keys.job("older"), "of another program")
+    number = store.lindex(keys.DEAD, -1).partition(" ")[0]
+    store.lset(keys.DEAD, -1, f"{number} x ")
+    ran = run("dead", command, "--all", "--redis", own_server.url)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{said}, then: Redis at {own_server.url} refuses" in " ".join(ran.err.split())
+
+
 def test_status_counts_a_suspect_as_queued_and_mentions_it(
     own_server: RedisServer, own_client: Client
 ) -> None:
