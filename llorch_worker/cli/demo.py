@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 120.0
 LEASE_S, SWEEP_S = 3.0, 1.0
 """Shorter than by default, so that nobody waits 15 s for a dead worker's job to go on."""
+_OTHER_MODELS = tuple(
+    f"LLORCH_{name}" for name in ("MODELS", "MODELS_FOLDER", "RESIDENT", "PIN", "ENGINE_URL")
+)
+"""The demo has a model of its own, whatever else is served here."""
 
 
 def demo(
@@ -56,7 +61,8 @@ def demo(
     from llorch_worker.stack.stack import Stack
 
     screen = Screen(as_json=as_json)
-    # The demo ignores LLORCH_MODEL.
+    for name in _OTHER_MODELS:
+        os.environ.pop(name, None)  # which the programs that it starts inherit
     model = demo_model()
     chats = model != STORY_MODEL
     settings = settings_from(model=model, model_name=DEMO, lease_s=LEASE_S, sweep_s=SWEEP_S)

@@ -24,7 +24,9 @@ def test_all_jobs_are_done_and_measured_and_nothing_is_left(
     # Teams that use Celery often have one.
     (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
     monkeypatch.chdir(tmp_path)
-    command = Started("demo", "--json", fresh=True)
+    # And one of a worker of several models may be set.
+    several = {"LLORCH_MODELS": "/nowhere/a.gguf,/nowhere/b.gguf", "LLORCH_RESIDENT": "2"}
+    command = Started("demo", "--json", fresh=True, **several)
     family: set[int] = set()
 
     def ended() -> bool:
