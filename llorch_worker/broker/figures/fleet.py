@@ -12,7 +12,7 @@ from redis import Redis
 from llorch_worker.broker.fleet import recent_jobs, registry
 from llorch_worker.broker.fleet.recent_jobs import RecentJobs
 from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
-from llorch_worker.broker.jobs import dead_letters
+from llorch_worker.broker.jobs import dead_letters, follow_ups
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.broker.waiting.waiting import Queue, unserved, waiting
@@ -41,6 +41,9 @@ class ModelLoad:
     """Sequences that they run, as of their last announcements."""
     orphaned: int
     """Claimed jobs whose worker renews their leases no more. Others take them when these end."""
+    ended: int
+    """Jobs that ended, such as parts of chords, after which a worker has more to do. Counted only
+    while no worker lives, as any does it soon."""
     preempting: int
     """Sequences that are in them and wait for room: as many urgent jobs preempt others."""
     tokens_per_s: float
@@ -73,8 +76,8 @@ class ModelLoad:
 
     @property
     def work(self) -> int:
-        """What the workers have to do: running + preempting + waiting + orphaned."""
-        return self.running + self.preempting + self.waiting + self.orphaned
+        """What the workers have to do: running + preempting + waiting + orphaned + ended."""
+        return self.running + self.preempting + self.waiting + self.orphaned + self.ended
 
     @property
     def saturation(self) -> float | None:
@@ -126,15 +129,18 @@ def read_fleet(client: Redis) -> Fleet:
     orphaned = Counter(
         model_of(text(name)) for name in run_script(client, "orphaned", [MOST_ORPHANED])
     )
+    ended = Counter() if workers else follow_ups.count_due(client)
     return Fleet(
         workers=workers,
-        models=[_load(client, card, workers, orphaned[card.name]) for card in cards],
+        models=[
+            _load(client, card, workers, orphaned[card.name], ended[card.name]) for card in cards
+        ],
         dead_letters=dead_letters.count(client),
     )
 
 
 def _load(
-    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], orphaned: int
+    client: Redis, card: ModelCard, workers: Sequence[WorkerCard], orphaned: int, ended: int
 ) -> ModelLoad:
     found = waiting(client, card.name)
     serving = [worker for worker in workers if worker.model == card.name]
@@ -147,6 +153,7 @@ def _load(
         slots=sum(worker.max_sequences for worker in serving),
         running=sum(worker.running for worker in serving),
         orphaned=orphaned,
+        ended=ended,
         preempting=sum(worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),

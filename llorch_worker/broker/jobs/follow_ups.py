@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple
 
 from redis import Redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.fleet import leases
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.queues import model_of
+from llorch_worker.broker.scripts import run_script, text
 
 AT_ONCE_JOBS = 100
+MOST_COUNTED = 1_000
 
 
 class FollowUp(NamedTuple):
@@ -38,6 +41,19 @@ def take(client: Redis, lease_s: float) -> list[FollowUp]:
         FollowUp(job_id, message or "", document or "", fence or "")
         for job_id, fence, (message, document) in zip(job_ids, found, found, strict=True)
     ]
+
+
+def count_due(client: Redis) -> Counter[str]:
+    """By model, how many ended jobs wait for a worker that does so; at most :data:`MOST_COUNTED` in
+    all. Raises ``RedisError``."""
+    seconds: Any = client.time()
+    job_ids: Any = client.zrangebyscore(
+        keys.FOLLOW_UPS, "-inf", 1e3 * seconds[0], start=0, num=MOST_COUNTED
+    )
+    with client.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.hget(keys.job(job_id), "list")
+        return Counter(model_of(text(list_key)) for list_key in pipe.execute() if list_key)
 
 
 def note_done(client: Redis, job_id: str, keep_s: int, fence: str | int) -> None:

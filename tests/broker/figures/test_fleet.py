@@ -49,6 +49,19 @@ def only_model(store: redis.Redis) -> ModelLoad:
     return model
 
 
+def test_what_celery_does_after_a_jobs_end_asks_for_a_worker_where_none_lives(
+    store: redis.Redis, client: Client
+) -> None:
+    """Else a chord whose last part is cancelled while autoscaling has no worker never goes on."""
+    announce(store)
+    push(store, "part", eta="2999-01-01T00:00:00+00:00")
+    assert take(store) == []
+    assert client.job("part").cancel()
+    assert (only_model(store).work, only_model(store).waiting) == (1, 0)
+    announce_worker(store, "w1@h", running=0)
+    assert only_model(store).work == 0
+
+
 def test_an_empty_redis_has_no_fleet(store: redis.Redis) -> None:
     found = read_fleet(store)
     assert (found.workers, found.models, found.dead_letters) == ([], [], 0)
