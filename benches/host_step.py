@@ -26,6 +26,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import InlineQueue
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.engine.process.messages import EventTold, Step, encode
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
@@ -221,14 +222,9 @@ def _core(
         )
         core.add(
             Generation(
-                f"{number}",
                 request,
+                ModelFacts("none"),
                 (sequence,),
-                model_name="none",
-                worker="none",
-                attempt=1,
-                queued_at=None,
-                on_event=None,
                 on_tokens=told.append,
                 request_cancel=lambda _: None,
             )

@@ -34,6 +34,7 @@ from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
@@ -196,14 +197,9 @@ class Bench:
         tokenizer: Any = SimpleNamespace(vocab_size=0, decoding_table=table)
         text = ChoiceText(tokenizer)
         generation = Generation(
-            str(row),
             request,
+            ModelFacts("random"),
             (Running(ids, request, seed=0, text=text, arrival=row),),
-            model_name="random",
-            worker="benches.gpu",
-            attempt=1,
-            queued_at=None,
-            on_event=None,
             request_cancel=self._core.cancel,
         )
         self._core.add(generation)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 
@@ -17,7 +17,7 @@ from llorch_worker.contract import (
     ModelLoadFailed,
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
-from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import (
     load_weights,
     misplaced_tensors,
@@ -171,11 +171,7 @@ class EmbeddingEngine(ThreadedEngine):
         self._thread.call(partial(self._core.warm_up, self._plan.longest_context))
 
     def submit(
-        self,
-        request: AnyTextsRequest | PreparedTexts,
-        *,
-        on_tokens: object = None,  # noqa: ARG002 - there are none
-        **others: Any,
+        self, request: AnyTextsRequest | PreparedTexts, **attempt: Unpack[Attempt]
     ) -> TextsGeneration:
         """See :meth:`.Engine.submit`. Texts that the journal has are not computed again.
 
@@ -190,7 +186,7 @@ class EmbeddingEngine(ThreadedEngine):
             self.tokenizer,
             self.pooling,
             request_cancel=self._thread.cancel,
-            **others,
+            **attempt,
         )
         self._thread.add(generation)
         return generation

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -19,7 +19,6 @@ from llorch_worker.contract import (
     TASK_NAME,
     TEXT_TASKS,
     AnyTextsRequest,
-    Event,
     Fault,
     GenerationRequest,
     InvalidRequest,
@@ -38,7 +37,7 @@ from llorch_worker.engine.device.warm_up import (
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafter import drafter_maker
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.interface import EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts, StepFigures
 from llorch_worker.engine.loading import LoadedModel, load_as_planned, part_of_load
 from llorch_worker.engine.memory.compute_device import resolve_device, visible_cards
 from llorch_worker.engine.memory.encoder_plan import asked_rule
@@ -53,7 +52,6 @@ from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
-from llorch_worker.engine.told import TokensTold
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
 from llorch_worker.intake.intake import Intake
@@ -300,28 +298,19 @@ class Engine(ThreadedEngine):
         self._counters.steps = StepCounts()
 
     @overload
-    def submit(self, request: GenerationRequest | PreparedRequest, **others: Any) -> Generation: ...
+    def submit(
+        self, request: GenerationRequest | PreparedRequest, **attempt: Unpack[Attempt]
+    ) -> Generation: ...
 
     @overload
     def submit(
-        self, request: AnyTextsRequest | PreparedTexts, **others: Any
+        self, request: AnyTextsRequest | PreparedTexts, **attempt: Unpack[Attempt]
     ) -> TextsGeneration: ...
 
-    # The overloads leave the options, which are the same, to this.
-    def submit(  # type: ignore[misc]
+    def submit(
         self,
         request: GenerationRequest | PreparedRequest | AnyTextsRequest | PreparedTexts,
-        *,
-        job_id: str | None = None,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
-        journal: Journal | None = None,
-        suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
-        handle: int = 0,
+        **attempt: Unpack[Attempt],
     ) -> Generation | TextsGeneration:
         """Checks the request in the caller's thread and queues it.
 
@@ -332,20 +321,7 @@ class Engine(ThreadedEngine):
         Args:
             request: also what an intake with this engine's ``limits`` has made of one; then the
                 model that it names was checked before.
-            queued_at: unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms``
-                and ``first_token_ms`` count from it, or from now.
-            retried_at: unix time in s at which an ended job was enqueued once more; ``queue_ms``
-                and ``first_token_ms`` count from it.
-            journal: the events of earlier attempts from the job's stream. The generation continues
-                there: tokens, text, logprobs and usage are those of an uninterrupted run, events
-                contain only new output, and complete choices do not run again. ``usage.cached`` and
-                the other timings are those of this attempt.
-            suspect: the job may have ended an engine. Until its first token it computes in steps of
-                its own.
-            on_event: called on the engine's thread with every event; must not block. If it
-                raises, this generation is cancelled.
-            on_tokens: called with new tokens in place of ``on_event``; must not raise.
-            handle: what the board calls the generation.
+            attempt: see :class:`.Attempt`.
 
         Raises:
             ModelNotServed: the request names another model.
@@ -360,40 +336,23 @@ class Engine(ThreadedEngine):
                 self.facts,
                 self.tokenizer,
                 self._pooling,
-                job_id=job_id,
-                journal=journal,
-                suspect=suspect,
-                handle=handle,
                 request_cancel=self._thread.cancel,
-                worker=worker,
-                attempt=attempt,
-                queued_at=queued_at,
-                retried_at=retried_at,
-                on_event=on_event,
+                **attempt,
             )
             self._thread.add(texts)
             return texts
+        journal, suspect = attempt.get("journal"), attempt.get("suspect", False)
         prepared = (
             request if isinstance(request, PreparedRequest) else self._prepare(request, journal)
         )
-        job_id = job_id or str(uuid.uuid4())
+        attempt["job_id"] = job_id = attempt.get("job_id") or str(uuid.uuid4())
         generation = Generation(
-            job_id,
             prepared.request,
+            self.facts,
             self._sequence_maker.make(prepared, job_id, journal, suspect=suspect),
-            model_name=self.model_name,
-            fingerprint=self.facts.fingerprint,
-            arithmetic=self.facts.arithmetic,
-            earlier_arithmetic=journal.arithmetic if journal else (),
-            worker=worker,
-            attempt=attempt,
-            queued_at=queued_at,
-            retried_at=retried_at,
-            on_event=on_event,
-            on_tokens=on_tokens,
             request_cancel=self._thread.cancel,
             checks=None if prepared.grammar is None else prepared.grammar.checks,
-            handle=handle,
+            **attempt,
         )
         self._thread.add(generation)
         return generation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, Unpack
 
 from llorch_worker.contract import (
     Choice,
@@ -13,7 +13,8 @@ from llorch_worker.contract import (
     Usage,
 )
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.engine.handle import ComputedGeneration
+from llorch_worker.engine.computed_generation import ComputedGeneration
+from llorch_worker.engine.interface import Attempt, ModelFacts
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.sequence import Sequence, SequenceState
@@ -36,18 +37,15 @@ class Generation(ComputedGeneration):
 
     def __init__(
         self,
-        id: str,
         request: GenerationRequest,
+        facts: ModelFacts,
         sequences: tuple[Sequence, ...],
         *,
         request_cancel: Callable[[Generation], None],
         checks: Checks | None = None,
-        handle: int = 0,
-        **told: Any,
+        **attempt: Unpack[Attempt],
     ) -> None:
-        """``handle``: what the board calls it. ``told``: see :class:`.ComputedGeneration`."""
-        super().__init__(id, request, **told)
-        self.handle = handle
+        super().__init__(request, facts, **attempt)
         self.sequences = sequences
         self._cancel = request_cancel
         self._first_prefilled: Sequence | None = None

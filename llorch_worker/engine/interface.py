@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 from llorch_worker.contract import (
     TASK_NAME,
@@ -112,6 +112,36 @@ class EngineDied(InternalError):
         super().__init__(f"the engine died: {death.reason}")
 
 
+class Attempt(TypedDict, total=False):
+    """What :meth:`EngineInterface.submit` takes beside the request."""
+
+    job_id: str | None
+    """Drawn if there is none."""
+    worker: str
+    attempt: int
+    queued_at: float | None
+    """Unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms`` and
+    ``first_token_ms`` count from it, or from now."""
+    retried_at: float | None
+    """Unix time in s at which an ended job was enqueued once more; ``queue_ms`` and
+    ``first_token_ms`` count from it."""
+    journal: Journal | None
+    """The events of earlier attempts from the job's stream. The generation continues there: tokens,
+    text, logprobs and usage are those of an uninterrupted run, events contain only new output, and
+    complete choices do not run again. ``usage.cached`` and the other timings are those of this
+    attempt."""
+    suspect: bool
+    """The job may have ended an engine. Until its first token it computes in steps of its own."""
+    on_event: Callable[[Event], None] | None
+    """Called on the engine's thread with every event; must not block, because every job waits for
+    it. If it raises, this generation is cancelled."""
+    on_tokens: Callable[[TokensTold], None] | None
+    """Called with new tokens in place of ``on_event``, without what it takes to make an event of
+    each; must not block or raise."""
+    handle: int
+    """What the board of an engine in the caller's process calls the generation."""
+
+
 class EngineInterface(Protocol):
     """An engine, wherever it runs: ``Engine`` in the caller's process, ``EngineProcess`` in one of
     its own. Any thread may call any method."""
@@ -122,21 +152,8 @@ class EngineInterface(Protocol):
     def warm_up(self) -> None:
         """Prepares for jobs; call it once, before the first."""
 
-    def submit(
-        self,
-        request: GenerationRequest,
-        *,
-        job_id: str | None = None,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
-        journal: Journal | None = None,
-        suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
-    ) -> GenerationHandle:
-        """See :meth:`.Engine.submit`. Neither callback may block: every job waits for it."""
+    def submit(self, request: GenerationRequest, **attempt: Unpack[Attempt]) -> GenerationHandle:
+        """See :meth:`.Engine.submit`."""
 
     def logits(self, token_ids: Ids[int]) -> Any:
         """The logits after each of ``token_ids``: [tokens, vocab] float32, a tensor or a

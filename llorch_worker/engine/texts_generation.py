@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 
@@ -16,7 +15,6 @@ from llorch_worker.contract import (
     EmbedRequest,
     Finished,
     InternalError,
-    Journal,
     RerankRequest,
     RerankResult,
     ScoreResult,
@@ -27,8 +25,8 @@ from llorch_worker.contract import (
     check_task,
 )
 from llorch_worker.contract.texts_result import Ranked
-from llorch_worker.engine.handle import ComputedGeneration
-from llorch_worker.engine.interface import ModelFacts
+from llorch_worker.engine.computed_generation import ComputedGeneration
+from llorch_worker.engine.interface import Attempt, ModelFacts
 from llorch_worker.engine.sequence import PRIORITY_RANKS
 from llorch_worker.intake.request_checks import check_model
 from llorch_worker.intake.texts import PreparedTexts, prepare_texts
@@ -51,36 +49,29 @@ class TextsGeneration(ComputedGeneration[TextsRequest, TextsResult]):
 
     def __init__(
         self,
-        id: str,
         prepared: PreparedTexts,
+        facts: ModelFacts,
         *,
-        width: int,
         normalizes: bool,
-        journal: Journal | None,
-        suspect: bool = False,
-        handle: int = 0,
         request_cancel: Callable[[TextsGeneration], None],
-        **others: Any,
+        **attempt: Unpack[Attempt],
     ) -> None:
-        """``width``: of what the model gives of a text. ``normalizes``: whether vectors have the
-        length 1 if the request does not say. Raises InternalError if the journal is another
-        request's."""
+        """``normalizes``: whether vectors have the length 1 if the request does not say. Raises
+        InternalError if the journal is another request's."""
         request = REQUESTS[prepared.task](**_STAND_INS[prepared.task], **prepared.options)
         assert isinstance(request, TextsRequest)
-        super().__init__(id, request, **others)
+        super().__init__(request, facts, **attempt)
         self.prepared = prepared
-        self.handle = handle
-        self.suspect = suspect
         self._cancel = request_cancel
         self._cut: int | None = None
         self._normalizes = bool(prepared.first)
         if isinstance(request, EmbedRequest):
             self._cut = request.dimensions
             self._normalizes = normalizes if request.normalize is None else request.normalize
-        width = self._cut or width
-        self.values = torch.empty(len(prepared.token_ids), width)
+        self.values = torch.empty(len(prepared.token_ids), self._cut or facts.width)
         """float32 ``[texts, width]``, as far as they are ``computed``."""
         self.computed = 0
+        journal = attempt.get("journal")
         for part in journal.vectors if journal else ():
             self._take_journalled(part)
         self.rank = PRIORITY_RANKS[request.priority]
@@ -180,9 +171,8 @@ def make_texts_generation(
     tokenizer: Tokenizer,
     pooling: Pooling | None,
     *,
-    job_id: str | None = None,
-    journal: Journal | None = None,
-    **others: Any,
+    request_cancel: Callable[[TextsGeneration], None],
+    **attempt: Unpack[Attempt],
 ) -> TextsGeneration:
     """The job of ``request`` for the model of these ``facts``. ``pooling``: None if a head scores.
 
@@ -193,16 +183,11 @@ def make_texts_generation(
         check_task(request, facts.model_name, facts.tasks)
         request = prepare_texts(request, tokenizer, facts.limits)
     return TextsGeneration(
-        job_id or str(uuid.uuid4()),
         request,
-        width=facts.width,
+        facts,
         normalizes=pooling is not None and pooling.normalize,
-        journal=journal,
-        model_name=facts.model_name,
-        fingerprint=facts.fingerprint,
-        arithmetic=facts.arithmetic,
-        earlier_arithmetic=journal.arithmetic if journal else (),
-        **others,
+        request_cancel=request_cancel,
+        **attempt,
     )
 
 

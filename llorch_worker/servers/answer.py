@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, Unpack, cast
 
 from llorch_worker.contract import (
     Choice,
@@ -16,7 +16,8 @@ from llorch_worker.contract import (
 from llorch_worker.contract.result import FinishReason
 from llorch_worker.contract.seeds import job_seed
 from llorch_worker.contract.tools import FunctionCall, ToolCall
-from llorch_worker.engine.handle import ComputedGeneration
+from llorch_worker.engine.computed_generation import ComputedGeneration
+from llorch_worker.engine.interface import Attempt, ModelFacts
 from llorch_worker.engine.told import CallTold, TokenScore, TokensTold
 from llorch_worker.servers.pieces import Piece
 
@@ -155,22 +156,19 @@ class ServerGeneration(ComputedGeneration):
 
     def __init__(
         self,
-        id: str,
         request: GenerationRequest,
+        facts: ModelFacts,
         *,
-        journal: Journal,
-        suspect: bool = False,
         request_cancel: Callable[[ServerGeneration], None],
-        **told: Any,
+        **attempt: Unpack[Attempt],
     ) -> None:
-        """``told``: see :class:`.ComputedGeneration`."""
-        super().__init__(id, request, earlier_arithmetic=journal.arithmetic, **told)
-        self.suspect = suspect
+        super().__init__(request, facts, **attempt)
+        journal = attempt.get("journal") or Journal()
         self.begins_again = journal.begins_again
         self.cancelled = False
-        self.seed = job_seed(id) if request.seed is None else request.seed
+        self.seed = job_seed(self.id) if request.seed is None else request.seed
         self.choices = [
-            ChoiceSoFar(index, journal.choices.get(index), id) for index in range(request.n)
+            ChoiceSoFar(index, journal.choices.get(index), self.id) for index in range(request.n)
         ]
         self._prompt_tokens: int | None = None
         self.began = False

@@ -7,14 +7,13 @@ import hashlib
 import logging
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Container
 from collections.abc import Sequence as Ids
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from llorch_worker.contract import (
     Cancelled,
@@ -29,6 +28,7 @@ from llorch_worker.contract import (
 from llorch_worker.contract.errors import as_told
 from llorch_worker.engine.interface import (
     TOKEN_GAP_S,
+    Attempt,
     Death,
     DeathLabel,
     EngineDied,
@@ -227,10 +227,8 @@ class ServerEngine(Mortal):
         self,
         request: GenerationRequest,
         *,
-        job_id: str | None = None,
-        journal: Journal | None = None,
         on_asked: object = None,  # noqa: ARG002 - nothing is prepared here
-        **options: Any,
+        **attempt: Unpack[Attempt],
     ) -> ServerGeneration:
         """See :meth:`.EngineInterface.submit`. Raises InvalidRequest for what the server does not
         do; what it refuses itself, the generation raises."""
@@ -238,14 +236,7 @@ class ServerEngine(Mortal):
         check_task(request, self.facts.model_name, self.facts.tasks)
         check(request, self._asking.served)
         generation = ServerGeneration(
-            job_id or str(uuid.uuid4()),
-            request,
-            model_name=self.facts.model_name,
-            fingerprint=self.facts.fingerprint,
-            arithmetic=self.facts.arithmetic,
-            journal=journal or Journal(),
-            request_cancel=self._request_cancel,
-            **options,
+            request, self.facts, request_cancel=self._request_cancel, **attempt
         )
         with self._lock:
             self._require_open()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from llorch_worker.engine.device.step_errors import MEMORY_PAUSE_S
+from llorch_worker.engine.interface import ModelFacts
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.texts_core import TextsCore
 from llorch_worker.engine.texts_generation import TextsGeneration
@@ -48,15 +49,11 @@ class Clocked:
     def add(self, token_id: int, texts: int, priority: str = "normal") -> TextsGeneration:
         """A job of so many texts of one token."""
         job = TextsGeneration(
-            str(token_id),
             PreparedTexts("llorch.embed", {"priority": priority}, [[token_id]] * texts, ()),
-            width=1,
+            ModelFacts("encoder", width=1),
             normalizes=False,
-            journal=None,
-            suspect=False,
-            handle=next(self._handles),
             request_cancel=lambda _: None,
-            model_name="encoder",
+            handle=next(self._handles),
         )
         self._core.add(job)
         return job

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -27,7 +27,6 @@ from llorch_worker.contract import (
     GenerationRequest,
     InternalError,
     InvalidRequest,
-    Journal,
     LlorchError,
     check_task,
 )
@@ -35,6 +34,7 @@ from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.kinds import Asked
 from llorch_worker.engine.handle import GenerationHandle
 from llorch_worker.engine.interface import (
+    Attempt,
     Death,
     EngineDied,
     EngineStats,
@@ -262,20 +262,14 @@ class EngineProcess(Mortal):
         self,
         request: Asked,
         *,
-        job_id: str | None = None,
-        worker: str = "local",
-        attempt: int = 1,
-        queued_at: float | None = None,
-        retried_at: float | None = None,
-        journal: Journal | None = None,
-        suspect: bool = False,
-        on_event: Callable[[Event], None] | None = None,
-        on_tokens: Callable[[TokensTold], None] | None = None,
         on_asked: Callable[[Preparation], None] = lambda _: None,
+        **attempt: Unpack[Attempt],
     ) -> RemoteGeneration[Asked]:
-        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_tokens`` gets new tokens in
-        place of ``on_event``, without what it takes to make an event of each. ``on_asked``: see
+        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_asked``: see
         :meth:`.IntakeProcess.prepare_document`."""
+        journal = attempt.pop("journal", None)
+        callbacks = attempt.pop("on_event", None), attempt.pop("on_tokens", None)
+        attempt["job_id"] = job_id = attempt.get("job_id") or str(uuid.uuid4())
         with self._lock:
             self._require_open()
         prepared = None
@@ -288,25 +282,14 @@ class EngineProcess(Mortal):
             if request.deadline_s is not None and not journal:
                 # A late job that is prepared soon ends in the engine, as one that has tokens does.
                 now = time.time()
-                within_s = max(SOON_S, (queued_at or now) + request.deadline_s - now)
+                queued_at = attempt.get("queued_at") or now
+                within_s = max(SOON_S, queued_at + request.deadline_s - now)
             prepared = self._intake.prepare_document(
                 request, limits, generated, within_s=within_s, on_asked=on_asked
             )
         handle = next(self._numbers)
-        job_id = job_id or str(uuid.uuid4())
-        generation = RemoteGeneration(self, handle, job_id, request, on_event, on_tokens)
-        message = Submit.of(
-            handle,
-            request,
-            prepared,
-            journal,
-            job_id=job_id,
-            worker=worker,
-            attempt=attempt,
-            queued_at=queued_at,
-            retried_at=retried_at,
-            suspect=suspect,
-        )
+        generation = RemoteGeneration(self, handle, job_id, request, *callbacks)
+        message = Submit.of(handle, request, prepared, journal, **attempt)
         accepting = _Accepting(is_awaited=not message.is_quick)
         with self._lock:
             self._require_open()

@@ -124,17 +124,17 @@ class Submit(_Message):
     request: bytes
     is_prepared: bool
     """Whether that is the document of a :class:`.PreparedRequest` or :class:`.PreparedTexts`."""
-    job_id: str
-    worker: str
-    attempt: int
-    queued_at: float | None
-    retried_at: float | None
     journal: bytes | None
-    suspect: bool
     is_quick: bool
     """Whether nobody waits until it is taken in: there is no long text to read, no grammar to
     compile, and nothing to refuse."""
     has_grammar: bool
+    job_id: str
+    worker: str = "local"
+    attempt: int = 1
+    queued_at: float | None = None
+    retried_at: float | None = None
+    suspect: bool = False
 
     @classmethod
     def of(
@@ -143,9 +143,11 @@ class Submit(_Message):
         request: JobRequest,
         prepared: bytes | None,
         journal: Journal | None,
-        **others: Any,
+        /,
+        **attempt: Any,
     ) -> Submit:
-        """``prepared``: what an intake has made of ``request``."""
+        """``prepared``: what an intake has made of ``request``. ``attempt``: what else crosses of
+        an :class:`.Attempt`."""
         # The keeper holds the metadata, which change nothing.
         document = prepared or json.dumps(request.wire() | {"metadata": None}).encode()
         read = None if journal is None else _JOURNAL.dump_json(journal)
@@ -160,7 +162,7 @@ class Submit(_Message):
             journal=read,
             is_quick=is_prepared and is_short and not has_grammar,
             has_grammar=has_grammar,
-            **others,
+            **attempt,
         )
 
     @property
