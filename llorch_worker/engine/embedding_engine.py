@@ -17,7 +17,7 @@ from llorch_worker.contract import (
     ModelLoadFailed,
 )
 from llorch_worker.engine.device.queue import begin_thread, use_device
-from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts
 from llorch_worker.engine.loading import (
     load_weights,
     misplaced_tensors,
@@ -28,7 +28,7 @@ from llorch_worker.engine.memory.compute_device import visible_cards
 from llorch_worker.engine.memory.encoder_plan import EncoderPlan, asked_rule, plan_encoder
 from llorch_worker.engine.stats import Counters
 from llorch_worker.engine.texts_core import TextsCore
-from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
+from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.texts import PreparedTexts
@@ -180,16 +180,7 @@ class EmbeddingEngine(ThreadedEngine):
             InvalidRequest: it breaks a rule of this model, or asks for what it does not do.
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
-        generation = make_texts_generation(
-            request,
-            self.facts,
-            self.tokenizer,
-            self.pooling,
-            request_cancel=self._thread.cancel,
-            **attempt,
-        )
-        self._thread.add(generation)
-        return generation
+        return self._submit_texts(request, **attempt)
 
     def embed(self, texts: Sequence[str], **fields: Any) -> torch.Tensor:
         """The vectors of ``texts``: float32 ``[texts, dimensions]``. ``fields``: others of
@@ -221,9 +212,6 @@ class EmbeddingEngine(ThreadedEngine):
             finished_total=counters.finished_total,
             steps_total=counters.steps_total,
         )
-
-    def step_figures(self) -> StepFigures:
-        return self._counters.steps.read()
 
     def misplaced_tensors(self) -> tuple[str, ...]:
         """Tensors of the model that are not on the engine's device."""

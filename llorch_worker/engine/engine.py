@@ -37,7 +37,7 @@ from llorch_worker.engine.device.warm_up import (
 from llorch_worker.engine.draft_planner import DraftPlanner
 from llorch_worker.engine.drafter import drafter_maker
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts, StepFigures
+from llorch_worker.engine.interface import Attempt, EngineStats, ModelFacts
 from llorch_worker.engine.loading import LoadedModel, load_as_planned, part_of_load
 from llorch_worker.engine.memory.compute_device import resolve_device, visible_cards
 from llorch_worker.engine.memory.encoder_plan import asked_rule
@@ -50,7 +50,7 @@ from llorch_worker.engine.sequence_maker import SequenceMaker
 from llorch_worker.engine.shared_core import SharedCore
 from llorch_worker.engine.stats import Counters, StepCounts
 from llorch_worker.engine.texts_core import TextsCore
-from llorch_worker.engine.texts_generation import TextsGeneration, make_texts_generation
+from llorch_worker.engine.texts_generation import TextsGeneration
 from llorch_worker.engine.thread import EngineThread, Outlet, ThreadedEngine
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.intake.constraints.compiler import LARGE_VOCABULARY
@@ -114,7 +114,7 @@ class Engine(ThreadedEngine):
         self._board = board or Board(options.sequences)
         self._device = device = cache.shape.device
         self._sizes = (options.sequences, options.step_tokens)
-        self._pooling = None if options.made_of is None else Pooling(options.made_of)
+        self.pooling = None if options.made_of is None else Pooling(options.made_of)
         self.facts = ModelFacts(
             model_name=model_name,
             fingerprint=fingerprint,
@@ -128,12 +128,10 @@ class Engine(ThreadedEngine):
             generation_config=generation_config or {},
             device=str(device),
             card_uuids=visible_cards(device),
-            tasks=(TASK_NAME,) if self._pooling is None else (TASK_NAME, *TEXT_TASKS),
-            width=0 if self._pooling is None else config.hidden_size,
+            tasks=(TASK_NAME,) if self.pooling is None else (TASK_NAME, *TEXT_TASKS),
+            width=0 if self.pooling is None else config.hidden_size,
             # A decode never waits for more than a step.
-            longest_text=0
-            if self._pooling is None
-            else min(cache.max_context, options.step_tokens),
+            longest_text=0 if self.pooling is None else min(cache.max_context, options.step_tokens),
             asks_as_qwen3=config.family == QWEN3.name,
         )
         self._intake = Intake(tokenizer, self.facts.limits)
@@ -177,10 +175,10 @@ class Engine(ThreadedEngine):
         )
         self._texts: TextsCore | None = None
         core: EngineCore | SharedCore = self._core
-        if self._pooling is not None:
+        if self.pooling is not None:
             reader = DecoderOfTexts(loaded.model, cache_of_texts(cache, options.cell_tokens))
             self._texts = TextsCore(
-                partial(reader.vectors, pooling=self._pooling),
+                partial(reader.vectors, pooling=self.pooling),
                 options.step_tokens,
                 counters=self._counters,
                 low_waits_at_most_s=options.low_waits_at_most_s,
@@ -331,16 +329,7 @@ class Engine(ThreadedEngine):
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         if isinstance(request, TextsRequest | PreparedTexts):
-            texts = make_texts_generation(
-                request,
-                self.facts,
-                self.tokenizer,
-                self._pooling,
-                request_cancel=self._thread.cancel,
-                **attempt,
-            )
-            self._thread.add(texts)
-            return texts
+            return self._submit_texts(request, **attempt)
         journal, suspect = attempt.get("journal"), attempt.get("suspect", False)
         prepared = (
             request if isinstance(request, PreparedRequest) else self._prepare(request, journal)
@@ -404,10 +393,6 @@ class Engine(ThreadedEngine):
             draft_tokens_total=counters.draft_tokens_total,
             accepted_draft_tokens_total=counters.accepted_draft_tokens_total,
         )
-
-    def step_figures(self) -> StepFigures:
-        """What the steps did since the load, or since it warmed up."""
-        return self._counters.steps.read()
 
     @property
     def matrix_bytes(self) -> int:

@@ -10,7 +10,6 @@ import torch
 
 from llorch_worker.contract import (
     REQUESTS,
-    AnyTextsRequest,
     EmbeddingResult,
     EmbedRequest,
     Finished,
@@ -22,16 +21,13 @@ from llorch_worker.contract import (
     TextsResult,
     Usage,
     Vectors,
-    check_task,
 )
 from llorch_worker.contract.texts_result import Ranked
 from llorch_worker.engine.computed_generation import ComputedGeneration
 from llorch_worker.engine.interface import Attempt, ModelFacts
 from llorch_worker.engine.sequence import PRIORITY_RANKS
-from llorch_worker.intake.request_checks import check_model
-from llorch_worker.intake.texts import PreparedTexts, prepare_texts
-from llorch_worker.model.encoder.pooling import Pooling, normalized
-from llorch_worker.text import Tokenizer
+from llorch_worker.intake.texts import PreparedTexts
+from llorch_worker.model.encoder.pooling import normalized
 
 _STAND_INS: Final[dict[str, dict[str, Any]]] = {
     "llorch.embed": {"input": "-"},
@@ -163,32 +159,6 @@ class TextsGeneration(ComputedGeneration[TextsRequest, TextsResult]):
         if not first:
             return self.values[:, 0]
         return (self.values[:first] * self.values[first:]).sum(1)
-
-
-def make_texts_generation(
-    request: AnyTextsRequest | PreparedTexts,
-    facts: ModelFacts,
-    tokenizer: Tokenizer,
-    pooling: Pooling | None,
-    *,
-    request_cancel: Callable[[TextsGeneration], None],
-    **attempt: Unpack[Attempt],
-) -> TextsGeneration:
-    """The job of ``request`` for the model of these ``facts``. ``pooling``: None if a head scores.
-
-    Raises what :meth:`.EmbeddingEngine.submit` does of a request.
-    """
-    if not isinstance(request, PreparedTexts):
-        check_model(request, facts.model_name)
-        check_task(request, facts.model_name, facts.tasks)
-        request = prepare_texts(request, tokenizer, facts.limits)
-    return TextsGeneration(
-        request,
-        facts,
-        normalizes=pooling is not None and pooling.normalize,
-        request_cancel=request_cancel,
-        **attempt,
-    )
 
 
 def _encoded(values: torch.Tensor) -> str:

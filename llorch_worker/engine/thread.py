@@ -6,13 +6,20 @@ import logging
 import threading
 from collections.abc import Callable, Sized
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 import torch
 
 from llorch_worker.allocator import return_freed_memory
-from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.contract import AnyTextsRequest, InternalError, LlorchError, check_task
+from llorch_worker.engine.interface import Attempt, ModelFacts, StepFigures
+from llorch_worker.engine.stats import Counters
+from llorch_worker.engine.texts_generation import TextsGeneration
+from llorch_worker.intake.request_checks import check_model
+from llorch_worker.intake.texts import PreparedTexts, prepare_texts
+from llorch_worker.model.encoder import Pooling
 from llorch_worker.processes.board import Board
+from llorch_worker.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +90,35 @@ class AnyJob(Protocol):
 class ThreadedEngine:
     """What each engine with an :class:`EngineThread` does in the same way."""
 
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    pooling: Pooling | None
+    """How vectors are made of texts; None if it makes none."""
     _thread: EngineThread[Any]
     _board: Board
+    _counters: Counters
+
+    def _submit_texts(
+        self, request: AnyTextsRequest | PreparedTexts, **attempt: Unpack[Attempt]
+    ) -> TextsGeneration:
+        """See :meth:`.EmbeddingEngine.submit`."""
+        if not isinstance(request, PreparedTexts):
+            check_model(request, self.facts.model_name)
+            check_task(request, self.facts.model_name, self.facts.tasks)
+            request = prepare_texts(request, self.tokenizer, self.facts.limits)
+        generation = TextsGeneration(
+            request,
+            self.facts,
+            normalizes=self.pooling is not None and self.pooling.normalize,
+            request_cancel=self._thread.cancel,
+            **attempt,
+        )
+        self._thread.add(generation)
+        return generation
+
+    def step_figures(self) -> StepFigures:
+        """See :meth:`.EngineInterface.step_figures`."""
+        return self._counters.steps.read()
 
     @property
     def healthy(self) -> bool:
