@@ -258,8 +258,8 @@ def _model_file(settings: Settings) -> Iterator[Check]:
     """Does the model's metadata load, and does the model fit? A missing device skips the latter."""
     if extras.missing_modules("worker"):
         return
-    from llorch_worker.engine.memory.encoder_plan import EncoderPlan, is_for_texts, plan_encoder
-    from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
+    from llorch_worker.engine.memory.encoder_plan import plan_of
+    from llorch_worker.engine.memory.load_plan import LoadPlan
     from llorch_worker.intake.process import IntakeProcess
     from llorch_worker.weights import open_checkpoint
     from llorch_worker.weights.contents import stored_numbers
@@ -268,13 +268,8 @@ def _model_file(settings: Settings) -> Iterator[Check]:
     options = settings.engine_options
     if device_fault:
         options = replace(options, device="cpu")
-    plan: LoadPlan | EncoderPlan
     try:
-        checkpoint = open_checkpoint(settings.model)
-        if is_for_texts(checkpoint, options):
-            plan = plan_encoder(checkpoint, options)
-        else:
-            plan = plan_load(settings.model, options, checkpoint)
+        plan = plan_of(open_checkpoint(settings.model), options)
         with IntakeProcess(plan.checkpoint.path) as intake:
             intake.around()
     except LlorchError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,6 @@ from llorch_worker.demo_model import model_path
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
-    from llorch_worker.engine.memory.encoder_plan import EncoderPlan
     from llorch_worker.engine.memory.load_plan import LoadPlan
 
 
@@ -45,23 +43,19 @@ def inspect(
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.cli.inspect_encoder import show_encoder
-    from llorch_worker.engine.memory.encoder_plan import is_for_texts, plan_encoder
-    from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.engine.memory.encoder_plan import EncoderPlan, plan_of
     from llorch_worker.intake.process import IntakeProcess
     from llorch_worker.weights import open_checkpoint
 
     settings = settings.model_copy(update={"model": model_path(path)})
     checkpoint = open_checkpoint(settings.model)
-    plan: LoadPlan | EncoderPlan
-    if is_for_texts(checkpoint, settings.engine_options):
-        plan = plan_encoder(checkpoint, settings.engine_options)
-        show = partial(show_encoder, screen, settings, plan)
-    else:
-        plan = plan_load(settings.model, settings.engine_options, checkpoint)
-        show = partial(_show, screen, settings, plan)
+    plan = plan_of(checkpoint, settings.engine_options)
     with IntakeProcess(checkpoint.path) as intake:
         intake.around()  # raises if a worker could not use the vocabulary
-    show()
+    if isinstance(plan, EncoderPlan):
+        show_encoder(screen, settings, plan)
+    else:
+        _show(screen, settings, plan)
     if plan.misfit:
         raise typer.Exit(FAILED)
 

@@ -19,7 +19,12 @@ from llorch_worker.engine.memory.compute_device import (
     resolve_device,
     resolve_dtype,
 )
-from llorch_worker.engine.memory.load_plan import LoadPlan, plan_graph, vocabulary_bytes
+from llorch_worker.engine.memory.load_plan import (
+    LoadPlan,
+    plan_graph,
+    plan_load,
+    vocabulary_bytes,
+)
 from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.engine_options import EngineOptions, PoolingChoice
 from llorch_worker.model import ModelConfig, resolve_config
@@ -133,6 +138,14 @@ def is_for_texts(checkpoint: Checkpoint, options: EngineOptions) -> bool:
     Raises ModelLoadFailed if they say what is not done here.
     """
     return is_encoder(checkpoint) or options.pooling == "rank" or own_rule(checkpoint) is not None
+
+
+def plan_of(checkpoint: Checkpoint, options: EngineOptions) -> LoadPlan | EncoderPlan:
+    """The plan for the engine that the model needs. Raises what :func:`plan_encoder` and
+    :func:`.plan_load` do."""
+    if is_for_texts(checkpoint, options):
+        return plan_encoder(checkpoint, options)
+    return plan_load(checkpoint.path, options, checkpoint)
 
 
 def asked_rule(checkpoint: Checkpoint, options: EngineOptions) -> str:

@@ -14,13 +14,8 @@ from pathlib import Path
 
 from llorch_worker.contract import LlorchError
 from llorch_worker.engine.memory.compute_device import free_bytes, resolve_device
-from llorch_worker.engine.memory.encoder_plan import (
-    EncoderPlan,
-    asked_rule,
-    is_for_texts,
-    plan_encoder,
-)
-from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
+from llorch_worker.engine.memory.encoder_plan import EncoderPlan, asked_rule, plan_of
+from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.engine.process.surveying import Surveyed
 from llorch_worker.engine_options import EngineOptions
 from llorch_worker.model_files.hub import local_path
@@ -34,12 +29,10 @@ def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: b
         checkpoint = open_checkpoint(local_path(path))
         if fingerprints:
             known = fingerprint(checkpoint, asked_rule(checkpoint, options))
-        plan: LoadPlan | EncoderPlan
-        if is_for_texts(checkpoint, options):
-            plan = plan_encoder(checkpoint, options)
+        plan = plan_of(checkpoint, options)
+        if isinstance(plan, EncoderPlan):
             found = Surveyed(plan.longest_context, tasks=plan.tasks)
         else:
-            plan = plan_load(path, options, checkpoint)
             config, _ = plan.generation_config
             found = Surveyed(plan.shape.max_context, dict(config), tasks=plan.tasks)
     except LlorchError as error:
