@@ -260,6 +260,7 @@ def _model_file(settings: Settings) -> Iterator[Check]:
         return
     from llorch_worker.engine.memory.encoder_plan import plan_of
     from llorch_worker.engine.memory.load_plan import LoadPlan
+    from llorch_worker.engine.memory.survey import sharing
     from llorch_worker.intake.process import IntakeProcess
     from llorch_worker.weights import open_checkpoint
     from llorch_worker.weights.contents import stored_numbers
@@ -269,7 +270,7 @@ def _model_file(settings: Settings) -> Iterator[Check]:
     if device_fault:
         options = replace(options, device="cpu")
     try:
-        plan = plan_of(open_checkpoint(settings.model), options)
+        plan = plan_of(open_checkpoint(settings.model), sharing(options, settings.resident))
         with IntakeProcess(plan.checkpoint.path) as intake:
             intake.around()
     except LlorchError as error:

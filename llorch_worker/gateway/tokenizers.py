@@ -23,6 +23,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.intake.process import IntakeProcess
+from llorch_worker.model_files.hub import local_path
 from llorch_worker.openai_api.errors import NoWorker
 from llorch_worker.settings import Settings
 
@@ -97,7 +98,7 @@ class Tokenizers:
     def _start(self) -> None:
         intake = None
         try:
-            self._loading = intake = IntakeProcess(self._settings.model)
+            self._loading = intake = IntakeProcess(local_path(self._settings.model, download=False))
             intake.around()
         except (LlorchError, OSError, RuntimeError) as error:
             logger.warning("workers will answer /tokenize, because here: %s", error)

@@ -15,6 +15,7 @@ import math
 
 import torch
 
+from llorch_worker.kernels.grouping import in_groups
 from llorch_worker.kernels.interface import AttentionForm, AttentionRoom, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.upload import on_device
@@ -67,14 +68,16 @@ class TiledAttention:
 
 
 def _groups(sequences: PagedSequences, window: int | None) -> list[_Group]:
-    count = len(sequences.first_rows)
-    size = 1
+    def fits(count: int, longest: int) -> bool:
+        return count <= _at_once(_tiles(longest, 1, window))
+
     # Decodes are gathered together, sequences with more new tokens one by one.
+    contexts = sequences.context_lengths
     if max(sequences.query_lengths) == 1:
-        size = _at_once(_tiles(max(sequences.context_lengths), 1, window))
-    return [
-        _Group(sequences, slice(first, first + size), window) for first in range(0, count, size)
-    ]
+        members = in_groups(contexts, fits)
+    else:
+        members = [slice(at, at + 1) for at in range(len(contexts))]
+    return [_Group(sequences, each, window) for each in members]
 
 
 def _tiles(longest: int, new: int, window: int | None) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.kernels.grouping import in_groups
 from llorch_worker.kernels.interface import (
     AttentionForm,
     AttentionRoom,
@@ -98,11 +99,11 @@ class GatheredDecode:
         readings = self._readings.get(window)
         if readings is None:
             most = _decoded_at_once(self._rows.device.type)
-            step = max(1, most // (window or self._longest))
-            readings = self._readings[window] = [
-                self._read(window, slice(first, first + step))
-                for first in range(0, len(self._rows), step)
-            ]
+            contexts = self._sequences.context_lengths
+            members = in_groups(
+                contexts, lambda count, longest: count * (window or longest) <= most
+            )
+            readings = self._readings[window] = [self._read(window, each) for each in members]
         for reading in readings:
             _decode(reading, qkv, kv, out, form)
 

@@ -104,7 +104,7 @@ def test_an_engine_that_died_is_loaded_again_for_the_next_answer(demo_model: Pat
         engine.kill()
         wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
         terminal.press("/set max_tokens 3\r")
-        seen = see(terminal, "set: ", seen)
+        seen = see(terminal, "›", see(terminal, "set: ", seen))
         terminal.press("Tell me of a fox\r")
         seen = see(terminal, "3 tokens, ", seen)
         see(terminal, "›", seen)

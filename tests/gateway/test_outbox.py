@@ -115,6 +115,22 @@ def test_an_event_is_kept_while_its_receiver_does_not_answer(
     asyncio.run(asyncio.wait_for(keep(), GET_S))
 
 
+def test_a_webhook_that_is_removed_while_its_event_is_made_leaves_no_text(
+    own_server: RedisServer,
+) -> None:
+    async def forget() -> None:
+        async with AsyncClient(own_server.url) as client:
+            outbox = Outbox(client.redis)
+            await outbox.add("a", "http://example.com/", "", "job", in_s=0)
+            webhook = await outbox.get("a")
+            assert webhook is not None
+            await outbox.remove("a")
+            assert await outbox.complete(webhook, "the text") is None
+            assert await client.redis.keys("*webhook*") == []
+
+    asyncio.run(forget())
+
+
 def test_slow_name_servers_of_one_key_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ask, go_on = socket.getaddrinfo, threading.Event()
 

@@ -46,6 +46,15 @@ def survey(path: Path, options: EngineOptions, resident: int, *, fingerprints: b
     )
 
 
+def sharing(options: EngineOptions, resident: int) -> EngineOptions:
+    """For one of ``resident`` models that are loaded at a time, while none is."""
+    if resident == 1:
+        return options
+    # Each may take as much, whichever come to lie beside each other.
+    share_bytes = free_bytes(resolve_device(options.device)) // resident
+    return replace(options, memory_bytes=share_bytes)
+
+
 def _lacking(plan: LoadPlan | EncoderPlan) -> int:
     """At least 1 if it does not fit."""
     if plan.misfit is None:
@@ -55,11 +64,8 @@ def _lacking(plan: LoadPlan | EncoderPlan) -> int:
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    options, resident = EngineOptions(**asked["options"]), asked["resident"]
-    if resident > 1:
-        # Nothing is loaded yet. Each may take as much, whichever come to lie beside each other.
-        share_bytes = free_bytes(resolve_device(options.device)) // resident
-        options = replace(options, memory_bytes=share_bytes)
+    resident = asked["resident"]
+    options = sharing(EngineOptions(**asked["options"]), resident)
     found = [
         survey(path, options, resident, fingerprints=asked["fingerprints"])
         for path in map(Path, asked["models"])

@@ -86,7 +86,7 @@ class BatchRecord(Record):
     """What the ids of its jobs follow from, because they must not follow from its own."""
     output_keep_s: int | None = None
     """How long its files are kept, if it says so."""
-    stopped_as: Literal["cancelled", "expired", "failed"] | None = None
+    stopped_as: Literal["cancelled", "expired"] | None = None
     """How it will end, if it was stopped."""
     parts: list[Part] = Field(default_factory=list)
     """In the order of their lines, which follow each other without a gap."""

@@ -208,7 +208,9 @@ class BatchRun:
         ]
         self._batch.output_file_id = None if output is None else output.id
         self._batch.error_file_id = None if error is None else error.id
-        await self._end(self._record.stopped_as or "completed", [f for f in (output, error) if f])
+        files = [file for file in (output, error) if file]
+        failed = bool(self._batch.errors)
+        await self._end(self._record.stopped_as or ("failed" if failed else "completed"), files)
 
     async def _fail_without_input(self) -> None:
         fault = BatchFault(code="file_not_found", message="the input file was deleted")
@@ -217,7 +219,6 @@ class BatchRun:
             return
         # The answers that an earlier driver wrote are kept; those that it only counted are lost.
         self._batch.errors = BatchFaults(data=[fault])
-        self._record.stopped_as = self._record.stopped_as or "failed"
         self._shown = Counts()
         await self._finish()
 

@@ -91,15 +91,20 @@ class Outbox:
             pipe.zadd(keys.WEBHOOKS, {webhook_id: due_ms}, xx=True)
             await pipe.execute()
 
-    async def complete(self, webhook: Webhook, body: str) -> Webhook:
-        """Keeps the event, because the job's result may expire before the last attempt.
+    async def complete(self, webhook: Webhook, body: str) -> Webhook | None:
+        """Keeps the event, because the job's result may expire before the last attempt. None if the
+        webhook was removed meanwhile.
 
         A Redis that refuses it does not keep it from being sent: the next attempt makes it anew.
         """
         now_ms = await self.now_ms()
-        fields = {"body": body, "since_ms": now_ms, "kept": 1}
         with unless_refused():
+            fields = {"body": body, "since_ms": now_ms}
             await self._redis.hset(keys.webhook(webhook.id), mapping=fields)
+        if await self._redis.zscore(keys.WEBHOOKS, webhook.id) is None:
+            # Nothing else would ever delete the text.
+            await self._redis.delete(keys.webhook(webhook.id))
+            return None
         return replace(webhook, body=body, since_ms=now_ms)
 
     async def remove(self, webhook_id: str) -> None:

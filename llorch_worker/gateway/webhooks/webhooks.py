@@ -256,7 +256,7 @@ class Webhooks:
             webhook = complete
         if poster is None:
             # In its turn, before those whose events were kept later.
-            await self._outbox.put_off([webhook.id], 0)
+            await self._outbox.postpone(webhook.id, 0, kept=1)
             return
         secret = self._secret_of(webhook.caller)
         try:

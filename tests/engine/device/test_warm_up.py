@@ -46,15 +46,15 @@ def test_compiling_leaves_no_trace_in_what_jobs_get(
 def test_kernels_are_compiled_on_the_engines_own_thread(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[str] = []
+    noted: list[tuple[object, ...]] = []
 
     def note(_model: Any, _cache: Any, *sizes: int) -> None:
-        assert sizes == (5, 40, 16)
-        threads.append(threading.current_thread().name)
+        noted.append((threading.current_thread().name, *sizes))
 
     monkeypatch.setattr(engine_module, "compile_kernels", note)
     with load(loaded) as engine:
-        assert threads == [f"llorch-engine-{engine.model_name}"]
+        thread = f"llorch-engine-{engine.model_name}"
+        assert noted == [(thread, 5, 40, engine._scored_rows)]
 
 
 @pytest.mark.usefixtures("compiled_late")
