@@ -148,7 +148,10 @@ class Asking:
             rule = "must be given, and fit: the server does not say what its context holds"
             raise InvalidRequest.from_fault("max_tokens", rule, describe(request.max_tokens))
         seed = choice_seed(generation.seed, choice.index)
-        path, body = body_of(request, self.served, seed=seed, prompt=prompt, most_tokens=left)
+        begun = len(choice.begun.token_ids)
+        path, body = body_of(
+            request, self.served, seed=seed, prompt=prompt, most_tokens=left, begun=begun
+        )
         most = left or self.served.max_context or request.most_tokens or MOST_TOKENS
         most_bytes = 2**16 + BYTES_A_TOKEN * most
         tokens = 0

@@ -81,9 +81,11 @@ def body_of(
     seed: int,
     prompt: Sequence[int] | str | None,
     most_tokens: int | None,
+    begun: int = 0,
 ) -> tuple[str, dict[str, Any]]:
     """The path and the body that ask for an answer as a stream. ``prompt``: in place of the
-    request's, ids or a text. ``most_tokens``: as many as still may follow it."""
+    request's, ids or a text. ``most_tokens``: as many as still may follow it. ``begun``: the tokens
+    of the answer that it ends with."""
     native = is_native(request, served)
     is_chat = prompt is None and request.messages is not None
     whole = _document(request, tuple(type(request).model_fields))
@@ -106,6 +108,7 @@ def body_of(
             body["repeat_last_n"] = served.max_context
     if served.kind in ("vLLM", "SGLang"):
         body |= {"top_k": request.top_k or -1, "return_token_ids": True}
+        body["min_tokens"] = max(0, request.min_tokens - begun)
     if served.kind == "SGLang":
         body.pop("add_generation_prompt", None)
     if most_tokens is not None or (served.kind == "vLLM" and not is_chat):

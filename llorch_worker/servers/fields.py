@@ -22,7 +22,7 @@ prompt_logprobs             refused             refused             refused     
 model                       here                here                here                here
 max_tokens                  sent                sent                sent                sent
 cut_max_tokens              here                here                here                here
-min_tokens                  =                   =                   refused             refused
+min_tokens                  sent                sent                refused             refused
 temperature                 =                   =                   =                   =
 top_p                       =                   =                   =                   =
 top_k                       sent                sent                =                   refused

@@ -245,6 +245,17 @@ def test_a_job_goes_on_after_the_ids_of_its_journal() -> None:
             )
 
 
+@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+def test_a_job_that_goes_on_asks_for_the_rest_of_its_least_tokens(kind: str) -> None:
+    with StandIn(kind).running() as server, engine_at(server) as engine:
+        first = engine.submit(asked(max_tokens=2))
+        journal = read_journal(e for e in first.events() if e.type in ("started", "tokens"))
+        for least, left in ((4, 2), (1, 0)):
+            engine.submit(asked(min_tokens=least), journal=journal).result()
+            _, body = server.bodies[-1]
+            assert (body["min_tokens"], body["max_tokens"]) == (left, 2)
+
+
 def test_a_job_that_cannot_go_on_as_it_would_have_begins_again(vllm: StandIn) -> None:
     with engine_at(vllm) as engine:
         generation = engine.submit(asked(max_tokens=2))
