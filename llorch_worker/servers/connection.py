@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -23,6 +24,9 @@ CONNECT_S: Final = 5.0
 KEEP_S: Final = 0.1
 """How long a connection may be used again: at once, such as for the answer after a question about
 its tokens. One that the server closes as it idles would look like a cut answer."""
+KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""Of a connection on which nothing comes: seconds until it is probed, and between two probes, and
+how many may be lost."""
 ANSWER_S: Final = 60.0
 """How long a question about tokens may take."""
 MOST_ANSWER_BYTES: Final = 32 * 2**20
@@ -104,7 +108,9 @@ class Connection:
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_S, socket_factory=_probed_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers=headers,
             auto_decompress=False,
@@ -190,6 +196,18 @@ class Connection:
             yield response
         finally:
             response.close()
+
+
+def _probed_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that ends with a peer that vanishes: before its first event an answer may be silent
+    for as long as it likes, and nothing else would tell one that never comes."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE:
+        if (option := getattr(socket, name, None)) is not None:  # not on every platform
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

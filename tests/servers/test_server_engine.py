@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -205,6 +206,30 @@ def test_a_wrong_answer_costs_one_job(
 def test_a_prompt_may_take_its_time_before_the_first_token(vllm: StandIn) -> None:
     with engine_at(vllm, silent_s=0.5) as engine:
         assert engine.submit(asked(prompt="late", max_tokens=1)).result().text == "w0 "
+
+
+def test_a_server_that_vanishes_before_its_first_token_is_noticed_by_the_system(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+
+    def keep(*args: Any) -> socket.socket:
+        made.append(probed(*args))
+        return made[-1]
+
+    probed = connection._probed_socket
+    monkeypatch.setattr(connection, "_probed_socket", keep)
+    with engine_at(vllm) as engine:
+        generation = engine.submit(asked(prompt="hold"))
+        wait_until(lambda: vllm.open == 1)
+        held = [each for each in made if each.fileno() >= 0]
+        assert held
+        for each in held:
+            assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for name, value in connection.KEEP_ALIVE:
+                if option := getattr(socket, name, None):
+                    assert each.getsockopt(socket.IPPROTO_TCP, option) == value
+        generation.cancel()
 
 
 @pytest.mark.parametrize(
