@@ -99,15 +99,19 @@ class _Fleet:
         """By model without a worker: when the load of one must begin."""
 
     def for_wait(self) -> Change | None:
-        """For the model without a worker whose jobs have waited longest, if one look later some
-        would wait too long."""
+        """For the model without a worker whose jobs have waited longest, of those that a free
+        worker can load, if one look later some would wait too long."""
         wanted = sorted(self._waiting.keys() & self._begin_s, key=self._order)
         later_s = {name: max(free_s, self._terms.look_s) for name, free_s in self._free_s.items()}
-        if not wanted or self._in_time(later_s, self._begin_s, self._kept):
-            return None
-        model = wanted[0]
-        free = [note for note in self._free() if model in note.load_s]
-        return self._change(min(free, key=self._loss), model, "wait", 0.0) if free else None
+        begin_s = dict(self._begin_s)
+        for model in wanted:
+            if self._in_time(later_s, begin_s, self._kept):
+                return None
+            free = [note for note in self._free() if model in note.load_s]
+            if free:
+                return self._change(min(free, key=self._loss), model, "wait", 0.0)
+            del begin_s[model]  # it waits for another worker
+        return None
 
     def for_backlog(self) -> Change | None:
         """For the model with most to do, if a worker has nothing left, or far less."""

@@ -165,6 +165,18 @@ def test_a_model_that_has_waited_long_enough_gets_the_busiest_worker() -> None:
     assert change.patience_s == 0
 
 
+@pytest.mark.parametrize(("waits_s", "changes"), [(70.0, True), (10.0, False)])
+def test_a_model_that_nobody_free_can_load_holds_up_no_other(waits_s: float, changes: bool) -> None:
+    """X waits for the first worker, which has just loaded; the second has not got it."""
+    fleet = [
+        keeper("w1", left_s=900.0, kept_s=5.0, load_s={"A": 5.0, "X": 5.0}),
+        keeper("w2", "C", left_s=900.0, load_s={"B": 5.0, "C": 5.0}),
+    ]
+    waiting = {"A": work(900.0), "C": work(900.0), "X": work(0.1, unserved_s=100.0)}
+    change = next_change(fleet, waiting | {"B": work(0.1, unserved_s=waits_s)}, TERMS)
+    assert change == (Change("w2", "B", "wait") if changes else None)
+
+
 def test_two_models_that_wait_for_one_worker_both_come_in_time() -> None:
     """The first begins so early that its load and its stay leave the second in time."""
     waiting = {"A": work(900.0)} | {model: work(0.1, unserved_s=46.0) for model in "BC"}
