@@ -15,6 +15,8 @@ MOST_COUNTED: Final = 2**31
 """Tokens."""
 ENDS: Final = ("stop", "length", "tool_calls", "content_filter")
 """Why an answer has ended."""
+NOT_ENDED: Final = (None, "", "null")
+"""What stands for no reason, as SGLang and Ollama have put it."""
 GIVEN_UP: Final = ("abort", "error")
 """The same where it has not: vLLM and SGLang say so of all that run when they are stopped."""
 
@@ -134,7 +136,7 @@ def read_piece(data: bytes) -> Piece:
         else:
             piece.text = choice.text or ""
         piece.ids = None if choice.token_ids is None else tuple(choice.token_ids)
-        if choice.finish_reason is not None:
+        if choice.finish_reason not in NOT_ENDED:
             piece.finish = choice.finish_reason
             stop = choice.stop_reason if choice.matched_stop is None else choice.matched_stop
             piece.stop_string = stop if isinstance(stop, str) else None

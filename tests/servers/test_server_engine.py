@@ -686,6 +686,7 @@ def test_an_answer_that_a_filter_ends_keeps_its_text_and_says_so(vllm: StandIn) 
         assert (choice.text, choice.finish_reason) == ("w0 w1 w2 w3 ", "content_filter")
 
 
+NO_END = [{"index": 0, "text": "", "token_ids": [], "finish_reason": said} for said in ("", "null")]
 OTHER_CHOICE = {"index": 1, "text": "no", "token_ids": [7], "finish_reason": "stop"}
 
 
@@ -702,6 +703,8 @@ OTHER_CHOICE = {"index": 1, "text": "no", "token_ids": [7], "finish_reason": "st
         b'data: {"choices": [null]}\n\n',
         b'data: {"choices": [{"index": null, "delta": null}]}\n\n',
         b'data: {"usage": {"prompt_tokens": 3}}\n\n',
+        f"data: {json.dumps({'choices': NO_END[:1]})}\n\n".encode(),
+        f"data: {json.dumps({'choices': NO_END[1:]})}\n\n".encode(),
         f"data: {json.dumps({'choices': [OTHER_CHOICE]})}\n\n".encode(),
         f"data: {json.dumps({'choices': [OTHER_CHOICE, {'index': 0, 'text': ''}]})}\n\n".encode(),
     ],
