@@ -25,7 +25,7 @@ WRITTEN: Final = (
 )
 SHORT_WORD: Final = 4
 """Characters that a word of a tool, a schema or a grammar needs to be told from an error's own."""
-_SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
+_SAMPLERS: Final = ("penalties", "temperature", "min_p", "top_k", "top_p")
 """In the order of the contract, and none of which it knows nothing."""
 _GOES_ON = Fault(
     field="messages",

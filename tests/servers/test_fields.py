@@ -90,5 +90,12 @@ def test_each_field_is_sent_or_refused_by_name_and_none_is_dropped(kind: Kind) -
             assert body == plain[name], name
 
 
+def test_llama_server_samples_in_the_order_of_the_contract() -> None:
+    """top_p takes its share of what the rules before it have left."""
+    served = Served("llama-server", "m", 4096)
+    _, body = body_of(request("min_p"), served, seed=1, prompt=None, most_tokens=9)
+    assert body["samplers"] == ("penalties", "temperature", "min_p", "top_k", "top_p")
+
+
 def test_the_docs_have_the_table_of_the_code() -> None:
     assert table() in PAGE.read_text()
