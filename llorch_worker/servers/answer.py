@@ -39,6 +39,9 @@ class ChoiceSoFar:
         self._thoughts: list[str] = []
         self._calls: dict[int, list[CallTold]] = {}
         """The parts of each, by its index."""
+        self._last_calls: dict[int, tuple[int, str | None]] = {}
+        """By a server's index, which several may have: the last call's own, and the id that the
+        server began it with."""
         self._ids = list(self.begun.token_ids)
         self._waiting: list[int] = []
         self._scores: list[TokenScore] = []
@@ -94,13 +97,16 @@ class ChoiceSoFar:
     def _take_call(self, part: CallTold) -> CallTold:
         """``part``, with an id and a name if it is a call's first, and else without: servers leave
         them out, or tell them again."""
-        parts = self._calls.setdefault(part.index, [])
-        if parts:
-            told = CallTold(part.index, None, None, part.arguments)
-        else:
-            id = part.id or f"call_{self._job_id[:24]}_{len(self._calls) - 1}"
-            told = CallTold(part.index, id, part.name or "unnamed", part.arguments)
-        parts.append(told)
+        last = self._last_calls.get(part.index)
+        if last is not None and (not part.id or last[1] in (None, part.id)):
+            told = CallTold(last[0], None, None, part.arguments)
+            self._calls[told.index].append(told)
+            return told
+        index = max(self._calls) + 1 if part.index in self._calls else part.index
+        self._last_calls[part.index] = index, part.id or None
+        id = part.id or f"call_{self._job_id[:24]}_{len(self._calls)}"
+        told = CallTold(index, id, part.name or "unnamed", part.arguments)
+        self._calls[index] = [told]
         return told
 
     def _take_ids(self, piece: Piece, *, has_ids: bool) -> None:

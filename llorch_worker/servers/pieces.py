@@ -31,7 +31,7 @@ class _Function(_Part):
 
 
 class _Call(_Part):
-    index: int = 0
+    index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
@@ -100,6 +100,7 @@ class Piece:
     text: str = ""
     thought: str = ""
     calls: tuple[CallTold, ...] = ()
+    """With the server's indexes, of which several calls may have one."""
     ids: tuple[int, ...] | None = None
     """None: the server tells none."""
     generated: int | None = None
@@ -164,7 +165,7 @@ def _of_llama(event: _Event) -> Piece:
 
 def _call(part: _Call) -> CallTold:
     function = part.function or _Function()
-    return CallTold(part.index, part.id, function.name, function.arguments or "")
+    return CallTold(part.index or 0, part.id, function.name, function.arguments or "")
 
 
 def _usage_of(told: _Usage) -> Usage:

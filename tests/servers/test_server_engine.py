@@ -31,7 +31,7 @@ from llorch_worker.servers import connection, server_engine
 from llorch_worker.servers.answer import ChoiceSoFar
 from llorch_worker.servers.bodies import texts_of
 from llorch_worker.servers.connection import BUSY, AnswerCut, Refusal, ServerAway
-from llorch_worker.servers.pieces import Piece
+from llorch_worker.servers.pieces import Piece, read_piece
 from llorch_worker.servers.server_engine import Address, ServerEngine
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
@@ -853,6 +853,38 @@ def test_an_error_quotes_no_ids_no_grammar_and_nothing_of_a_long_text(
 ) -> None:
     refusal = Refusal(400, {"message": f"wrong: {text}"})
     assert text not in refusal.shown(texts_of(asked(**fields)))
+
+
+def call_parts(*parts: tuple[int | None, str | None, str]) -> Iterator[Piece]:
+    """Of calls of functions that have the name of their id; the events of a server."""
+    for index, id, arguments in parts:
+        part = {"index": index, "id": id, "function": {"name": id, "arguments": arguments}}
+        yield read_piece(json.dumps({"choices": [{"delta": {"tool_calls": [part]}}]}).encode())
+
+
+A, B = ("a", '{"x": 1}'), ("b", '{"x": 2}')
+
+
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ([(0, "a", '{"x": 1}'), (0, "b", '{"x": 2}')], [A, B]),
+        ([(None, "a", '{"x": 1}'), (None, "b", '{"x": 2}')], [A, B]),
+        ([(0, "a", '{"x"'), (0, "a", ": 1}"), (0, "b", '{"x"'), (0, None, ": 2}")], [A, B]),
+        ([(0, "a", '{"x"'), (0, "", ": 1}"), (1, "b", '{"x"'), (1, None, ": 2}")], [A, B]),
+        ([(0, "a", '{"x": 1}'), (0, "b", '{"x": 2}'), (1, "c", "{}")], [A, B, ("c", "{}")]),
+    ],
+)
+def test_calls_that_a_server_gives_one_index_or_none_are_told_by_their_ids(
+    parts: list[tuple[int | None, str | None, str]], calls: list[tuple[str, str]]
+) -> None:
+    choice = ChoiceSoFar(0, None, "job")
+    told = [part for piece in call_parts(*parts) for part in choice.take(piece).calls]
+    assert [part.id for part in told if part.id] == [id for id, _ in calls]
+    assert {part.index for part in told} == set(range(len(calls)))
+    found = choice.result("stop").tool_calls
+    assert [(call.id, call.function.arguments) for call in found] == calls
+    assert [call.function.name for call in found] == [id for id, _ in calls]
 
 
 def test_when_an_answer_may_end_is_told_from_its_tokens() -> None:
