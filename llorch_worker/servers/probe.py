@@ -119,6 +119,11 @@ def _card(url: str, models: dict[str, Any], model: str) -> dict[str, Any]:
     if found is None:
         served = ", ".join(names)
         raise ModelLoadFailed(f"the server at {url} serves {served}, and not {shown(model)}")
+    name = found.get("parent")
+    if found.get("max_model_len") is None and name is not None:
+        # vLLM says of a LoRA adapter only which model it belongs to.
+        parent: dict[str, Any] = next((card for card in cards if card.get("id") == name), {})
+        return found | {"max_model_len": parent.get("max_model_len")}
     return found
 
 

@@ -79,6 +79,8 @@ class StandIn:
         """For a text."""
         self.card: dict[str, Any] = {}
         """What it says of the model beside the usual."""
+        self.others: list[dict[str, Any]] = []
+        """What it says of other models."""
         self.counted: dict[str, Any] = {}
         """What it has counted otherwise."""
         self.bodies: list[tuple[str, dict[str, Any]]] = []
@@ -125,7 +127,7 @@ class StandIn:
         card = {"id": MODEL, "owned_by": OWNERS.get(self.kind, "somebody")}
         if self.kind in ("vLLM", "SGLang"):
             card["max_model_len"] = CONTEXT
-        return web.json_response({"object": "list", "data": [card | self.card]})
+        return web.json_response({"object": "list", "data": [*self.others, card | self.card]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.well else 503, text=self.health)

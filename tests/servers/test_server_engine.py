@@ -650,6 +650,16 @@ def test_odd_words_of_a_model_are_ignored(vllm: StandIn) -> None:
         assert engine.facts.max_context > 0
 
 
+@pytest.mark.parametrize(("parent", "context"), [("base", 512), ("gone", None), (None, None)])
+def test_an_adapter_has_the_context_of_the_model_that_it_belongs_to(
+    vllm: StandIn, parent: str | None, context: int | None
+) -> None:
+    vllm.card = {"root": "/adapters/x", "parent": parent, "max_model_len": None}
+    vllm.others = [{"owned_by": "vllm"}, {"id": "base", "max_model_len": 512}]
+    with engine_at(vllm) as engine:
+        assert engine.facts.max_context == (context or server_engine.UNKNOWN_CONTEXT)
+
+
 @pytest.mark.parametrize("count", [-5, 10**30, None])
 def test_odd_counts_leave_a_result_that_can_be_added_up(vllm: StandIn, count: int | None) -> None:
     vllm.counted = {"prompt_tokens": count, "completion_tokens": count}
