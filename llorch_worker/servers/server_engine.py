@@ -134,7 +134,9 @@ class ServerEngine(Mortal):
         self._tasks: dict[ServerGeneration, asyncio.Task[None]] = {}
         self._isolation = Isolation()
         self._cuts: set[ServerGeneration] = set()
-        self._prompt_tokens = self._generated = self._cached = self._finished = 0
+        self._generated = self._cached = self._finished = 0
+        self._prompt_tokens = self._looked_up = 0
+        """The first counts a prompt once, the second for each choice, as each is a request."""
         self._token_gaps = TallyCounts(TOKEN_GAP_S)
         self._made: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=RATE_LOOKS)
         self._look_task = loop.create_task(self._look())
@@ -262,7 +264,7 @@ class ServerEngine(Mortal):
             running=len(self._tasks) - waiting,
             waiting=waiting,
             tokens_per_s=(self._generated - made) / max(1.0, time.monotonic() - since_s),
-            prompt_tokens_total=self._prompt_tokens,
+            prompt_tokens_total=self._looked_up,
             cached_tokens_total=self._cached,
             completion_tokens_total=self._generated,
             finished_total=self._finished,
@@ -272,7 +274,7 @@ class ServerEngine(Mortal):
         return StepFigures(
             token_gaps=self._token_gaps.read(),
             prompt_tokens=self._prompt_tokens,
-            looked_up_tokens=self._prompt_tokens,
+            looked_up_tokens=self._looked_up,
             found_tokens=self._cached,
             generated_tokens=self._generated,
         )
@@ -407,7 +409,9 @@ class ServerEngine(Mortal):
         if is_native(request, self._asking.served) and request.include_stop_str_in_output:
             generation.tell(choice.add(choice.stop_string or ""))
         if choice.counted is not None:
-            self._prompt_tokens += choice.counted.prompt
+            if choice.index == 0:
+                self._prompt_tokens += choice.counted.prompt
+            self._looked_up += choice.counted.prompt
             self._cached += choice.counted.cached
 
     async def _refused(self, generation: ServerGeneration, refusal: Refusal) -> LlorchError:

@@ -119,6 +119,8 @@ def test_choices_are_requests_with_seeds_of_their_own(stand_in: StandIn) -> None
         assert [choice.text for choice in result.choices] == ["w0 w1 w2 w3 "] * 3
         assert len({body["seed"] for _, body in stand_in.bodies}) == 3
         assert result.usage.completion == 12
+        figures = engine.step_figures()
+        assert (figures.prompt_tokens, figures.looked_up_tokens) == (3, 9), "once, and each time"
 
 
 def test_what_a_server_does_not_count_is_counted_here_and_marked() -> None:
