@@ -47,9 +47,9 @@ async def probe(connection: Connection, model: str) -> Found:
         ServerAway, AnswerCut: nothing yet.
         ModelLoadFailed: no such server, or another model.
     """
-    await check_health(connection, PROBE_S)
     card = _card(connection.url, await _ask(connection, "/v1/models"), model)
     kind = _OWNERS.get(str(card.get("owned_by")), "another server")
+    await check_health(connection, kind, PROBE_S)
     meta = card.get("meta")
     meta = meta if isinstance(meta, dict) else {}
     slots: object = None
@@ -76,15 +76,19 @@ async def probe(connection: Connection, model: str) -> Found:
     )
 
 
-async def check_health(connection: Connection, timeout_s: float) -> None:
+async def check_health(connection: Connection, kind: Kind, timeout_s: float) -> None:
     """Raises ServerAway if the server says that it is ill, as vLLM does whose engine has died, and
-    AnswerCut if it says nothing."""
+    AnswerCut if it says nothing.
+
+    Another server is asked for its models: for its health a LiteLLM proxy has each of them answer,
+    which is paid for."""
+    path = "/v1/models" if kind == "another server" else "/health"
     try:
-        await connection.ask("/health", timeout_s=timeout_s)
+        await connection.ask(path, timeout_s=timeout_s)
     except Refusal as refusal:
         if refusal.status >= 500:
             ended = refusal.status not in UNREACHED
-            raise ServerAway(f"{refusal.shown()} at /health", ended=ended) from None
+            raise ServerAway(f"{refusal.shown()} at {path}", ended=ended) from None
     except WrongAnswer:
         pass  # any word will do
 

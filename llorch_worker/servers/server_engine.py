@@ -470,11 +470,12 @@ class ServerEngine(Mortal):
 
     async def _hear(self) -> None:
         """Asks the server, until it answers or has been silent for :data:`HUNG_S`."""
-        connection = self._asking.connection
+        connection, kind = self._asking.connection, self._asking.served.kind
         give_up_s = time.monotonic() + HUNG_S
         while True:
             try:
-                await check_health(connection, LOOK_TIMEOUT_S)
+                if kind != "another server":
+                    await check_health(connection, kind, LOOK_TIMEOUT_S)
                 # One page may be a proxy's, and the other knows nothing of the engine behind it.
                 await connection.ask("/v1/models", timeout_s=LOOK_TIMEOUT_S)
                 return
@@ -506,6 +507,7 @@ class ServerEngine(Mortal):
         await self._asking.connection.close()
 
     async def _look(self) -> None:
+        connection, kind = self._asking.connection, self._asking.served.kind
         heard_s = time.monotonic()
         while True:
             made = self._generated
@@ -515,7 +517,7 @@ class ServerEngine(Mortal):
                 heard_s = time.monotonic()
                 continue
             try:
-                await check_health(self._asking.connection, LOOK_TIMEOUT_S)
+                await check_health(connection, kind, LOOK_TIMEOUT_S)
                 heard_s = time.monotonic()
             except ServerAway as away:
                 self._die(_away(away), self._suspects() if away.ended else ())

@@ -61,6 +61,8 @@ class StandIn:
         self.well = True
         self.health = ""
         """What it says of its health."""
+        self.looks: list[str] = []
+        """The pages by which it was asked whether it lives."""
         self.port = free_port()
         self.busy = 0
         """How many more requests it refuses as it is busy."""
@@ -120,7 +122,8 @@ class StandIn:
             self.callers.append(request.transport.get_extra_info("peername"))
         return await handler(request)
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
+        self.looks.append(request.path)
         if self.busy_models:
             self.busy_models -= 1
             return web.json_response({"error": {"message": "busy"}}, status=429)
@@ -129,7 +132,8 @@ class StandIn:
             card["max_model_len"] = CONTEXT
         return web.json_response({"object": "list", "data": [*self.others, card | self.card]})
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        self.looks.append(request.path)
         return web.Response(status=200 if self.well else 503, text=self.health)
 
     async def _version(self, _: web.Request) -> web.Response:

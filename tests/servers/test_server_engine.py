@@ -640,6 +640,22 @@ def test_a_server_lives_whatever_it_says_of_its_health(
         assert engine.healthy
 
 
+def test_only_a_server_whose_health_is_known_to_cost_nothing_is_asked_for_it(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its own, a LiteLLM proxy sends a request to each of its models."""
+    monkeypatch.setattr(server_engine, "LOOK_S", 0.01)
+    page = "/v1/models" if stand_in.kind == "another server" else "/health"
+    with engine_at(stand_in) as engine:
+        chat = [{"role": "user", "content": "cut 2"}]
+        with pytest.raises(EngineDied):
+            engine.submit(asked(prompt=None, messages=chat)).result(timeout=60)
+        seen = len(stand_in.looks)
+        wait_until(lambda: stand_in.looks[seen:].count(page) > 3)
+        assert engine.healthy
+    assert ("/health" in stand_in.looks) == (page == "/health")
+
+
 def test_an_ill_server_is_waited_for(vllm: StandIn) -> None:
     vllm.well = False
     with pytest.raises(AssertionError, match=r"HTTP 503.* at /health"):
