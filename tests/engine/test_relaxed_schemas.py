@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from llorch_worker.contract import Choice, InvalidRequest
 from llorch_worker.engine import Engine
 from llorch_worker.intake.constraints import schema_check
-from llorch_worker.intake.constraints.relaxed import Checks, misspelt, relax
+from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.relaxed import Checks, longest_held, misspelt, relax
+from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from tests.engine.structured import TIMEOUT_S, asking
 from tests.engine.test_tools import asking as asking_for_a_call
 
@@ -75,6 +78,38 @@ def test_strict_refuses_what_no_grammar_holds(engine: Engine) -> None:
         engine.submit(asking(structured_outputs=outputs))
     held = {"json": CLOSED, "strict": True}
     assert engine.submit(asking(structured_outputs=held)).result(TIMEOUT_S)
+
+
+LONG = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 200
+
+
+def strings(limits: Iterable[int]) -> dict[str, Any]:
+    properties = {f"p{i}": {"type": "string", "maxLength": n} for i, n in enumerate(limits)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize("limits", [[5000], range(500, 510), [2000] * 3], ids=str)
+def test_a_text_as_long_as_its_schema_lets_it_be_fits_the_lexer(
+    loaded: Any, limits: Sequence[int]
+) -> None:
+    tokenizer = loaded.tokenizer
+    vocabulary = ConstraintVocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    matcher = Compiler(vocabulary).compile(asking(structured_outputs={"json": strings(limits)}))
+    assert matcher is not None
+    whole = json.dumps({f"p{i}": LONG[:n] for i, n in enumerate(limits)}, ensure_ascii=False)
+    for token_id in tokenizer.encode_inside(whole):
+        matcher.ll_matcher.compute_bitmask()
+        matcher.push(token_id)
+
+
+def test_lengths_beyond_the_lexer_are_checked_on_the_whole_text() -> None:
+    schema = {"type": "string", "minLength": 1, "maxLength": 5000}
+    assert relax(schema).keywords == ("maxLength",)
+    assert relax(schema).schema == {"type": "string", "minLength": 1}
+    texts = [json.dumps("a" * n) for n in (5000, 5001)]
+    assert Checks(schema, {}).unmet([(text, ()) for text in texts]) == [(), (": maxLength",)]
+    assert relax(strings([255] * 50 + [1000])).keywords == ()
+    assert longest_held([strings([700]), strings([600, 800])]) == 700
 
 
 def test_a_schema_that_is_none_by_its_draft_is_refused(engine: Engine) -> None:

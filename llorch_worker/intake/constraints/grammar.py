@@ -17,7 +17,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.intake.constraints.gbnf import ControlTokens, as_lark, is_gbnf
-from llorch_worker.intake.constraints.relaxed import Checks, misspelt, relax
+from llorch_worker.intake.constraints.relaxed import Checks, longest_held, misspelt, relax
 from llorch_worker.text.dialects import GENERIC, Dialect
 from llorch_worker.text.spellings import any_of
 
@@ -180,12 +180,15 @@ def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) ->
     return Grammar(field, schema, "json_schema", rules, checks)
 
 
-def _rules(field: str, schema: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What of ``schema`` a grammar holds, and the keywords that it does not."""
+def _rules(
+    field: str, schema: dict[str, Any], longest: float | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What of ``schema`` a grammar holds, and the keywords that it does not. ``longest``: as for
+    :func:`relax`."""
     if (found := misspelt(schema)) is not None:
         word, keyword = found
         raise refusal(field, f"has no keyword {shown(word)}: is it {keyword}?", schema)
-    relaxed = relax(schema)
+    relaxed = relax(schema, longest)
     options = _OPTIONS | ({"coerce_one_of": True} if "oneOf" in relaxed.keywords else {})
     return {"x-guidance": options, **relaxed.schema}, relaxed.keywords
 
@@ -233,7 +236,8 @@ def _with_calls(
         f"calls: {opening} call {more} {closing}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
     ]
-    parameters = [_rules("tools", _parameters(tool)) for tool in tools]
+    longest = longest_held(map(_parameters, tools))
+    parameters = [_rules("tools", _parameters(tool), longest) for tool in tools]
     # Each schema is a grammar of its own, so that "#" in it means that schema.
     schemas: list[dict[str, Any]] = []
     for index, (tool, (rules, _)) in enumerate(zip(tools, parameters, strict=True)):

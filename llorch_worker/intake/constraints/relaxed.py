@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
 
 from llorch_worker.contract import ToolCall
 
@@ -43,6 +44,9 @@ _LIKE = 0.85
 _MOST_WORDS = 500
 _MOST_KEYS = 500
 """Of an object's patterns times its names: beyond, the search for dead ends takes too long."""
+_MOST_CHARACTERS: Final = 2_000
+"""Of all different limits of lengths together. For each character llguidance builds up to 9 lexer
+states, of which a grammar may have 20,000: with more, a long text would fail in the middle."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,34 @@ class Relaxed:
     keywords: tuple[str, ...]
 
 
-def relax(schema: Mapping[str, Any]) -> Relaxed:
-    """What of ``schema`` a grammar can hold."""
+def relax(schema: Mapping[str, Any], longest: float | None = None) -> Relaxed:
+    """What of ``schema`` a grammar can hold. ``longest``: see :func:`longest_held`, which by
+    default looks at this schema alone."""
     keywords: dict[str, None] = {}
-    relaxed = _relaxed(schema, keywords)
+    relaxed = _relaxed(schema, keywords, longest_held([schema]) if longest is None else longest)
     return Relaxed(relaxed, tuple(keywords))
+
+
+def longest_held(schemas: Iterable[Mapping[str, Any]]) -> float:
+    """The highest ``minLength`` or ``maxLength`` that one grammar of ``schemas`` holds, so that all
+    up to it fit the lexer. Texts with the same rules share their states."""
+    rules: dict[str, float] = {}
+    for each in (inner for schema in schemas for inner in _schemas(schema)):
+        limits = [_length(each.get(name)) for name in ("minLength", "maxLength")]
+        held = [limit for limit in limits if 0 < limit <= _MOST_CHARACTERS]
+        if held:
+            rules[repr((limits, each.get("pattern"), each.get("format")))] = max(held)
+    longest = total = 0.0
+    for length, alike in groupby(sorted(rules.values())):
+        total += sum(alike)
+        if total > _MOST_CHARACTERS:
+            break
+        longest = length
+    return longest
+
+
+def _length(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def misspelt(schema: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -93,7 +120,7 @@ def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
         yield from _schemas(schema.get(name))
 
 
-def _relaxed(schema: Any, keywords: dict[str, None]) -> Any:
+def _relaxed(schema: Any, keywords: dict[str, None], longest: float) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
@@ -101,21 +128,30 @@ def _relaxed(schema: Any, keywords: dict[str, None]) -> Any:
         if name in _UNHELD:
             if not _says_nothing(schema, name, value):
                 keywords[name] = None
-        elif name == "format" and not (isinstance(value, str) and value in _FORMATS):
-            keywords["format"] = None
-        elif name in ("minProperties", "maxProperties") and not _counts_alone(schema):
+        elif not _is_held(schema, name, value, longest):
             keywords[name] = None
         elif name in _OF_SCHEMAS and isinstance(value, Mapping):
-            made[name] = {key: _relaxed(each, keywords) for key, each in value.items()}
+            made[name] = {key: _relaxed(each, keywords, longest) for key, each in value.items()}
         elif name in _LISTS and isinstance(value, list):
-            made[name] = [_relaxed(each, keywords) for each in value]
+            made[name] = [_relaxed(each, keywords, longest) for each in value]
             if name == "oneOf":
                 keywords["oneOf"] = None
         elif name in _SINGLE:
-            made[name] = _relaxed(value, keywords)
+            made[name] = _relaxed(value, keywords, longest)
         else:
             made[name] = value
     return _without_used_up_patterns(made)
+
+
+def _is_held(schema: Mapping[str, Any], name: str, value: Any, longest: float) -> bool:
+    match name:
+        case "format":
+            return isinstance(value, str) and value in _FORMATS
+        case "minProperties" | "maxProperties":
+            return _counts_alone(schema)
+        case "minLength" | "maxLength":
+            return _length(value) <= longest
+    return True
 
 
 def _says_nothing(schema: Mapping[str, Any], name: str, value: Any) -> bool:
