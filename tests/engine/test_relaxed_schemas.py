@@ -14,7 +14,7 @@ from llorch_worker.contract import Choice, InvalidRequest
 from llorch_worker.engine import Engine
 from llorch_worker.intake.constraints import schema_check
 from llorch_worker.intake.constraints.compiler import Compiler
-from llorch_worker.intake.constraints.relaxed import Checks, longest_held, misspelt, relax
+from llorch_worker.intake.constraints.relaxed import Checks, Relaxed, longest_held, misspelt, relax
 from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from tests.engine.structured import TIMEOUT_S, asking
 from tests.engine.test_tools import asking as asking_for_a_call
@@ -88,18 +88,23 @@ def strings(limits: Iterable[int]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def write(loaded: Any, schema: dict[str, Any], text: str) -> None:
+    """Writes ``text`` by the grammar of ``schema``."""
+    tokenizer = loaded.tokenizer
+    vocabulary = ConstraintVocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    matcher = Compiler(vocabulary).compile(asking(structured_outputs={"json": schema}))
+    assert matcher is not None
+    for token_id in tokenizer.encode_inside(text):
+        matcher.ll_matcher.compute_bitmask()
+        matcher.push(token_id)
+
+
 @pytest.mark.parametrize("limits", [[5000], range(500, 510), [2000] * 3], ids=str)
 def test_a_text_as_long_as_its_schema_lets_it_be_fits_the_lexer(
     loaded: Any, limits: Sequence[int]
 ) -> None:
-    tokenizer = loaded.tokenizer
-    vocabulary = ConstraintVocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
-    matcher = Compiler(vocabulary).compile(asking(structured_outputs={"json": strings(limits)}))
-    assert matcher is not None
     whole = json.dumps({f"p{i}": LONG[:n] for i, n in enumerate(limits)}, ensure_ascii=False)
-    for token_id in tokenizer.encode_inside(whole):
-        matcher.ll_matcher.compute_bitmask()
-        matcher.push(token_id)
+    write(loaded, strings(limits), whole)
 
 
 def test_lengths_beyond_the_lexer_are_checked_on_the_whole_text() -> None:
@@ -110,6 +115,54 @@ def test_lengths_beyond_the_lexer_are_checked_on_the_whole_text() -> None:
     assert Checks(schema, {}).unmet([(text, ()) for text in texts]) == [(), (": maxLength",)]
     assert relax(strings([255] * 50 + [1000])).keywords == ()
     assert longest_held([strings([700]), strings([600, 800])]) == 700
+
+
+EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@"
+    r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+"""zod's."""
+
+
+def test_a_pattern_with_look_around_is_checked_on_the_whole_text(engine: Engine) -> None:
+    address = {"type": "string", "format": "email", "pattern": EMAIL}
+    assert relax(address) == Relaxed({"type": "string", "format": "email"}, ("pattern",))
+    escaped = {"pattern": r"^a\(?=\\$"}
+    assert relax(escaped) == Relaxed(escaped, ())
+    texts = [json.dumps(f"{name}@b.example") for name in ("a.a", "a..a", ".a")]
+    found = [(), (": pattern",), (": pattern",)]
+    assert Checks({"pattern": EMAIL}, {}).unmet([(text, ()) for text in texts]) == found
+    enum = {"enum": ["a..a@b.example"], "pattern": EMAIL}
+    choice = choice_of(engine, {**CLOSED, "properties": {"a": enum}})
+    assert choice.unmet == ("/a: pattern",)
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": address}}}}]
+    assert engine.submit(asking_for_a_call(tools=tools, max_tokens=2)).result(TIMEOUT_S)
+
+
+def test_keys_with_look_around_are_checked_on_the_whole_text(loaded: Any) -> None:
+    schema = {
+        "type": "object",
+        "patternProperties": {"^(?!b).$": {"enum": [1, 2]}, "^c": {"enum": [3]}},
+        "additionalProperties": False,
+    }
+    assert relax(schema).keywords == ("patternProperties",)
+    assert relax(schema).schema == {
+        "type": "object",
+        "patternProperties": {"^c": {"enum": [3]}},
+        "additionalProperties": {"anyOf": [{"enum": [1, 2]}, False]},
+    }
+    write(loaded, schema, '{"a": 1, "c": 3}')
+    with pytest.raises(InvalidRequest):
+        write(loaded, schema, '{"a": 3}')
+    texts = ['{"a": 1}', '{"a": 3}', '{"b": 1}']
+    found = [(), ("/a: enum",), (": additionalProperties",)]
+    assert Checks(schema, {}).unmet([(text, ()) for text in texts]) == found
+
+
+def test_a_pattern_that_backtracks_without_end_stops_nobody() -> None:
+    checks = Checks({"pattern": "^(?=(a+)+$)(a|a)+$"}, {})
+    (unmet,) = checks.unmet([(json.dumps("a" * 200 + "b"), ())])
+    assert unmet
 
 
 def test_a_schema_that_is_none_by_its_draft_is_refused(engine: Engine) -> None:

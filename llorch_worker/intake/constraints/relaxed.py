@@ -44,6 +44,7 @@ _LIKE = 0.85
 _MOST_WORDS = 500
 _MOST_KEYS = 500
 """Of an object's patterns times its names: beyond, the search for dead ends takes too long."""
+_LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]")
 _MOST_CHARACTERS: Final = 2_000
 """Of all different limits of lengths together. For each character llguidance builds up to 9 lexer
 states, of which a grammar may have 20,000: with more, a long text would fail in the middle."""
@@ -140,7 +141,21 @@ def _relaxed(schema: Any, keywords: dict[str, None], longest: float) -> Any:
             made[name] = _relaxed(value, keywords, longest)
         else:
             made[name] = value
-    return _without_used_up_patterns(made)
+    return _without_used_up_patterns(_without_patterns_that_look_around(made, keywords))
+
+
+def _without_patterns_that_look_around(
+    schema: dict[str, Any], keywords: dict[str, None]
+) -> dict[str, Any]:
+    """``schema`` in which a key that such a pattern may match is one of the additional ones."""
+    patterns = schema.get("patternProperties")
+    if not isinstance(patterns, dict) or not any(map(_looks_around, patterns)):
+        return schema
+    keywords["patternProperties"] = None
+    held = {pattern: value for pattern, value in patterns.items() if not _looks_around(pattern)}
+    values = [value for pattern, value in patterns.items() if pattern not in held]
+    values.append(schema.get("additionalProperties", True))
+    return {**schema, "patternProperties": held, "additionalProperties": {"anyOf": values}}
 
 
 def _is_held(schema: Mapping[str, Any], name: str, value: Any, longest: float) -> bool:
@@ -151,7 +166,14 @@ def _is_held(schema: Mapping[str, Any], name: str, value: Any, longest: float) -
             return _counts_alone(schema)
         case "minLength" | "maxLength":
             return _length(value) <= longest
+        case "pattern":
+            return not _looks_around(value)
     return True
+
+
+def _looks_around(pattern: Any) -> bool:
+    """Whether a pattern, such as zod's of an address, has what no lexer can do."""
+    return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
 
 
 def _says_nothing(schema: Mapping[str, Any], name: str, value: Any) -> bool:

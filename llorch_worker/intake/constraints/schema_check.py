@@ -54,13 +54,19 @@ def broken(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[list[str]]:
 def validator(schema: Mapping[str, Any]) -> Any:
     """Raises ``ValueError`` for what is no schema, or has patterns or references that cannot be
     checked here."""
-    # Its patterns take linear time, as those of grammars do, and it fetches nothing.
+    try:
+        # Its patterns take linear time, as those of grammars do.
+        return _validator(schema, jsonschema_rs.RegexOptions())
+    except ValueError:
+        # Look-around may take exponential time, of which :data:`LIMIT_S` is granted.
+        return _validator(schema, jsonschema_rs.FancyRegexOptions())
+
+
+def _validator(schema: Mapping[str, Any], patterns: Any) -> Any:
+    # It fetches nothing.
     try:
         return jsonschema_rs.validator_for(
-            dict(schema),
-            validate_formats=True,
-            pattern_options=jsonschema_rs.RegexOptions(),
-            retriever=_nothing,
+            dict(schema), validate_formats=True, pattern_options=patterns, retriever=_nothing
         )
     except jsonschema_rs.ValidationError as error:
         # Its message may quote the schema.
