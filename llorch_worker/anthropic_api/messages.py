@@ -103,6 +103,8 @@ class CountTokensRequest(Body):
     thinking: Thinking | None = None
     """Without it the template is asked for no thoughts, and none are shown."""
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """An older place of output_config.format."""
     chat_template_kwargs: SkipValidation[dict[str, Any] | None] = None
     """Variables for the chat template, which go before those of thinking and effort."""
 
@@ -125,7 +127,9 @@ class CountTokensRequest(Body):
     def to_requests(self) -> list[GenerationRequest]:
         placed = list(turns_of(self.system or (), self.messages))
         places, turns = [place for place, _ in placed], [turn for _, turn in placed]
-        names = {**_NAMES, "stop": "stop"} if self.stop else _NAMES
+        names = _NAMES | ({"stop": "stop"} if self.stop else {})
+        if self.output_format is not None:
+            names["response_format"] = "output_format"
         faults = [*self.refusals(), *self._faults()]
         request = generation_request(
             self._fields(turns), names, faults, lambda field: _renamed(field, places)
@@ -153,10 +157,12 @@ class CountTokensRequest(Body):
         return error_document(status_of(error), body_of(error).error)
 
     def _faults(self) -> list[Fault]:
-        if not (self.stop and self.stop_sequences):
-            return []
+        twice = {"stop | stop_sequences": self.stop and self.stop_sequences}
+        twice["output_config.format | output_format"] = (
+            self.output_config and self.output_config.format and self.output_format
+        )
         rule = "at most one of them may be given"
-        return [Fault(field="stop | stop_sequences", rule=rule, got="both")]
+        return [Fault(field=field, rule=rule, got="both") for field, both in twice.items() if both]
 
     def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         output = self.output_config or OutputConfig()
@@ -172,8 +178,8 @@ class CountTokensRequest(Body):
         }
         if not self.stop:
             fields["stop"] = self.stop_sequences
-        if output.format is not None:
-            schema = {"schema": output.format.schema_}
+        if (shape := output.format or self.output_format) is not None:
+            schema = {"schema": shape.schema_}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         choice = self.tool_choice
         # Without tools there is nothing to choose.

@@ -103,8 +103,9 @@ def test_fields_mean_what_they_mean_in_a_chat() -> None:
     assert asked["parallel_tool_calls"] is False
     assert "tool_choice" not in wire(tool_choice={"type": "auto"})
     schema = {"type": "object"}
-    asked = wire(output_config={"format": {"type": "json_schema", "schema": schema}})
-    assert asked["response_format"]["json_schema"] == {"schema": schema}
+    shape = {"type": "json_schema", "schema": schema}
+    for fields in ({"output_config": {"format": shape}}, {"output_format": shape}):
+        assert wire(**fields)["response_format"]["json_schema"] == {"schema": schema}
     prefilled = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "{"})
     assert wire(*prefilled)["continue_final_message"] is True
 
@@ -125,6 +126,18 @@ def test_a_template_is_asked_for_thoughts_where_the_client_is(
     fields: dict[str, Any], kwargs: dict[str, Any]
 ) -> None:
     assert wire(**fields)["chat_template_kwargs"] == kwargs
+
+
+def test_a_shape_in_both_places_or_with_a_fault_is_refused_by_its_place() -> None:
+    shape = {"type": "json_schema", "schema": {"type": "object"}}
+    for fields, place in (
+        ({"output_config": {"format": shape}, "output_format": shape},
+         "output_config.format | output_format"),
+        ({"output_format": {**shape, "schema": []}}, "output_format.json_schema.schema"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest) as refused:
+            read(**fields).to_requests()
+        assert [fault.field for fault in refused.value.faults] == [place]
 
 
 def test_stop_is_another_name_of_stop_sequences() -> None:
