@@ -167,13 +167,14 @@ class CountTokensRequest(Body):
     def _fields(self, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         output = self.output_config or OutputConfig()
         thinks = {"enable_thinking": self.thinking is not None and self.thinking.type != "disabled"}
-        effort = "xhigh" if output.effort == "max" else output.effort
         last = turns[-1] if turns else {}
         prefilled = last.get("role") == "assistant" and "tool_calls" not in last
         fields = self.passed_on() | {
             "messages": turns,
             "tools": [tool.to_contract() for tool in self.tools or () if tool.is_function],
-            "chat_template_kwargs": with_effort(_over(thinks, self.chat_template_kwargs), effort),
+            "chat_template_kwargs": with_effort(
+                _over(thinks, self.chat_template_kwargs), output.effort
+            ),
             "continue_final_message": prefilled or None,
         }
         if not self.stop:

@@ -90,7 +90,7 @@ def _is_text(part: Any) -> Any:
 
 ONLY_TEXT = BeforeValidator(_is_text)
 """Of a part of a message: an image or a file is refused by its name."""
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _refuse(value: Any) -> Any:
@@ -244,6 +244,8 @@ def with_effort(kwargs: Any, effort: ReasoningEffort | None) -> Any:
     """The template's variables, those for ``effort`` included; what is no object stays."""
     if effort is None or not isinstance(kwargs, dict | type(None)):
         return kwargs
+    # Templates know no more than xhigh.
+    effort = "xhigh" if effort == "max" else effort
     # Families read either.
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(kwargs or {})}
 

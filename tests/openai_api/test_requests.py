@@ -286,6 +286,8 @@ def test_an_effort_becomes_variables_of_the_template_behind_those_of_the_client(
     assert kwargs == {"reasoning_effort": "none", "enable_thinking": False, "a": 1}
     kwargs = chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
     assert kwargs["chat_template_kwargs"]["enable_thinking"] is False
+    kwargs = chat(reasoning_effort="max")["chat_template_kwargs"]
+    assert kwargs == {"reasoning_effort": "xhigh", "enable_thinking": True}
     body = {"input": "Hi", "reasoning": {"effort": "high"}}
     request = ResponseRequest.model_validate(body)
     assert request.to_generation(request.input).chat_template_kwargs == {
