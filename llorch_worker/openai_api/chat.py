@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from llorch_worker.contract import (
     Fault,
+    Function,
     GenerationRequest,
     GenerationResult,
     Tool,
@@ -23,6 +24,7 @@ from llorch_worker.openai_api.chat_message import ChatMessage, turns_of
 from llorch_worker.openai_api.known_fields import OF_OTHERS_THAN_CHATS
 from llorch_worker.openai_api.logprobs import prompt_logprobs
 from llorch_worker.openai_api.shape import ReasoningEffort, generation_request, with_effort
+from llorch_worker.openai_api.spelling import slips_of
 
 TEMPLATE_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
@@ -119,12 +121,22 @@ class ChatRequest(OpenAIBody):
 
 
 def tools_of(tools: Any) -> Any:
-    """A client's ``tools`` for the contract: what stands beside a function, such as
-    ``cache_control``, says nothing to the model."""
+    """A client's ``tools`` for the contract: what else stands beside a function, such as
+    ``cache_control``, or in it, such as ``return``, says nothing to the model."""
     if not isinstance(tools, list):
         return tools
-    known = Tool.model_fields
+    known = [_known(Tool, tool) for tool in tools]
     return [
-        {name: tool[name] for name in known if name in tool} if isinstance(tool, dict) else tool
-        for tool in tools
+        {**tool, "function": _known(Function, tool["function"])}
+        if isinstance(tool, dict) and "function" in tool
+        else tool
+        for tool in known
     ]
+
+
+def _known(kind: type[BaseModel], document: Any) -> Any:
+    """What of ``document`` the contract reads, and the slips, which it refuses."""
+    if not isinstance(document, dict):
+        return document
+    names = kind.model_fields.keys() | slips_of(kind, document).keys()
+    return {name: value for name, value in document.items() if name in names}

@@ -25,7 +25,7 @@ class Spelt(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _without_slips(cls, document: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        slips = _slips(cls, document) if isinstance(document, dict) else {}
+        slips = slips_of(cls, document) if isinstance(document, dict) else {}
         if not slips:
             return validate(document)
         found = [
@@ -41,7 +41,7 @@ class Spelt(BaseModel):
         raise ValidationError.from_exception_data(cls.__name__, found)
 
 
-def _slips(kind: type[BaseModel], document: dict[str, Any]) -> dict[str, str]:
+def slips_of(kind: type[BaseModel], document: dict[str, Any]) -> dict[str, str]:
     """Each field of ``document`` that says something and is a slip -> what it seems to mean."""
     own = _names(kind)
     unknown = (name for name, value in document.items() if name not in own and value is not None)

@@ -229,12 +229,18 @@ def test_one_answer_may_be_asked_for_where_there_is_only_one(kind: type[WholeBod
         kind.model_validate(SMALLEST[kind] | {"n": 2})
 
 
-def test_what_stands_beside_a_tools_function_is_dropped() -> None:
-    marked = TOOL | {"cache_control": {"type": "ephemeral"}}
+def test_what_stands_beside_a_tools_function_and_in_it_is_dropped() -> None:
+    function = TOOL["function"] | {"return": {"type": "string"}, "additionalProperties": False}
+    marked = TOOL | {"cache_control": {"type": "ephemeral"}, "function": function}
     assert chat(tools=[marked]) == chat(tools=[TOOL])
     question = TokenizeRequest.model_validate({"messages": [USER], "tools": [marked]}).question()
     plain = TokenizeRequest.model_validate({"messages": [USER], "tools": [TOOL]}).question()
     assert question == plain
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tools=[TOOL | {"function": {"name": "f", "paramters": {}}}])
+    (fault,) = caught.value.faults
+    assert fault.field == "tools.0.function.paramters"
+    assert fault.rule == "unknown field; did you mean parameters?"
 
 
 def test_options_of_a_stream_that_nobody_knows_are_ignored() -> None:
