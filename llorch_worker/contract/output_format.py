@@ -92,11 +92,14 @@ class ResponseFormat(Part):
     @model_validator(mode="before")
     @classmethod
     def _schema_of_an_object(cls, value: object) -> object:
-        # llama.cpp and other servers have the schema beside this type.
+        # llama.cpp, Together and others have the schema beside either type.
         match value:
-            case {"type": "json_object", "schema": schema, **rest} if not rest:
-                named = {"type": "json_schema", "json_schema": {"schema": schema}}
-                return {"type": "json_object"} if schema is None else named
+            case {"type": "json_object" | "json_schema" as kind, "schema": schema, **rest}:
+                given = {name: each for name, each in rest.items() if each is not None}
+                if schema is None and not given:
+                    return {"type": kind}
+                if given.keys() <= NamedSchema.model_fields.keys():
+                    return {"type": "json_schema", "json_schema": {"schema": schema, **given}}
         return value
 
     @model_validator(mode="after")

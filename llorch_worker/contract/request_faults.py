@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic_core import ErrorDetails
 
 from llorch_worker.contract.errors import Fault
 from llorch_worker.contract.message import Message
-from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
+from llorch_worker.contract.output_format import (
+    NamedSchema,
+    Part,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from llorch_worker.contract.rules import rule_of
 from llorch_worker.contract.shown import describe, shown
 from llorch_worker.contract.token_ids import TOKEN_ID
@@ -30,6 +35,13 @@ _PARTS_FIELDS = {
     )
     for name, field in part.model_fields.items()
 }
+_INNER = {
+    "response_format": ("json_schema", NamedSchema),
+    "tools": ("function", Function),
+    "tool_choice": ("function", NamedFunction),
+    "tool_calls": ("function", FunctionCall),
+}
+"""The part within a part in which other services' fields stand one level higher."""
 
 
 def fault_of(error: ErrorDetails, fields: Iterable[str]) -> Fault:
@@ -43,8 +55,18 @@ def fault_of(error: ErrorDetails, fields: Iterable[str]) -> Fault:
         parts.append(str(last))
     rule = rule_of(error)
     if unknown:
-        rule = did_you_mean(meant(str(last), _PARTS_FIELDS if path else fields))
+        rule = _unknown(path, str(last), fields)
     return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
+
+
+def _unknown(path: Sequence[int | str], name: str, fields: Iterable[str]) -> str:
+    right = meant(name, _PARTS_FIELDS if path else fields)
+    if right != name:
+        return did_you_mean(right)
+    outer = next((part for part in reversed(path) if isinstance(part, str)), "")
+    inner, part = _INNER.get(outer, ("", Part))
+    held = {field.alias or each for each, field in part.model_fields.items()}
+    return f"unknown field; it belongs in {inner}" if name in held else "unknown field"
 
 
 def _is_ours(part: int | str) -> bool:

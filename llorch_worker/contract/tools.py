@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from llorch_worker.contract.output_format import JsonSchema, Name, Part, as_tuple
@@ -72,6 +72,15 @@ class NamedToolChoice(Part):
 
     type: Literal["function"] = "function"
     function: NamedFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_of_a_function(cls, value: object) -> object:
+        # As in Responses.
+        match value:
+            case {"type": "function", "name": name, **rest} if not rest:
+                return {"function": {"name": name}}
+        return value
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice

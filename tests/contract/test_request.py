@@ -137,6 +137,38 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], field: str) -> N
     assert list(faults_of(**fields)) == [field]
 
 
+NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "inner"),
+    [
+        ({"response_format": {**NAMED, "schema": {}}}, "response_format.schema", "json_schema"),
+        ({"tools": [{**TOOL, "parameters": {}}]}, "tools.0.parameters", "function"),
+    ],
+)
+def test_a_field_one_level_too_high_is_refused_by_where_it_belongs(
+    fields: dict[str, Any], field: str, inner: str
+) -> None:
+    faults = faults_of(messages=CHAT, **fields)
+    assert faults[field] == f"unknown field; it belongs in {inner}"
+
+
+def test_a_field_is_not_said_to_mean_itself() -> None:
+    faults = faults_of(messages=[{**CHAT[0], "arguments": "x"}])
+    assert faults["messages.0.arguments"] == "unknown field"
+
+
+def test_a_tool_may_be_chosen_by_its_name_alone() -> None:
+    chosen = {"type": "function", "name": TOOL["function"]["name"]}
+    request = GenerationRequest(messages=CHAT, tools=[TOOL], tool_choice=chosen)
+    assert request.forces_a_call
+    assert request.tool_choice.function.name == chosen["name"]
+    assert list(faults_of(messages=CHAT, tools=[TOOL], tool_choice={**chosen, "name": "b"})) == [
+        "tool_choice"
+    ]
+
+
 WRONG = (3, "x", [], [3], {"x": 3}, [{"x": 3}], True, Decimal(1), date(2026, 1, 2), b"x")
 
 

@@ -128,9 +128,14 @@ def test_a_prediction_is_its_text(prediction: object, text: str | None) -> None:
 def test_names_of_llama_cpp_are_structured_outputs() -> None:
     assert chat(grammar="root ::= x")["structured_outputs"] == {"grammar": "root ::= x"}
     assert chat(json_schema={"const": 1})["structured_outputs"] == {"json": {"const": 1}}
-    beside = {"type": "json_object", "schema": {"const": 1}}
     of_openai = {"type": "json_schema", "json_schema": {"schema": {"const": 1}}}
-    assert chat(response_format=beside) == chat(response_format=of_openai)
+    for kind in ("json_object", "json_schema"):
+        beside = {"type": kind, "schema": {"const": 1}}
+        assert chat(response_format=beside) == chat(response_format=of_openai)
+    named = {"name": "x", "strict": True}
+    of_openai["json_schema"] |= named
+    assert chat(response_format=beside | named) == chat(response_format=of_openai)
+    assert chat(response_format={"type": "json_object", "schema": None})
     assert completion(response_format=beside)[0]["response_format"]["type"] == "json_schema"
     unused = {"grammar": "", "json_schema": None, "structured_outputs": {"regex": "b"}}
     assert completion(**unused)[0]["structured_outputs"] == {"regex": "b"}
