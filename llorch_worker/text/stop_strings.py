@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a text at the smallest position at which any stop string starts.
+    """Cuts a text at the smallest position at which any stop string starts. Of several that start
+    there it finds the shortest.
 
     How the text is split over pushes does not matter: text that may begin a stop string is held
     back until that is known.
@@ -51,7 +52,8 @@ class StopStrings:
         return text if match is None else self._end(text, match)
 
     def _end(self, text: str, match: int) -> str:
-        self.found = next(stop for stop in self._stops if text.startswith(stop, match))
+        # A longer one at the same place may still be coming in pieces.
+        self.found = min((each for each in self._stops if text.startswith(each, match)), key=len)
         self._held = ""
         return text[:match] + (self.found if self._include else "")
 
