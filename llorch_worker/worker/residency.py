@@ -58,7 +58,7 @@ class Residency:
         hand_back: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         """``engines``: of each seat; ``loaders``: of each model that it serves. ``hand_back``
-        returns running jobs to their queues, in order, by their ids.
+        returns running jobs to their queues, by their ids.
 
         ``on_lost_card`` is called once no engine can run here. ``claim_again``, for each seat:
         see :class:`.Seat`. ``on_repeated``: see :class:`.InboxWatcher`.

@@ -43,7 +43,7 @@ class Worker:
     active_jobs: ActiveJobs
     publisher: Publisher
     hand_back: Callable[[Collection[str]], None]
-    """Returns running jobs to their queues, in order, by their ids."""
+    """Returns running jobs to their queues, by their ids."""
     is_alone: Callable[[str], bool]
     """Whether no other worker of a model is known."""
     metrics_address: Callable[[], tuple[str, int] | None]

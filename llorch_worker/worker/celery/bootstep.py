@@ -154,11 +154,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             }
             engines = self._load(worker)
             facts = [each.engine.facts for each in engines]
+            # What the engines cannot batch stays in the queue.
             most = sum(each.max_sequences for each in facts)
-            kinds = sum(1 + each.does_both for each in facts)
-            if not settings.computes_here or kinds > 1 or most < worker.pool.limit:
-                beside = sum(each.max_sequences for each in facts if each.does_both)
-                _take_at_once(worker, most, beside, kinds)
+            worker.concurrency = worker.consumer.initial_prefetch_count = most
+            # Beside them jobs that read texts, of models that generate too.
+            worker.pool.limit = most + sum(each.max_sequences for each in facts if each.does_both)
         except LlorchError as error:
             # torch calls every card cuda:0, so its message does not say which card failed.
             assigned = worker.app.assignment
@@ -320,15 +320,6 @@ def _threads_each(engines: int) -> int | None:
     if engines == 1 or os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(1, thread_count() // engines)
-
-
-def _take_at_once(worker: Any, sequences: int, beside: int, kinds: int) -> None:
-    """Takes so many jobs at once, and leaves in the queue what the engines cannot batch.
-
-    ``beside``: jobs that read texts, of models that generate too. ``kinds``: of jobs, over all
-    engines."""
-    worker.pool.resize(sequences + beside, kinds)
-    worker.concurrency = worker.consumer.initial_prefetch_count = sequences
 
 
 def _take_over_jobs(settings: Settings, model: str) -> None:

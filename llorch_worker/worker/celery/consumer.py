@@ -147,7 +147,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         """The worker's last act: jobs that never began go back to their queues."""
         for claimer in self.claimers:
             claimer.close()
-        for claim in reversed(HELD_CLAIMS.all()):
+        for claim in HELD_CLAIMS.all():
             self._give_back(claim)
         self._claims.close()
 
@@ -172,8 +172,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 if claimer.queues and claimer.startable(arrived[0].model).most:
                     self._take(claimer)
                 else:
-                    # Latest first: each goes to the head, so the earliest ends up in front.
-                    self._give_back(arrived.pop())
+                    self._give_back(arrived.popleft())
         finally:
             # After an error the rest waits for the next iteration, or for the next connection.
             (self._call_take if arrived or repeated else claimer.wake)()
@@ -254,8 +253,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._flush_events()
 
     def call_soon_ack(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Acknowledges at once. The pool already calls back on the event loop's thread, and the
-        loop's set of pending acknowledgements would reorder jobs that go back."""
+        """Acknowledges at once: the pool already calls back on the event loop's thread."""
         return operation(*args, **options)
 
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:

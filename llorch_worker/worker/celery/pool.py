@@ -27,7 +27,6 @@ from redis.exceptions import RedisError
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
 from llorch_worker.contract.frames import forget_frames
 from llorch_worker.worker.active_jobs import ActiveJobs
-from llorch_worker.worker.claimer import MOST_URGENT_JOBS
 
 logger = get_logger(__name__)
 
@@ -46,11 +45,10 @@ class _Work:
     on_error: Callback
 
 
-_Outcome = tuple[_Work, Callback, Any]
-
-
 class EnginePool(BasePool):  # type: ignore[misc]
-    """``limit`` threads and some for urgent jobs, each of which waits for one job in the engine.
+    """Threads each of which waits for one job in the engine.
+
+    ``limit`` is what ``inspect stats`` shows: claims alone bound how many jobs run at once.
 
     All of Celery's callbacks (accept, return, failure, and with them acks and events) run on the
     event loop's thread, which owns the kombu channel. A pool thread puts its outcome into
@@ -68,23 +66,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pids = itertools.count(1)
-        # Nothing beyond the prefetch count and the urgent jobs is claimed, so work waits for a
-        # thread only if one of several servers came back with more slots than it had.
         self._running: dict[int, _Work] = {}
-        self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
-        self._returned: deque[_Outcome] = deque()
-        # Work to hand back, and its outcomes so far: see _deliver.
-        self._leaving: set[int] = set()
-        self._left: list[_Outcome] = []
+        self._returned: deque[tuple[_Work, Callback, Any]] = deque()
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._has_returned = threading.Event()
         self.out_of_time = threading.Event()
         """Set when running jobs must leave."""
         self._deliver_lock = threading.RLock()
         self._threads: list[threading.Thread] = []
-        self._urgent = MOST_URGENT_JOBS
-        """How many high jobs it takes beyond the limit."""
         self._hub: Any = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -95,33 +85,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     # Celery's life cycle ---------------------------------------------------------------------
 
-    def on_start(self) -> None:
-        self.resize(self.limit)
-
-    def resize(self, limit: int, claimers: int = 1) -> None:
-        """Takes ``limit`` jobs at once, of so many claimers, before the first one."""
-        self.limit, self._urgent = limit, claimers * MOST_URGENT_JOBS
-        for slot in range(len(self._threads), limit + self._urgent):
-            # Daemons, because a worker that fails to load its model must be able to exit.
-            thread = threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
     def register_with_event_loop(self, loop: Any) -> None:
         # Called again after each reconnect, because the loop then forgets its readers.
         self._hub = loop
         loop.add_reader(self._wake_reader, self._on_wake)
 
-    def on_close(self) -> None:
-        """Hands back work that waits for a thread, because the worker is about to stop."""
-        with self._deliver_lock:
-            while self._waiting:
-                self._refuse(self._waiting.popleft())
-
     def on_stop(self) -> None:
         """Warm shutdown: running jobs finish and are reported and acknowledged."""
-        # A cold shutdown calls this without on_close.
-        self.on_close()
         self.drain()
         for _ in self._threads:
             self._inbox.put(None)
@@ -169,10 +139,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.hand_back_running()
 
     def hand_back_running(self, ids: Collection[str] | None = None) -> None:
-        """Stops the jobs that run now, all or these; they return to their queues, in order."""
-        for pid, work in tuple(self._running.items()):
+        """Stops the jobs that run now, all or these; they return to their queues."""
+        for work in tuple(self._running.values()):
             if ids is None or work.task_id in ids:
-                self.hand_back_job(pid)
+                self.active_jobs.hand_back(work.task_id)
 
     def drain(self, grace_s: float | None = None) -> None:
         """Waits for running jobs and runs the event loop for their callbacks, because Celery no
@@ -234,12 +204,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
             on_error=error_callback,
         )
         with self._deliver_lock:
-            if self._state != self.RUN:
-                self._refuse(work)
-            elif len(self._running) < self.limit + self._urgent:
+            if self._state == self.RUN:
                 self._begin(work)
             else:
-                self._waiting.append(work)
+                self._refuse(work)
 
     def terminate_job(self, pid: int, _signal: int | None = None) -> None:
         """Cancels the job that was accepted as ``pid``, for any signal."""
@@ -251,14 +219,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Stops the job that was accepted as ``pid``; it returns to its queue."""
         work = self._running.get(pid)
         if work is not None:
-            self._leaving.add(pid)
             self.active_jobs.hand_back(work.task_id)
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info() | {
             "processes": [os.getpid()],
             "running-jobs": len(self._running),
-            "jobs-waiting-for-a-thread": len(self._waiting),
         }
         return info | dict(self.figures())
 
@@ -267,8 +233,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _begin(self, work: _Work) -> None:
         self._running[work.pid] = work
         self.active_jobs.expect(work.task_id)
-        # Before the task runs and on this thread, so that a revoke finds the job from now on.
         try:
+            if len(self._threads) < len(self._running):
+                self._start_thread()
+            # Before the task runs and on this thread, so that a revoke finds the job from now on.
             work.on_accept(work.pid, time.monotonic())
         except Exception as error:  # noqa: BLE001 - what is not handed over must be settled
             logger.error("job %s was not accepted: %s", work.task_id, type(error).__name__)
@@ -277,6 +245,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._refuse(work)
         else:
             self._inbox.put(work)
+
+    def _start_thread(self) -> None:
+        # Daemons, because a hard shutdown must not wait for a job that hangs.
+        name = f"llorch-slot-{len(self._threads)}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _refuse(self, work: _Work) -> None:
         refusal = Reject("the worker did not begin the job", requeue=True)
@@ -293,26 +268,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         with self._deliver_lock:
             self._has_returned.clear()
             while self._returned:
-                outcome = self._returned.popleft()
-                if outcome[0].pid in self._leaving:
-                    self._left.append(outcome)
-                else:
-                    self._report(*outcome)
-            if self._left and len(self._left) == len(self._leaving):
-                # Each goes to the head of its queue, so the earliest job must come last.
-                self._leaving.clear()
-                self._left.sort(key=lambda outcome: outcome[0].pid)
-                while self._left:
-                    self._report(*self._left.pop())
+                self._report(*self._returned.popleft())
 
     def _report(self, work: _Work, callback: Callback, value: Any) -> None:
         del self._running[work.pid]
-        # A signal handler may have handed it back meanwhile; the others must not wait for it.
-        self._leaving.discard(work.pid)
         self.active_jobs.forget(work.task_id)
         self._call(work, callback, value)
-        if self._waiting and self._state == self.RUN:
-            self._begin(self._waiting.popleft())
 
     def _call(self, work: _Work, callback: Callback, value: Any) -> None:
         """Runs the callback. If it fails, reports the failure instead, so that the job ends."""

@@ -15,7 +15,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
 from llorch_worker.worker.celery.pool import EnginePool
-from llorch_worker.worker.claimer import MOST_URGENT_JOBS
 from tests.broker.steps import claim_on
 from tests.services import wait_until
 
@@ -47,8 +46,6 @@ class Caller:
 
 
 LIMIT = 2
-THREADS = LIMIT + MOST_URGENT_JOBS
-"""High jobs may come beyond the limit."""
 
 
 @pytest.fixture
@@ -159,13 +156,27 @@ def test_each_task_has_its_own_pid_and_terminate_reaches_that_task_only(
     run_until(hub, lambda: first.ended and second.ended)
 
 
-def test_work_beyond_the_limit_waits_unaccepted_for_a_thread(pool: EnginePool, hub: Hub) -> None:
-    go = threading.Event()
-    callers = [apply(pool, go.wait) for _ in range(THREADS + 1)]
-    accepted = [caller.pid is not None for caller in callers]
-    go.set()
-    assert accepted == [True] * THREADS + [False]
-    run_until(hub, lambda: all(caller.ended for caller in callers))
+def test_all_that_is_claimed_begins_at_once_beyond_the_limit_too(
+    pool: EnginePool, hub: Hub
+) -> None:
+    meeting = threading.Barrier(LIMIT + 2)
+    callers = [apply(pool, meeting.wait, f"{number}") for number in range(LIMIT + 2)]
+    run_until(hub, lambda: all(caller.returned for caller in callers))
+
+
+def test_a_job_that_is_handed_back_waits_for_no_other(pool: EnginePool, hub: Hub) -> None:
+    slow, quick = threading.Event(), threading.Event()
+    last, first = apply(pool, slow.wait, "last"), apply(pool, quick.wait, "first")
+    pool.hand_back_running()
+    assert pool.active_jobs.enter(claim_on("last")).handed_back
+    assert pool.active_jobs.enter(claim_on("first")).handed_back
+    quick.set()
+    try:
+        run_until(hub, lambda: first.ended)
+        assert not last.ended
+    finally:
+        slow.set()
+    run_until(hub, lambda: last.ended)
 
 
 def test_a_drain_finishes_running_work_although_nobody_runs_the_loop(
@@ -181,27 +192,47 @@ def test_a_drain_finishes_running_work_although_nobody_runs_the_loop(
 
 def test_a_closing_pool_gives_back_what_has_not_begun(pool: EnginePool, hub: Hub) -> None:
     go = threading.Event()
-    running = [apply(pool, go.wait) for _ in range(THREADS)]
-    waiting = apply(pool, go.wait)
+    running = [apply(pool, go.wait) for _ in range(LIMIT)]
     pool.close()
     late = apply(pool, go.wait)
     go.set()
-    for caller in (waiting, late):
-        assert caller.pid is None
-        assert isinstance(caller.failed[0], Reject)
-        assert caller.failed[0].requeue
+    assert late.pid is None
+    assert isinstance(late.failed[0], Reject)
+    assert late.failed[0].requeue
     pool.drain()
     assert all(caller.returned == [True] for caller in running)
 
 
-def test_a_stopped_pool_leaves_no_thread() -> None:
+def test_a_pool_has_as_many_threads_as_jobs_ran_at_once_and_a_stopped_one_none() -> None:
     before = threading.active_count()
-    pool = EnginePool(limit=3)
+    pool = EnginePool(limit=300)
     pool.start()
-    assert threading.active_count() == before + 3 + MOST_URGENT_JOBS
+    assert threading.active_count() == before
+    for _ in range(2):
+        go = threading.Event()
+        callers = [apply(pool, go.wait) for _ in range(3)]
+        assert threading.active_count() == before + 3
+        go.set()
+        pool.drain()
+        assert all(caller.returned for caller in callers)
     pool.close()
     pool.stop()
     assert threading.active_count() == before
+
+
+def test_a_job_for_which_no_thread_can_be_started_goes_back(
+    pool: EnginePool, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    running = apply(pool, go.wait)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", raiser(RuntimeError("can't start new thread")))
+        refused = apply(pool, int)
+    assert refused.pid is None
+    assert isinstance(refused.failed[0], Reject)
+    later = apply(pool, int)
+    go.set()
+    run_until(hub, lambda: running.ended and later.ended)
 
 
 def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
