@@ -145,6 +145,11 @@ class JobRunner:
             if job.handed_back:
                 raise HandedBack from None
             raise
+        except ContextLengthExceeded:
+            with suppress(RedisError):
+                if self._others.hold(claim):
+                    raise HandedBack from None
+            raise
         except EngineDied as error:
             self._blame(claim, error.death)
             raise HandedBack from None
@@ -259,11 +264,6 @@ class JobRunner:
                 on_tokens=publish,
                 on_asked=job.attach,
             )
-        except ContextLengthExceeded:
-            with suppress(RedisError):
-                if self._others.hold(claim):
-                    raise HandedBack from None
-            raise
         except LlorchError:
             raise
         except BaseException as error:

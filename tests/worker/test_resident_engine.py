@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -129,9 +128,9 @@ def test_an_engine_that_hangs_while_it_loads_is_replaced(
 
 def test_an_engine_that_hangs_while_it_rests_is_replaced_once_a_job_comes() -> None:
     first = load()
-    with resident_of(first, load, watchdog_s=1) as resident, ThreadPoolExecutor(1) as threads:
+    with resident_of(first, load, watchdog_s=1) as resident:
         os.kill(first.pid, signal.SIGSTOP)
-        asked = threads.submit(resident.submit, GenerationRequest(prompt="a"))
+        asked = resident.submit(GenerationRequest(prompt="a"))
         with pytest.raises(EngineDied, match="it finished no step for"):
             asked.result(60)
         wait_until(lambda: resident.healthy)
@@ -149,10 +148,10 @@ def test_a_watchdog_that_fails_once_looks_again(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(EngineProcess, "stalled_for_s", fails_once)
     first = load()
-    with resident_of(first, load, watchdog_s=1) as resident, ThreadPoolExecutor(1) as threads:
+    with resident_of(first, load, watchdog_s=1) as resident:
         wait_until(lambda: not failures)
         os.kill(first.pid, signal.SIGSTOP)
-        asked = threads.submit(resident.submit, GenerationRequest(prompt="a"))
+        asked = resident.submit(GenerationRequest(prompt="a"))
         with pytest.raises(EngineDied, match="it finished no step for"):
             asked.result(60)
 

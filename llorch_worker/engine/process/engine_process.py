@@ -24,7 +24,6 @@ import msgspec
 from llorch_worker.contract import (
     Event,
     Failed,
-    GenerationRequest,
     InternalError,
     InvalidRequest,
     LlorchError,
@@ -43,7 +42,6 @@ from llorch_worker.engine.interface import (
 )
 from llorch_worker.engine.mortal import Mortal
 from llorch_worker.engine.process.messages import (
-    Accepted,
     Answer,
     Around,
     Call,
@@ -139,7 +137,8 @@ class EngineProcess(Mortal):
         """Whether the engine was told to let tokens gather for :data:`GATHER_S`."""
         self._numbers = itertools.count(1)
         self._generations: dict[int, RemoteGeneration[Any]] = {}
-        self._accepting: dict[int, _Accepting] = {}
+        self._accepting: dict[int, float] = {}
+        """Since when the engine has to take them in, in monotonic seconds."""
         self._answers: dict[int, Future[Any]] = {}
 
     @classmethod
@@ -265,7 +264,8 @@ class EngineProcess(Mortal):
         on_asked: Callable[[Preparation], None] = lambda _: None,
         **attempt: Unpack[Attempt],
     ) -> RemoteGeneration[Asked]:
-        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. ``on_asked``: see
+        """As :meth:`.Engine.submit`; raises ``EngineDied`` too. It waits for no answer: if the
+        engine refuses what the intake did not, the generation fails with that. ``on_asked``: see
         :meth:`.IntakeProcess.prepare_document`."""
         journal = attempt.pop("journal", None)
         callbacks = attempt.pop("on_event", None), attempt.pop("on_tokens", None)
@@ -290,11 +290,10 @@ class EngineProcess(Mortal):
         handle = next(self._numbers)
         generation = RemoteGeneration(self, handle, job_id, request, *callbacks)
         message = Submit.of(handle, request, prepared, journal, **attempt)
-        accepting = _Accepting(is_awaited=not message.is_quick)
         with self._lock:
             self._require_open()
             self._generations[handle] = generation
-            self._accepting[handle] = accepting
+            self._accepting[handle] = time.monotonic()
         self._pace()
         try:
             self._send(message)
@@ -302,14 +301,6 @@ class EngineProcess(Mortal):
             self._forget(handle)
             rule = "must fit into a message to the engine"
             raise InvalidRequest.from_fault("request", rule, str(error)) from None
-        try:
-            fitting = message.fitting if message.is_quick else accepting.result()
-        except LlorchError as error:
-            # On this thread, which knows the job's trace.
-            _log_defect(f"job {job_id}", error)
-            raise
-        if isinstance(request, GenerationRequest) and fitting != request.max_tokens:
-            generation.request = request.model_copy(update={"max_tokens": fitting})
         return generation
 
     def continues(self, *_: object) -> bool:
@@ -349,7 +340,7 @@ class EngineProcess(Mortal):
         owed = [*self._accepting.values()]
         if waits_since_s is None or not owed:
             return stalled_s
-        since_s = max(waits_since_s, min(each.since_s for each in owed))
+        since_s = max(waits_since_s, min(owed))
         return max(stalled_s, time.monotonic() - since_s)
 
     def kill(self, label: EndLabel, reason: str) -> None:
@@ -449,16 +440,11 @@ class EngineProcess(Mortal):
                     else:
                         generation.told(each.event())
                         self._forget_if_done(each.handle, generation)
-            case Accepted(handle, max_tokens):
-                self._accepting.pop(handle).set_result(max_tokens)
             case Refused(handle, error):
-                refused, accepting = self._generations[handle], self._accepting.get(handle)
+                refused, refusal = self._generations[handle], error.error()
                 self._forget(handle)
-                if accepting is not None and accepting.is_awaited:
-                    accepting.set_exception(error.error())
-                else:
-                    _log_defect(f"job {refused.id}", error.error())
-                    refused.fail(error.error())
+                _log_defect(f"job {refused.id}", refusal)
+                refused.fail(refusal)
             case Result(handle, document):
                 self._end(handle, document)
             case Failure(handle, error):
@@ -496,9 +482,7 @@ class EngineProcess(Mortal):
     def _forget_if_done(self, handle: int, generation: RemoteGeneration[Any]) -> None:
         # The last event and the result cross in messages of their own, in any order.
         if generation.done:
-            with self._lock:
-                del self._generations[handle]
-            self._pace()
+            self._forget(handle)
 
     def _bury(self, end: End) -> None:
         death = self._autopsy(end)
@@ -509,12 +493,10 @@ class EngineProcess(Mortal):
         with self._lock:
             self._board.close()
             generations, self._generations = self._generations, {}
-            waiting = [*self._accepting.values(), *self._answers.values()]
-        # First those that are told, while whoever waits for their acceptance still listens.
         for generation in generations.values():
             generation.fail(error)
-        for future in waiting:
-            future.set_exception(error)
+        for answer in self._answers.values():
+            answer.set_exception(error)
 
     def _autopsy(self, end: End) -> Death:
         in_hand = (self._generations.get(handle) for handle in self._board.in_hand())
@@ -523,16 +505,6 @@ class EngineProcess(Mortal):
             # Of files, lines and names alone.
             _log(LogLine(__name__, logging.ERROR, "where the engine was when it died", trace))
         return Death(end.label, end.reason, suspects, end.exit_code)
-
-
-class _Accepting(Future[int | None]):
-    """Whether the engine takes a job in, with the ``max_tokens`` that fit."""
-
-    def __init__(self, *, is_awaited: bool) -> None:
-        """``is_awaited``: whether its submitter waits for that."""
-        super().__init__()
-        self.is_awaited = is_awaited
-        self.since_s = time.monotonic()
 
 
 class RemoteGeneration(GenerationHandle[Asked, Any]):

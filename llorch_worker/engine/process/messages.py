@@ -126,8 +126,8 @@ class Submit(_Message):
     """Whether that is the document of a :class:`.PreparedRequest` or :class:`.PreparedTexts`."""
     journal: bytes | None
     is_quick: bool
-    """Whether nobody waits until it is taken in: there is no long text to read, no grammar to
-    compile, and nothing to refuse."""
+    """Whether it takes no time to take in: there is no long text to read, no grammar to compile,
+    and nothing to check."""
     has_grammar: bool
     job_id: str
     worker: str = "local"
@@ -165,11 +165,6 @@ class Submit(_Message):
             **attempt,
         )
 
-    @property
-    def fitting(self) -> int | None:
-        """The ``max_tokens`` of a prepared request."""
-        return _read_prepared(self.request).request.max_tokens
-
     def arguments(self) -> dict[str, Any]:
         """Those of ``Engine.submit``."""
         names = ("job_id", "worker", "attempt", "queued_at", "retried_at", "suspect")
@@ -185,18 +180,6 @@ class Submit(_Message):
             "journal": journal,
             **{name: getattr(self, name) for name in names},
         }
-
-
-class _Fitting(msgspec.Struct):
-    max_tokens: int | None = None
-
-
-class _Prepared(msgspec.Struct):
-    request: _Fitting = msgspec.field(default_factory=_Fitting)
-    """None of a :class:`.PreparedTexts`."""
-
-
-_read_prepared = msgspec.json.Decoder(_Prepared).decode
 
 
 class Cancel(_Message):
@@ -241,14 +224,6 @@ class NotLoaded(_Message):
     error: ErrorMessage
 
 
-class Accepted(_Message):
-    """The answer to a :class:`Submit` that is not quick."""
-
-    handle: int
-    max_tokens: int | None
-    """Those that fit."""
-
-
 class Refused(_Message):
     handle: int
     error: ErrorMessage
@@ -273,7 +248,7 @@ class Step(_Message):
 
     told: list[TokensTold | EventTold]
     taken: list[int] = []
-    """The quick requests that were taken in before."""
+    """The requests that were taken in before."""
 
 
 class Result(_Message):
@@ -314,17 +289,7 @@ class LastWords(_Message):
 
 
 ToKeeper = (
-    Progress
-    | Loaded
-    | NotLoaded
-    | Accepted
-    | Refused
-    | Step
-    | Result
-    | Failure
-    | Answer
-    | LogLine
-    | LastWords
+    Progress | Loaded | NotLoaded | Refused | Step | Result | Failure | Answer | LogLine | LastWords
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -21,9 +21,7 @@ from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Event,
-    GenerationRequest,
     InternalError,
-    JobRequest,
     LlorchError,
     ModelLoadFailed,
     Started,
@@ -31,7 +29,6 @@ from llorch_worker.contract import (
 from llorch_worker.contract.installing import install_command
 from llorch_worker.engine.process.engine_process import INTAKE_THREADS, most_handles
 from llorch_worker.engine.process.messages import (
-    Accepted,
     Answer,
     Around,
     Call,
@@ -91,7 +88,7 @@ class Server:
         self._frames = Frames(connection)
         self._told: list[TokensTold | EventTold] = []
         self._taken: deque[int] = deque()
-        """The quick requests that came since the last message."""
+        """The requests that were taken in since the last message."""
         self._beginning: set[int] = set()
         """The generations that have told no token."""
         self._is_urgent = False
@@ -124,9 +121,9 @@ class Server:
                             pool = self._compiling if message.has_grammar else self._intake
                             pool.submit(self._take_in, message)
                     case Cancel(handle):
-                        # The keeper cancels what was accepted.
-                        if (accepted := self._generations.get(handle)) is not None:
-                            accepted.add_done_callback(lambda each: each.result().cancel())
+                        if (found := self._generations.get(handle)) is not None:
+                            # Once it is taken in.
+                            found.add_done_callback(lambda each: each.result().cancel())
                     case Call():
                         self._answering.submit(self._answer, message)
                     case Pace(told_every_s):
@@ -247,7 +244,7 @@ class Server:
             self._send(Refused(handle, ErrorMessage.of(error)))
         else:
             if not asked.is_quick:
-                self._send(Accepted(handle, _fitting(generation.request)))
+                self._taken.append(handle)
             self._generations[handle].set_result(generation)
         self._board.taken_in(handle)
 
@@ -279,10 +276,10 @@ class Server:
             self._send(failed)
 
     def _close(self) -> NoReturn:
-        """Cancels all generations and tells so."""
-        self._engine.close()
+        """Cancels all generations, once they are taken in, and tells so."""
         self._intake.shutdown()
         self._compiling.shutdown()
+        self._engine.close()
         self._answering.shutdown()
         self._checking.shutdown()
         os._exit(0)
@@ -299,10 +296,6 @@ class Server:
 
     def _send(self, message: ToKeeper) -> None:
         self._frames.send(encode(message))
-
-
-def _fitting(request: JobRequest) -> int | None:
-    return request.max_tokens if isinstance(request, GenerationRequest) else None
 
 
 def _warm_up(engine: Any) -> None:

@@ -108,6 +108,7 @@ def test_its_results_and_events_are_those_of_an_engine_in_this_process(
         assert read_journal(seen).choices == read_journal(ours.events()).choices
         with pytest.raises(RuntimeError, match="go to on_event"):
             theirs.events()
+    wait_until(lambda: not engine._accepting)
 
 
 def test_it_continues_where_a_journal_ends(engine: EngineProcess, beside: Engine) -> None:
@@ -131,11 +132,12 @@ def test_its_refusals_are_those_of_an_engine_in_this_process(
     ]
     for request, kind in refused:
         with pytest.raises(kind) as theirs:
-            engine.submit(request)
+            engine.submit(request).result(TIMEOUT_S)
         with pytest.raises(kind) as ours:
             beside.submit(request)
         assert type(theirs.value) is type(ours.value)
         assert theirs.value.args == ours.value.args
+    assert not engine._accepting
 
 
 def test_a_cancel_takes_effect_and_leaves_the_others(engine: EngineProcess) -> None:
@@ -261,7 +263,7 @@ def test_no_token_waits_for_a_step_that_computes_a_prompt(path: Path, steps: lis
 
 @pytest.mark.usefixtures("forks")
 def test_a_quick_request_that_the_engine_refuses_fails_without_an_answer_to_wait_for(
-    path: Path, beside: Engine
+    path: Path,
 ) -> None:
     # An intake refuses whatever is wrong; its engine still checks.
     with (
@@ -273,9 +275,8 @@ def test_a_quick_request_that_the_engine_refuses_fails_without_an_answer_to_wait
         with pytest.raises(InternalError):
             generation.result(TIMEOUT_S)
         assert isinstance(seen[-1], Failed)
-        # Nor does whoever wants to know how many tokens fit.
         most = GenerationRequest(prompt=PROMPT, max_tokens=10**6, cut_max_tokens=True)
-        assert engine.submit(most).request.max_tokens == beside.submit(most).request.max_tokens
+        assert engine.submit(most).result(TIMEOUT_S)
         wait_until(lambda: not engine._accepting)
         # It hangs while it rests, and nobody waits for an answer.
         wait_until(lambda: not engine._generations)
@@ -303,23 +304,24 @@ def test_no_result_waits_for_one_that_is_checked(
             assert [choice.unmet for choice in choices] == 2 * [(": uniqueItems",)]
 
 
-def test_no_request_without_a_grammar_waits_for_one_that_compiles(
+def test_neither_a_request_without_a_grammar_nor_a_submitter_waits_for_one_that_compiles(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
     monkeypatch.setenv("GATE", str(gate))
     request = asking(seed=5, **AS_RECORD)
-    with (
-        ThreadPoolExecutor(2 * INTAKE_THREADS + 1) as submitting,
-        EngineProcess.load(path, engine_class=GRAMMARS_WAIT, **SIZES) as engine,
-    ):
-        compiled = [submitting.submit(engine.submit, request) for _ in range(2 * INTAKE_THREADS)]
+    with EngineProcess.load(path, engine_class=GRAMMARS_WAIT, **SIZES) as engine:
+        cancelled, *compiled = (engine.submit(request) for _ in range(2 * INTAKE_THREADS))
         wait_until(lambda: len([*tmp_path.glob("gate.waits-*")]) == INTAKE_THREADS)
-        other = submitting.submit(engine.submit, requests()[0])
-        assert other.result(TIMEOUT_S).result(TIMEOUT_S)
-        assert not any(each.done() for each in compiled)
+        cancelled.cancel()
+        assert engine.submit(requests()[0]).result(TIMEOUT_S)
+        assert not any(each.done for each in (cancelled, *compiled))
+        assert len(engine._accepting) >= len(compiled), "a hang among them would be seen"
         gate.touch()
-        assert all(each.result(TIMEOUT_S).result(TIMEOUT_S) for each in compiled)
+        assert all(each.result(TIMEOUT_S) for each in compiled)
+        with pytest.raises(Cancelled):
+            cancelled.result(TIMEOUT_S)
+        wait_until(lambda: not engine._accepting)
 
 
 def test_a_callback_that_raises_cancels_its_own_generation(engine: EngineProcess) -> None:
@@ -494,19 +496,17 @@ def test_a_hang_is_seen_from_outside_and_can_be_ended(faulty: EngineProcess) -> 
     assert faulty.stats().running <= 1
     os.kill(faulty.pid, signal.SIGSTOP)
     large = GenerationRequest(prompt="a" * 1_000_000, max_tokens=1)
-    with ThreadPoolExecutor(1) as submitting:
-        submitted = submitting.submit(faulty.submit, large)
-        # It reads nothing, and the socket is full: whoever cancels does not wait for that.
-        wait_until(lambda: len(faulty._accepting) == 1)
-        for _ in range(100):
-            hanging.cancel()
-        assert faulty.stats().max_sequences == 4
-        with pytest.raises(TimeoutError):
-            faulty.misplaced_tensors()
-        faulty.kill("stalled", "stalled 60 s")
-        for ended in (hanging.result, submitted.result):
-            with pytest.raises(EngineDied, match="stalled 60 s"):
-                ended(TIMEOUT_S)
+    # It reads nothing, and the socket is full: whoever submits or cancels does not wait for that.
+    submitted = faulty.submit(large)
+    for _ in range(100):
+        hanging.cancel()
+    assert faulty.stats().max_sequences == 4
+    with pytest.raises(TimeoutError):
+        faulty.misplaced_tensors()
+    faulty.kill("stalled", "stalled 60 s")
+    for ended in (hanging, submitted):
+        with pytest.raises(EngineDied, match="stalled 60 s"):
+            ended.result(TIMEOUT_S)
     assert "hanging" in deaths[0].suspects
 
 
