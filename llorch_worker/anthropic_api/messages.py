@@ -157,10 +157,11 @@ class CountTokensRequest(Body):
         return error_document(status_of(error), body_of(error).error)
 
     def _faults(self) -> list[Fault]:
-        twice = {"stop | stop_sequences": self.stop and self.stop_sequences}
-        twice["output_config.format | output_format"] = (
-            self.output_config and self.output_config.format and self.output_format
-        )
+        newer = None if self.output_config is None else self.output_config.format
+        twice = {
+            "stop | stop_sequences": bool(self.stop and self.stop_sequences),
+            "output_config.format | output_format": bool(newer and self.output_format),
+        }
         rule = "at most one of them may be given"
         return [Fault(field=field, rule=rule, got="both") for field, both in twice.items() if both]
 

@@ -35,7 +35,7 @@ _PARTS_FIELDS = {
     )
     for name, field in part.model_fields.items()
 }
-_INNER = {
+_INNER: dict[str, tuple[str, type[Part]]] = {
     "response_format": ("json_schema", NamedSchema),
     "tools": ("function", Function),
     "tool_choice": ("function", NamedFunction),
