@@ -441,10 +441,9 @@ class EngineProcess(Mortal):
                         generation.told(each.event())
                         self._forget_if_done(each.handle, generation)
             case Refused(handle, error):
-                refused, refusal = self._generations[handle], error.error()
+                refused = self._generations[handle]
                 self._forget(handle)
-                _log_defect(f"job {refused.id}", refusal)
-                refused.fail(refusal)
+                refused.fail(error.error())
             case Result(handle, document):
                 self._end(handle, document)
             case Failure(handle, error):
@@ -474,8 +473,6 @@ class EngineProcess(Mortal):
 
     def _end(self, handle: int, end: bytes | LlorchError) -> None:
         generation = self._generations[handle]
-        if isinstance(end, LlorchError):
-            _log_defect(f"job {generation.id}", end)
         generation.end(end)
         self._forget_if_done(handle, generation)
 
@@ -523,7 +520,7 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         self._engine = engine
         self._handle = handle
         self._document = b""
-        self._ended = self._last_told = False
+        self._ended = self._last_told = self._is_logged = False
 
     def note_read(self, is_read: bool) -> None:
         super().note_read(is_read)
@@ -553,6 +550,16 @@ class RemoteGeneration(GenerationHandle[Asked, Any]):
         self.end(error)
         if not self._last_told:
             self.told(Failed(error=error.document()))
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return super().result(timeout)
+        except LlorchError as error:
+            # On this thread, which knows the job's trace.
+            if error is self._error and not self._is_logged:
+                self._is_logged = True
+                _log_defect(f"job {self.id}", error)
+            raise
 
     def _finish_if_ended(self) -> None:
         if self._ended and self._last_told:
