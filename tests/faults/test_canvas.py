@@ -127,6 +127,19 @@ def test_what_follows_a_message_that_becomes_no_task_fails_with_it(
     wait_until(lambda: not follow_ups_in(client.redis))
 
 
+def test_a_chord_goes_on_of_which_a_part_was_stored_and_not_counted(
+    client: Client, start_worker: StartWorker
+) -> None:
+    canvas = f"chord([generate(), chain({REFUSED}, generate())], {BODY})"
+    result, parts = send(client, canvas)
+    # As a worker leaves it that Redis or its death cuts off in the middle of what follows.
+    url = client.settings.redis_url
+    with Celery("stock", broker=url, backend=url, set_as_current=False) as stock:
+        stock.backend.store_result(parts[1], ValueError("x"), "FAILURE")
+    start_worker()
+    assert wait_for_end(client, result) == "FAILURE"
+
+
 def test_a_revoke_that_only_a_worker_of_another_application_heard_holds(
     client: Client, start_worker: StartWorker
 ) -> None:

@@ -86,6 +86,14 @@ class FollowUps(Repeater):
             # First, because what its message holds may raise.
             events.send("task-failed", uuid=job_id, exception=repr(error))
             backend.mark_as_failure(job_id, error, request=request)
+            for each in request.chain or ():
+                # Celery counts no part of a chord whose end was stored before, and whoever was cut
+                # off may have stored it without counting it. A part counts once.
+                part = Context(each)
+                part.update(part.options)
+                part.id, part.group = part.options.get("task_id"), part.options.get("group_id")
+                if part.chord:
+                    backend.on_chord_part_return(part, state, error)
         elif state == REVOKED:
             backend.mark_as_revoked(job_id, "cancelled", request=request)
             events.send("task-revoked", uuid=job_id, terminated=False, signum=None, expired=False)
