@@ -46,7 +46,7 @@ from llorch_worker.engine.told import TokensTold
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.other_workers import OtherWorkers
-from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.publisher import WRONG_TYPE, Publisher
 
 if TYPE_CHECKING:
     from llorch_worker.engine.handle import GenerationHandle
@@ -125,7 +125,13 @@ class JobRunner:
         clears = self._clears(page.journal)
         self._publisher.open(claim, max(page.next_entry, claim.fence), clears=clears)
         try:
-            self._check_wanted(job, claim)
+            try:
+                self._check_wanted(job, claim)
+            except Cancelled:
+                if page.journal and not job.handed_back:
+                    earlier = _spent_before(page.journal)
+                    self._leave_entries(job, claim, earlier, resumed=resumes)
+                raise
             generation = self._submit(job, delivery, page.journal)
             job.attach(generation)
             self._publisher.tell_readers(claim, generation.note_read)
@@ -146,9 +152,17 @@ class JobRunner:
                 raise HandedBack from None
             raise
         except ContextLengthExceeded:
-            with suppress(RedisError):
-                if self._others.hold(claim):
-                    raise HandedBack from None
+            # Nobody knows what a server's answer holds of the context, so with one the job could
+            # go to and fro.
+            if self._engine.facts.replays or not resumes:
+                with suppress(RedisError):
+                    if self._others.hold(claim):
+                        raise HandedBack from None
+            raise
+        except InternalError:
+            # The engine was closed before it took in a job that it was to give back.
+            if job.handed_back:
+                raise HandedBack from None
             raise
         except EngineDied as error:
             self._blame(claim, error.death)
@@ -161,6 +175,8 @@ class JobRunner:
         try:
             return FIRST_PAGE if claim.first else journal.read(self._redis, claim.job_id)
         except RedisError as error:
+            if WRONG_TYPE in str(error):
+                return FIRST_PAGE  # nor can anything be written there
             logger.warning("cannot read the journal of job %s: %s", claim.job_id, error)
             raise HandedBack from None
 
@@ -353,6 +369,13 @@ def _with_past(result: JobResult, journal: Journal) -> JobResult:
     past = {"resumed": bool(journal.choices or journal.vectors), "restarted": journal.restarted}
     update = {name: True for name, has in past.items() if has}
     return result.model_copy(update=update) if update else result
+
+
+def _spent_before(journal: Journal) -> tuple[Usage, Timings]:
+    """What earlier attempts used of a job that is cancelled before it goes on."""
+    tokens = sum(len(choice.token_ids) for choice in journal.choices.values())
+    nothing = Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0)
+    return Usage(prompt=journal.prompt_tokens, completion=tokens), nothing
 
 
 def _request_of(delivery: Delivery) -> JobRequest:

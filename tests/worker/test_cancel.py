@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from celery import Celery
 
-from llorch_worker.broker.jobs import claims
+from llorch_worker.broker.jobs import claims, usage
 from llorch_worker.broker.jobs.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import Cancelled, CancelledEvent, Started
+from llorch_worker.contract import Cancelled, CancelledEvent, Started, Tokens
 from tests.broker.steps import take
-from tests.services import WorkerProcess, begun, wait_until
+from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
 from tests.store import held_ids, stored_result
 
 GET_S = 60
@@ -128,3 +131,18 @@ def test_many_cancels_at_the_moment_of_finishing_leave_one_end_each(
         assert len(terminal) == 1
         assert {"finished": "succeeded"}.get(terminal[0].type, terminal[0].type) == ends[-1]
         assert job.status().state == ends[-1]
+
+
+def test_a_job_cancelled_after_its_worker_died_counts_with_its_tokens_so_far(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model_name": "toy", "lease_s": 2, "sweep_s": 1, "TOY_STEP_MS": 5}
+    with running_worker(own_server.url, tmp_path, **settings) as worker:
+        job = start(own_client)
+        worker.process.kill()
+    assert job.cancel()
+    with running_worker(own_server.url, tmp_path, name="w2", **settings):
+        assert_cancelled(own_client, job)
+    tokens = [entry.event for entry in job.stream() if isinstance(entry.event, Tokens)]
+    (row,) = usage.read(own_client.redis, usage.today(), usage.today())
+    assert row.completion_tokens == sum(len(event.ids) for event in tokens) > 0
