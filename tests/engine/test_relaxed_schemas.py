@@ -14,9 +14,11 @@ from llorch_worker.contract import Choice, InvalidRequest
 from llorch_worker.engine import Engine
 from llorch_worker.intake.constraints import schema_check
 from llorch_worker.intake.constraints.compiler import Compiler
+from llorch_worker.intake.constraints.grammar import grammar_of
 from llorch_worker.intake.constraints.relaxed import Checks, Relaxed, longest_held, misspelt, relax
 from llorch_worker.intake.constraints.vocabulary import ConstraintVocabulary
 from tests.engine.structured import TIMEOUT_S, asking
+from tests.engine.test_tools import Form
 from tests.engine.test_tools import asking as asking_for_a_call
 
 OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -115,6 +117,21 @@ def test_lengths_beyond_the_lexer_are_checked_on_the_whole_text() -> None:
     assert Checks(schema, {}).unmet([(text, ()) for text in texts]) == [(), (": maxLength",)]
     assert relax(strings([255] * 50 + [1000])).keywords == ()
     assert longest_held([strings([700]), strings([600, 800])]) == 700
+    both = [{"type": "string", "minLength": 200 + i, "maxLength": 1000 + i} for i in range(20)]
+    assert longest_held([{"prefixItems": both}]) < 210
+
+
+def test_lengths_refuse_no_schema_that_cannot_be_checked() -> None:
+    def checks(**schema: Any) -> object:
+        request = asking(structured_outputs={"json": {"type": "string", **schema}})
+        grammar = grammar_of(request, Form)
+        assert grammar is not None
+        return grammar.checks
+
+    assert checks(maxLength=5000, title="x") is not None
+    assert checks(maxLength=5000, title=None) is None
+    with pytest.raises(InvalidRequest, match="no valid JSON Schema"):
+        checks(maxLength=5000, title=None, **{"not": {"const": "x"}})
 
 
 EMAIL = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,7 +17,7 @@ from llorch_worker.contract import (
     shown,
 )
 from llorch_worker.intake.constraints.gbnf import ControlTokens, as_lark, is_gbnf
-from llorch_worker.intake.constraints.relaxed import Checks, longest_held, misspelt, relax
+from llorch_worker.intake.constraints.relaxed import LENGTHS, Checks, longest_held, misspelt, relax
 from llorch_worker.text.dialects import GENERIC, Dialect
 from llorch_worker.text.spellings import any_of
 
@@ -173,7 +173,7 @@ def _shape(request: GenerationRequest, tokens: ControlTokens) -> Grammar | None:
 
 def _json_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Grammar:
     rules, unheld = _rules(field, schema)
-    checks = _checks(field, schema, text=schema) if unheld else None
+    checks = _checks(field, schema, text=schema) if _is_checked(schema, unheld) else None
     if strict and unheld:
         words = ", ".join(unheld)
         raise refusal(field, f"must have no {words} with strict: no grammar holds them", schema)
@@ -191,6 +191,18 @@ def _rules(
     relaxed = relax(schema, longest)
     options = _OPTIONS | ({"coerce_one_of": True} if "oneOf" in relaxed.keywords else {})
     return {"x-guidance": options, **relaxed.schema}, relaxed.keywords
+
+
+def _is_checked(schema: dict[str, Any], unheld: Collection[str]) -> bool:
+    """Whether the finished text is. Lengths alone are no reason to refuse what cannot be checked: a
+    grammar takes schemas that are none to the letter, such as one with ``"title": null``."""
+    if not unheld or not LENGTHS.issuperset(unheld):
+        return bool(unheld)
+    try:
+        Checks(schema, {}).check_schemas()
+    except ValueError:
+        return False
+    return True
 
 
 def _checks(field: str, source: Any, **schemas: Any) -> Checks:
@@ -257,7 +269,7 @@ def _with_calls(
     arguments = {
         tool.function.name: _parameters(tool)
         for tool, (_, unheld) in zip(tools, parameters, strict=True)
-        if unheld
+        if _is_checked(_parameters(tool), unheld)
     }
     text = otherwise.source if otherwise and otherwise.checks else None
     checks = None

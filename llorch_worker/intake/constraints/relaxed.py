@@ -45,6 +45,7 @@ _MOST_WORDS = 500
 _MOST_KEYS = 500
 """Of an object's patterns times its names: beyond, the search for dead ends takes too long."""
 _LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]")
+LENGTHS: Final = frozenset({"minLength", "maxLength"})
 _MOST_CHARACTERS: Final = 2_000
 """Of all different limits of lengths together. For each character llguidance builds up to 9 lexer
 states, of which a grammar may have 20,000: with more, a long text would fail in the middle."""
@@ -71,10 +72,10 @@ def longest_held(schemas: Iterable[Mapping[str, Any]]) -> float:
     up to it fit the lexer. Texts with the same rules share their states."""
     rules: dict[str, float] = {}
     for each in (inner for schema in schemas for inner in _schemas(schema)):
-        limits = [_length(each.get(name)) for name in ("minLength", "maxLength")]
-        held = [limit for limit in limits if 0 < limit <= _MOST_CHARACTERS]
-        if held:
-            rules[repr((limits, each.get("pattern"), each.get("format")))] = max(held)
+        limits = [_length(each.get(name)) for name in LENGTHS]
+        for limit in limits:
+            if 0 < limit <= _MOST_CHARACTERS:
+                rules[repr((limit, limits, each.get("pattern"), each.get("format")))] = limit
     longest = total = 0.0
     for length, alike in groupby(sorted(rules.values())):
         total += sum(alike)
@@ -164,7 +165,7 @@ def _is_held(schema: Mapping[str, Any], name: str, value: Any, longest: float) -
             return isinstance(value, str) and value in _FORMATS
         case "minProperties" | "maxProperties":
             return _counts_alone(schema)
-        case "minLength" | "maxLength":
+        case _ if name in LENGTHS:
             return _length(value) <= longest
         case "pattern":
             return not _looks_around(value)
