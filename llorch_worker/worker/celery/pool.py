@@ -235,7 +235,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.active_jobs.expect(work.task_id)
         try:
             if len(self._threads) < len(self._running):
-                self._start_thread()
+                try:
+                    self._start_thread()
+                except RuntimeError:
+                    # As many as a limit allows; one of them takes it later.
+                    if not self._threads:
+                        raise
             # Before the task runs and on this thread, so that a revoke finds the job from now on.
             work.on_accept(work.pid, time.monotonic())
         except Exception as error:  # noqa: BLE001 - what is not handed over must be settled

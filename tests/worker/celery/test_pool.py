@@ -220,19 +220,23 @@ def test_a_pool_has_as_many_threads_as_jobs_ran_at_once_and_a_stopped_one_none()
     assert threading.active_count() == before
 
 
-def test_a_job_for_which_no_thread_can_be_started_goes_back(
+def test_a_job_for_which_no_thread_can_be_started_takes_the_next_free_one_or_goes_back(
     pool: EnginePool, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    running = apply(pool, go.wait)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", raiser(RuntimeError("can't start new thread")))
         refused = apply(pool, int)
     assert refused.pid is None
     assert isinstance(refused.failed[0], Reject)
-    later = apply(pool, int)
+    running = apply(pool, go.wait)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", raiser(RuntimeError("can't start new thread")))
+        waiting = apply(pool, int)
+    assert waiting.pid is not None
     go.set()
-    run_until(hub, lambda: running.ended and later.ended)
+    run_until(hub, lambda: running.ended and waiting.ended)
+    assert waiting.returned
 
 
 def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
