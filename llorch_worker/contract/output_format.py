@@ -95,9 +95,9 @@ class ResponseFormat(Part):
         # llama.cpp, Together and others have the schema beside either type.
         match value:
             case {"type": "json_object" | "json_schema" as kind, "schema": schema, **rest}:
+                if schema is None:
+                    return {"type": kind, **rest}
                 given = {name: each for name, each in rest.items() if each is not None}
-                if schema is None and not given:
-                    return {"type": kind}
                 if given.keys() <= NamedSchema.model_fields.keys():
                     return {"type": "json_schema", "json_schema": {"schema": schema, **given}}
         return value

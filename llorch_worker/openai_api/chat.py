@@ -120,6 +120,10 @@ class ChatRequest(OpenAIBody):
         return faults
 
 
+_PARAMETERS = {"input_schema", "inputSchema"}
+"""As other services call a function's parameters: without them it would be another function."""
+
+
 def tools_of(tools: Any) -> Any:
     """A client's ``tools`` for the contract: what else stands beside a function, such as
     ``cache_control``, or in it, such as ``return``, says nothing to the model."""
@@ -139,4 +143,6 @@ def _known(kind: type[BaseModel], document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     names = kind.model_fields.keys() | slips_of(kind, document).keys()
+    if kind is Function:
+        names |= _PARAMETERS
     return {name: value for name, value in document.items() if name in names}

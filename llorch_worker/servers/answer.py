@@ -98,7 +98,9 @@ class ChoiceSoFar:
         """``part``, with an id and a name if it is a call's first, and else without: servers leave
         them out, or tell them again."""
         last = self._last_calls.get(part.index)
-        if last is not None and (not part.id or last[1] in (None, part.id)):
+        # Some servers give each part an id of its own, but only a call's first has a name.
+        is_named = part.id and part.name
+        if last is not None and not (is_named and last[1] not in (None, part.id)):
             told = CallTold(last[0], None, None, part.arguments)
             self._calls[told.index].append(told)
             return told

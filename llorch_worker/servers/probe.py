@@ -19,7 +19,7 @@ from llorch_worker.servers.fields import Kind
 
 PROBE_S: Final = 10.0
 MOST_SLOTS: Final = 1024
-"""Each is a thread of the worker."""
+"""Each that is taken is a thread of the worker."""
 _OWNERS: Final[Mapping[str, Kind]] = {
     "vllm": "vLLM",
     "sglang": "SGLang",

@@ -246,6 +246,8 @@ def test_what_stands_beside_a_tools_function_and_in_it_is_dropped() -> None:
     (fault,) = caught.value.faults
     assert fault.field == "tools.0.function.paramters"
     assert fault.rule == "unknown field; did you mean parameters?"
+    with pytest.raises(InvalidRequest, match=r"tools\.0\.function\.inputSchema"):
+        chat(tools=[TOOL | {"function": {"name": "f", "inputSchema": {"type": "object"}}}])
 
 
 def test_options_of_a_stream_that_nobody_knows_are_ignored() -> None:

@@ -915,6 +915,20 @@ def test_calls_that_a_server_gives_one_index_or_none_are_told_by_their_ids(
     assert [call.function.name for call in found] == [id for id, _ in calls]
 
 
+def test_a_call_whose_parts_have_an_id_each_stays_one() -> None:
+    choice = ChoiceSoFar(0, None, "job")
+    for id, function in (
+        ("a", {"name": "f", "arguments": '{"x"'}),
+        ("b", {"name": None, "arguments": ": 1}"}),
+    ):
+        part = {"index": 0, "id": id, "function": function}
+        choice.take(
+            read_piece(json.dumps({"choices": [{"delta": {"tool_calls": [part]}}]}).encode())
+        )
+    [call] = choice.result("stop").tool_calls
+    assert (call.id, call.function.name, call.function.arguments) == ("a", "f", '{"x": 1}')
+
+
 def test_when_an_answer_may_end_is_told_from_its_tokens() -> None:
     choice = ChoiceSoFar(0, None, "job")
     ends = []
