@@ -97,7 +97,7 @@ local function receive(job)
     return let_come(job)
   end
   starts, job.state = false, 'waiting'
-  local score = score_at_tail(job.list, job.tenant, job.tokens, job.reads, true)
+  local score = score_of(job, true)
   redis.call('SET', message_key(job.id), job.message)
   local outcome = settle(job, tonumber(score))
   if outcome == 'suspect' or outcome == 'unfit' then

@@ -23,8 +23,8 @@ local most_strikes = tonumber(ARGV[6]) -- that a job which is blamed may now hav
 local needs_fingerprint, least_context, place = ARGV[7] or '', ARGV[8] or '', ARGV[9] or ''
 local job = job_key(job_id)
 
-local state, holder, list, strikes, progress, reads = unpack(redis.call('HMGET', job, 'state', 'fence', 'list', 'strikes',
-  'progress', 'reads'))
+local state, holder, list, strikes, progress, reads, tenant, cost = unpack(redis.call('HMGET', job, 'state', 'fence',
+  'list', 'strikes', 'progress', 'reads', 'tenant', 'cost'))
 if holder ~= fence or state ~= 'claimed' then
   return 0
 end
@@ -54,6 +54,8 @@ if to == 'scheduled' and redis.call('EXISTS', cancel_key(job_id)) == 0 then
     redis.call('HDEL', job, 'first_claim_ms', 'history')
     redis.call('DEL', result_key(job_id))
   end
+  -- It has used nothing. Once it is due, its tenant is charged as if it came then.
+  refund(model_of(list), class_of(list), tenant or '', cost or 0, reads == '1')
   redis.call('HSET', job, 'state', 'scheduled', 'eta_ms', eta_ms)
   redis.call('ZADD', scheduled_key(model_of(list)), eta_ms, job_id)
   return 1

@@ -34,6 +34,8 @@ local function take_staged()
   return true, job.state == 'ended' and job.list and job.id or nil
 end
 
+-- First: what is in the inbox came later.
+local released = release_due(model, MOST_DUE)
 local has_taken, ended
 if staging then
   has_taken, ended = take_staged()
@@ -45,7 +47,6 @@ local moved, is_more, repeated = empty_inbox(KEYS, MOST_MOVED, let_come, functio
 end)
 repeated[#repeated + 1] = ended
 moved = moved + (has_taken and 1 or 0)
-local released = release_due(model, MOST_DUE)
 if moved + released > 0 or wakes_anyway then
   wake_for_all(model)
 end

@@ -121,6 +121,44 @@ def test_a_second_copy_of_a_scheduled_message_is_dropped(store: redis.Redis) -> 
     assert take(store) == []
 
 
+def test_jobs_that_are_due_share_with_those_that_other_tenants_sent_meanwhile(
+    store: redis.Redis, producer: Client
+) -> None:
+    later = [f"later{n:02}" for n in range(20)]
+    push(store, *later, eta=in_s(3600))
+    while look(store).look_again_s is not None:
+        pass
+    assert store.zcard(SCHEDULED) == 20
+    others = [producer.submit(prompt="x", tenant="other", max_tokens=200).id for _ in range(20)]
+    let_come_due(store, *later)
+    order = [claim.job_id for _ in range(40) for claim in take(store, limit=1)]
+    assert 8 <= len(set(order[:20]) & set(later)) <= 12, order
+    assert [job_id for job_id in order if job_id in later] == later
+    assert [job_id for job_id in order if job_id in others] == others
+
+
+@pytest.mark.parametrize("fate", ["waits", "cancelled", "due and cancelled", "due"])
+def test_a_tenant_is_charged_for_a_job_only_from_its_eta_on(
+    store: redis.Redis, producer: Client, fate: str
+) -> None:
+    long = envelope("x" * 40_000, headers={"id": "long", "eta": in_s(3600)})
+    store.lpush(QUEUE, json.dumps(long))
+    assert take(store) == []
+    others = [producer.submit(prompt="x", tenant="other", max_tokens=200).id for _ in range(4)]
+    if fate.startswith("due"):
+        let_come_due(store, "long")
+    if fate.endswith("cancelled"):
+        assert cancel(store, "long", SETTINGS) == "queued"
+    push(store, "a", "b")
+    inbox_watch.look(store, "toy")
+    order = [claim.job_id for _ in range(7) for claim in take(store, limit=1)]
+    if fate == "due":
+        assert order[-2:] == ["a", "b"], order
+    else:
+        assert {"a", "b"} < set(order[:4]), order
+        assert sorted(order) == sorted([*others, "a", "b"])
+
+
 def test_a_cancel_ends_a_scheduled_job_at_once(store: redis.Redis, producer: Client) -> None:
     push(store, "a", eta=in_s(3600))
     assert take(store) == []

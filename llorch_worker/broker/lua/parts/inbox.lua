@@ -59,13 +59,17 @@ local function keep_message(job, message)
   end
 end
 
+-- The score of a new job at the tail of its class. `starts`: whether it is claimed at once.
+local function score_of(job, starts)
+  local score, cost = score_at_tail(job.list, job.tenant, job.tokens, job.reads, starts)
+  job.fields[#job.fields + 1], job.fields[#job.fields + 2] = 'cost', cost
+  return score
+end
+
 -- Let a new job wait: at the tail of its class, or at a score that it has.
 local function let_come(job, score)
-  local cost = 0
-  if not score then
-    score, cost = score_at_tail(job.list, job.tenant, job.tokens, job.reads)
-  end
-  redis.call('HSET', job_key(job.id), 'state', 'waiting', 'cost', cost, unpack(job.fields))
+  score = score or score_of(job)
+  redis.call('HSET', job_key(job.id), 'state', 'waiting', unpack(job.fields))
   keep_message(job, job.message)
   redis.call('ZADD', waiting_key(model_of(job.list)), score, job.id)
 end

@@ -10,7 +10,8 @@
 -- on its jobs go in the order of their ids. A double holds whole numbers up to 2^53, which three classes do not reach.
 -- The virtual time is moved by a unit at each start, so that jobs of many tenants keep their order.
 --
--- A job keeps its score: if it comes back, it is before all whose start tags are later.
+-- A job keeps its score: if it comes back, it is before all whose start tags are later. Only one that has waited for
+-- its ETA gets a new one.
 --
 -- shares_key: a sorted set with the virtual times, by class (1, or 1t of texts), and the finishes that are later, by
 -- class/tenant. Both are scores. A finish that the virtual time has passed says nothing. A job that is

@@ -64,16 +64,27 @@ local function first_due(model)
 end
 
 -- Let up to `limit` jobs wait whose ETA has come. Returns how many.
+--
+-- Each goes to the tail, because its place from before cost its tenant nothing: see release.lua. Jobs that are due
+-- together keep their order.
 local function release_due(model, limit)
-  local scheduled, released = scheduled_key(model), 0
-  local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
-  for _, id in ipairs(due) do
-    local state, list = unpack(redis.pcall('HMGET', job_key(id), 'state', 'list'))
-    redis.call('ZREM', scheduled, id)
-    if state == 'scheduled' then
-      let_wait(id, list)
-      released = released + 1
+  local scheduled, due = scheduled_key(model), {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)) do
+    local fields = redis.pcall('HMGET', job_key(id), 'state', 'list', 'tenant', 'reads', 'score')
+    if fields[1] == 'scheduled' and fields[2] then
+      due[#due + 1] = {id = id, list = fields[2], tenant = fields[3] or '', reads = fields[4] == '1',
+        score = tonumber(fields[5] or nil) or 0}
+    else
+      redis.call('ZREM', scheduled, id)
     end
   end
-  return released
+  table.sort(due, function(a, b) return a.score < b.score end)
+  for _, job in ipairs(due) do
+    local message_bytes = tonumber(redis.pcall('STRLEN', message_key(job.id))) or 0 -- an error: see read_record
+    local score, cost = score_at_tail(job.list, job.tenant, tokens_of(message_bytes), job.reads)
+    redis.call('HSET', job_key(job.id), 'cost', cost)
+    let_wait(job.id, job.list, score)
+    redis.call('ZREM', scheduled, job.id)
+  end
+  return #due
 end
