@@ -64,6 +64,7 @@ _NAMES: dict[str, str | int | keys.Key] = {
     "watch_key": keys.watch,
     "scheduled_key": keys.scheduled,
     "live_key": keys.live,
+    "contexts_key": keys.contexts,
     "worker_key": keys.worker,
     "searched_key": keys.searched,
     "shares_key": keys.shares,

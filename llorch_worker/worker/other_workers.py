@@ -55,9 +55,9 @@ class OtherWorkers:
 
     def hold(self, claim: Claim) -> bool:
         """Leaves a job that this worker's context does not hold to those with a larger one, which
-        may be away; False if there was none lately."""
+        may be restarting; False if there was none in the last minutes."""
         least = self._max_context + 1
-        if registry.largest_context(self._redis, self._model) < least:
+        if registry.largest_context(self._redis, self._model, registry.AWAITED_S) < least:
             return False
         why = f"it does not fit into {self._max_context} tokens"
         if not self._leave_to_others(

@@ -6,10 +6,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.figures.fleet_client import FleetClient
+from llorch_worker.broker.fleet import registry
 from llorch_worker.cli.checks import served_workers
 from llorch_worker.cli.fleet_reading import Reading
 from llorch_worker.cli.fleet_tables import notices
@@ -174,6 +177,21 @@ def test_a_job_for_a_larger_context_waits_while_only_a_smaller_worker_lives(
     again = start("again", max_context=100)
     assert {job.result(GET_S).worker for job in jobs} == {again.hostname}
     assert {job.result(0).attempts for job in jobs} == {1}
+
+
+def test_a_job_that_exceeds_every_worker_of_the_last_minutes_fails(
+    own_client: Client, start: StartWorker
+) -> None:
+    large, _small = start("large", max_context=100), start("small", max_context=20)
+    large.stop()
+    asked: list[dict[str, Any]] = [{"prompt": "x"}, {"prompt_token_ids": [1] * 40}]
+    jobs = [own_client.submit(**each, max_tokens=50) for each in asked]
+    wait_until(lambda: record_of(own_client.redis, jobs[0].id).get("least_context") == "21")
+    own_client.redis.zincrby(keys.contexts("toy"), -1e3 * registry.AWAITED_S, "100")
+    jobs.append(own_client.submit(**asked[0], max_tokens=50))
+    for job in jobs:
+        with pytest.raises(ContextLengthExceeded):
+            job.result(GET_S)
 
 
 def test_a_job_that_was_handed_to_a_worker_that_stops_goes_to_another(

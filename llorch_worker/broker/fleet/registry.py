@@ -41,6 +41,8 @@ GONE_AFTER_S = 16
 """A worker that misses three announcements is gone."""
 _GONE_MS = 1000 * (GONE_AFTER_S + 1)
 """A second more, because :func:`living` counts whole ones."""
+AWAITED_S = 600
+"""How long jobs wait for a worker with a larger context than the others, once it was last seen."""
 REMEMBERED_S = 24 * 3600
 """How long a worker that is gone is still known."""
 MOST_REMEMBERED = 1_000
@@ -265,6 +267,8 @@ def announce_model(client: redis.Redis, card: ModelCard) -> None:
     client.hset(
         keys.MODELS, card.name, card.model_copy(update={"created": created}).model_dump_json()
     )
+    # Its worker may load it for a job that fits into no other's context.
+    client.zadd(keys.contexts(card.name), {str(card.max_context): _ms_before(client, 0)})
 
 
 def withdraw(client: redis.Redis, model: str, hostname: str) -> None:
@@ -324,12 +328,17 @@ def _seen_within(
 ) -> dict[str, list[str]]:
     if not (names := list(models)):
         return {}
-    seconds, microseconds = client.time()
-    oldest_ms = round(1e3 * (int(seconds) - since_s)) + int(microseconds) // 1000
+    oldest_ms = _ms_before(client, since_s)
     with client.pipeline(transaction=False) as pipe:
         for model in names:
             pipe.zrangebyscore(keys.live(model), oldest_ms, "+inf")
         return dict(zip(names, (list(map(str, found)) for found in pipe.execute()), strict=True))
+
+
+def _ms_before(client: redis.Redis, since_s: float) -> int:
+    """So long ago by Redis' clock."""
+    seconds, microseconds = client.time()
+    return round(1e3 * (int(seconds) - since_s)) + int(microseconds) // 1000
 
 
 class Pace(NamedTuple):
@@ -357,9 +366,11 @@ def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
     return cards(client, seen[model])
 
 
-def largest_context(client: redis.Redis, model: str) -> int:
-    """The largest that a worker of ``model`` had within the last day; 0 if none did."""
-    return max((int(str(each)) for each in client.zrange(keys.contexts(model), 0, -1)), default=0)
+def largest_context(client: redis.Redis, model: str, since_s: float = REMEMBERED_S) -> int:
+    """The largest that a worker of ``model`` had within the last day, or since then; 0 if none
+    did."""
+    found = client.zrangebyscore(keys.contexts(model), _ms_before(client, since_s), "+inf")
+    return max((int(str(each)) for each in found), default=0)
 
 
 def remembered(client: redis.Redis) -> dict[str, list[str]]:

@@ -192,6 +192,7 @@ def claim(client: Redis, request: ClaimRequest, terms: ClaimTerms) -> Taken:
         "suspects_held": [claim.job_id for claim in request.held if claim.suspect],
         "urgent": request.urgent,
         "gone_ms": registry.GONE_AFTER_S * 1000,
+        "awaited_ms": registry.AWAITED_S * 1000,
         "lease_ms": terms.lease_ms,
         "max_attempts": terms.max_attempts,
         "fence_step": secrets.randbelow(MOST_FENCE_STEP),

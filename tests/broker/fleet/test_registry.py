@@ -12,7 +12,7 @@ import redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.fleet import registry, stored
-from llorch_worker.broker.fleet.registry import WorkerCard
+from llorch_worker.broker.fleet.registry import ModelCard, WorkerCard
 from llorch_worker.broker.queues import place_of
 from tests.broker.steps import DAYS_S, note_seen
 from tests.broker.test_maxmemory import fill
@@ -53,6 +53,19 @@ def test_a_worker_is_listed_while_it_lives_and_its_model_stays_known(
         assert registry.remembered(client)["other"] == ["llorch.other@a.h"]
         assert sorted(registry.models(client)) == ["m", "other"]
         assert registry.models(client)["m"].max_context == 128
+
+
+def test_the_context_of_a_model_that_a_worker_may_load_again_is_awaited(
+    redis_server: RedisServer,
+) -> None:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        registry.announce(client, card("a@h"))
+        registry.announce_model(client, ModelCard(name="m", max_context=256, last_seen=1))
+        assert registry.largest_context(client, "m", registry.AWAITED_S) == 256
+        client.zincrby(keys.contexts("m"), -1e3 * (registry.AWAITED_S + 1), "256")
+        assert registry.largest_context(client, "m", registry.AWAITED_S) == 128
+        assert registry.largest_context(client, "m") == 256
 
 
 def test_a_model_is_as_old_as_its_first_announcement(redis_server: RedisServer) -> None:

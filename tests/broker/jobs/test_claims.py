@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys, queues
+from llorch_worker.broker.fleet import registry
 from llorch_worker.broker.jobs import claims, dead_letters, follow_ups
 from llorch_worker.broker.jobs.cancellation import cancel
 from llorch_worker.broker.jobs.claims import Claim, ClaimRequest
@@ -594,6 +595,13 @@ def unfit(store: redis.Redis, count: int, **fields: str | int) -> None:
         pass
     for name in names:
         write_record(store, name, **fields)
+    note_context(store, 512)
+
+
+def note_context(store: redis.Redis, context: int, ago_s: float = -DAYS_S) -> None:
+    """As if a worker with this context had been seen last so long ago."""
+    seconds, _ = store.time()
+    store.zadd(keys.contexts("toy"), {context: (seconds - ago_s) * 1e3})
 
 
 def search(store: redis.Redis, **options: Any) -> tuple[int, list[str]]:
@@ -630,6 +638,30 @@ def test_jobs_that_a_worker_cannot_take_hide_none_behind_them(
     store.delete(*store.keys(keys.searched("*")))  # it expires
     assert search(store)[1] == ["early"]
     assert store.zcard(keys.waiting("toy")) == 1_500
+
+
+def test_a_job_waits_some_minutes_for_a_larger_context_and_then_goes_to_any_worker(
+    store: redis.Redis,
+) -> None:
+    unfit(store, 1, least_context=512)
+    note_context(store, 512, ago_s=registry.AWAITED_S - 60)
+    note_context(store, 1024, ago_s=registry.AWAITED_S + 1)
+    assert search(store)[1] == []
+    note_context(store, 512, ago_s=registry.AWAITED_S + 1)
+    note_context(store, 511, ago_s=0)
+    assert search(store)[1] == ["unfit-0"], "its engine refuses it"
+
+
+def test_a_job_whose_model_has_no_room_for_it_any_more_goes_to_another_model_that_has(
+    store: redis.Redis,
+) -> None:
+    place = queues.place_of("toy", "other@h")
+    note_seen(store, place, ago_s=-DAYS_S)
+    unfit(store, 1, needs_fingerprint="a", least_context=200)
+    store.set(keys.worker(place), '{"fingerprint":"a","max_context":200}')
+    assert search(store, fingerprint="b")[1] == []
+    store.set(keys.worker(place), '{"fingerprint":"a","max_context":199}')
+    assert search(store, fingerprint="b")[1] == ["unfit-0"]
 
 
 def test_a_search_does_not_prolong_what_is_known_of_other_callers_searches(

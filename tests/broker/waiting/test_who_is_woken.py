@@ -151,6 +151,7 @@ def test_a_claim_that_tries_a_job_for_its_age_and_for_its_class_wakes_the_next_w
     for name in ("unfit", "b", "c", "d"):
         store.hset(keys.job(name), "came_ms", 1)
     store.hset(keys.job("unfit"), "least_context", 512)
+    store.zadd(keys.contexts("toy"), {"512": 1e15})
     push(store, "a")
     inbox_watch.look(store, "toy")
     request = ClaimRequest("toy", queues.queues("toy"), 3, "w@h", max_context=256)

@@ -21,28 +21,43 @@ local function is_exhausted(record, terms)
     and (record.deaths >= terms.max_deaths or (record.strikes or 0) >= terms.max_attempts)
 end
 
--- Whether a living worker serves this fingerprint, as its card says.
+-- Whether a living worker serves this fingerprint with such a context, as its card says.
 local served = {}
-local function is_served(fingerprint, terms)
+local function is_served(fingerprint, context, terms)
   if served[fingerprint] == nil then
-    served[fingerprint] = false
+    served[fingerprint] = -1
     local said = '"fingerprint":' .. cjson.encode(fingerprint)
     for _, place in ipairs(redis.call('ZRANGEBYSCORE', live_key(terms.model), now_ms() - terms.gone_ms, '+inf')) do
       local card = redis.pcall('GET', worker_key(place))
-      served[fingerprint] = served[fingerprint] or type(card) == 'string' and card:find(said, 1, true) ~= nil
+      if type(card) == 'string' and card:find(said, 1, true) then
+        served[fingerprint] = math.max(served[fingerprint], tonumber(card:match('"max_context":(%d+)')) or 0)
+      end
     end
   end
-  return served[fingerprint]
+  return served[fingerprint] >= context
 end
 
--- Whether the caller has what the job needs: room for all its tokens, and the model that began it, unless nobody serves
--- that any more: then the job begins again.
+-- The largest context of the workers that live, or may only be restarting.
+local largest
+local function largest_context(terms)
+  if not largest then
+    largest = 0
+    local since_ms = now_ms() - terms.awaited_ms
+    for _, context in ipairs(redis.call('ZRANGEBYSCORE', contexts_key(terms.model), since_ms, '+inf')) do
+      largest = math.max(largest, tonumber(context) or 0)
+    end
+  end
+  return largest
+end
+
+-- Whether the caller has what the job needs: room for all its tokens, unless nobody has it: then the caller's engine
+-- refuses the job; and the model that began it, unless nobody with room serves that any more: then it begins again.
 local function fits(record, terms)
-  local needs = record.needs_fingerprint
-  if record.least_context > terms.max_context then
+  local needs, least = record.needs_fingerprint, record.least_context
+  if least > terms.max_context and least <= largest_context(terms) then
     return false
   end
-  return needs == '' or needs == terms.fingerprint or not is_served(needs, terms)
+  return needs == '' or needs == terms.fingerprint or not is_served(needs, least, terms)
 end
 
 -- End a job whose attempts are used up.
