@@ -159,14 +159,14 @@ class JobRunner:
                     if self._others.hold(claim):
                         raise HandedBack from None
             raise
+        except EngineDied as error:
+            self._blame(claim, error.death)
+            raise HandedBack from None
         except InternalError:
             # The engine was closed before it took in a job that it was to give back.
             if job.handed_back:
                 raise HandedBack from None
             raise
-        except EngineDied as error:
-            self._blame(claim, error.death)
-            raise HandedBack from None
         finally:
             self._suspects.discard(claim.job_id)
             self._publisher.close_job(claim)
