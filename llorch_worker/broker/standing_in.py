@@ -14,6 +14,7 @@ from typing import Any
 from redis import Redis
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.clock import now_ms
 from llorch_worker.broker.connections.connection import connect
 from llorch_worker.broker.connections.repeater import Repeater
 from llorch_worker.broker.jobs.deadlines import LOOK_S, end_overdue
@@ -26,8 +27,7 @@ LATE_S = 2.0
 
 def release_late(client: Redis) -> None:
     """Lets scheduled jobs wait that were due :data:`LATE_S` ago. Raises ``RedisError``."""
-    seconds: Any = client.time()
-    late_ms = 1e3 * (seconds[0] - LATE_S)
+    late_ms = now_ms(client) - 1e3 * LATE_S
     models: Any = client.hkeys(keys.MODELS)
     with client.pipeline(transaction=False) as pipe:
         for model in models:

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.clock import now_ms
 from llorch_worker.broker.connections.url import in_brackets
 from llorch_worker.broker.fleet import stored
 from llorch_worker.broker.fleet.recent_jobs import RecentJobs
@@ -268,7 +269,7 @@ def announce_model(client: redis.Redis, card: ModelCard) -> None:
         keys.MODELS, card.name, card.model_copy(update={"created": created}).model_dump_json()
     )
     # Its worker may load it for a job that fits into no other's context.
-    client.zadd(keys.contexts(card.name), {str(card.max_context): _ms_before(client, 0)})
+    client.zadd(keys.contexts(card.name), {str(card.max_context): now_ms(client)})
 
 
 def withdraw(client: redis.Redis, model: str, hostname: str) -> None:
@@ -328,17 +329,11 @@ def _seen_within(
 ) -> dict[str, list[str]]:
     if not (names := list(models)):
         return {}
-    oldest_ms = _ms_before(client, since_s)
+    oldest_ms = now_ms(client) - round(1e3 * since_s)
     with client.pipeline(transaction=False) as pipe:
         for model in names:
             pipe.zrangebyscore(keys.live(model), oldest_ms, "+inf")
         return dict(zip(names, (list(map(str, found)) for found in pipe.execute()), strict=True))
-
-
-def _ms_before(client: redis.Redis, since_s: float) -> int:
-    """So long ago by Redis' clock."""
-    seconds, microseconds = client.time()
-    return round(1e3 * (int(seconds) - since_s)) + int(microseconds) // 1000
 
 
 class Pace(NamedTuple):
@@ -369,7 +364,8 @@ def takers(client: redis.Redis, model: str) -> list[WorkerCard]:
 def largest_context(client: redis.Redis, model: str, since_s: float = REMEMBERED_S) -> int:
     """The largest that a worker of ``model`` had within the last day, or since then; 0 if none
     did."""
-    found = client.zrangebyscore(keys.contexts(model), _ms_before(client, since_s), "+inf")
+    oldest_ms = now_ms(client) - round(1e3 * since_s)
+    found = client.zrangebyscore(keys.contexts(model), oldest_ms, "+inf")
     return max((int(str(each)) for each in found), default=0)
 
 

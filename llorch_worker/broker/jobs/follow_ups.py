@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connections.clock import now_ms
 from llorch_worker.broker.fleet import leases
 from llorch_worker.broker.queues import model_of
 from llorch_worker.broker.scripts import run_script, text
@@ -46,9 +47,8 @@ def take(client: Redis, lease_s: float) -> list[FollowUp]:
 def count_due(client: Redis) -> Counter[str]:
     """By model, how many ended jobs wait for a worker that does so; at most :data:`MOST_COUNTED` in
     all. Raises ``RedisError``."""
-    seconds: Any = client.time()
     job_ids: Any = client.zrangebyscore(
-        keys.FOLLOW_UPS, "-inf", 1e3 * seconds[0], start=0, num=MOST_COUNTED
+        keys.FOLLOW_UPS, "-inf", now_ms(client), start=0, num=MOST_COUNTED
     )
     with client.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
