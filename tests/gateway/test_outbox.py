@@ -30,15 +30,20 @@ SECRET = new_secret()
 GET_S = 60
 
 
+async def with_a_webhook(client: AsyncClient) -> tuple[Outbox, Webhook]:
+    outbox = Outbox(client.redis)
+    await outbox.add("a", "http://example.com/", "", "job", in_s=0)
+    webhook = await outbox.get("a")
+    assert webhook is not None
+    return outbox, webhook
+
+
 def test_a_dead_letter_outlives_a_retry_that_redis_has_no_room_for(
     own_server: RedisServer,
 ) -> None:
     async def retry() -> None:
         async with AsyncClient(own_server.url) as client:
-            outbox = Outbox(client.redis)
-            await outbox.add("a", "http://example.com/", "", "job", in_s=0)
-            webhook = await outbox.get("a")
-            assert webhook is not None
+            outbox, webhook = await with_a_webhook(client)
             await outbox.bury(webhook, "nobody is there")
             letters = await outbox.dead("", 10)
             with connect(own_server.url) as store:
@@ -120,10 +125,7 @@ def test_a_webhook_that_is_removed_while_its_event_is_made_leaves_no_text(
 ) -> None:
     async def forget() -> None:
         async with AsyncClient(own_server.url) as client:
-            outbox = Outbox(client.redis)
-            await outbox.add("a", "http://example.com/", "", "job", in_s=0)
-            webhook = await outbox.get("a")
-            assert webhook is not None
+            outbox, webhook = await with_a_webhook(client)
             await outbox.remove("a")
             assert await outbox.complete(webhook, "the text") is None
             assert await client.redis.keys("*webhook*") == []
